@@ -1,0 +1,135 @@
+"""Configuration of every process, as frozen dataclasses.
+
+One field is one setting: a command-line flag (`--num-blocks`), an environment variable
+(`PAGEWIRE_NUM_BLOCKS`) and a key of a configuration file (`num_blocks`). The command line builds
+its flags from these classes, so help texts, types and defaults are written here only.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """A dataclass field with a default and the help text that the command line shows."""
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """What every process has."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "Least severe log messages shown."
+    )
+    drain_timeout: float = setting(
+        30.0, "Seconds that running requests have to finish after SIGTERM."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig(ProcessConfig):
+    """The OpenAI-style HTTP service."""
+
+    host: str = setting("127.0.0.1", "Address to listen on for HTTP.")
+    port: int = setting(8000, "Port to listen on for HTTP; 0 takes a free one.")
+    schedulers: str = setting(
+        "127.0.0.1:50051",
+        "Addresses of the schedulers, separated by commas: host:port or unix:PATH. A DNS name "
+        "stands for every address it resolves to.",
+    )
+    max_body_bytes: int = setting(16 << 20, "Largest request body that is read.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(ProcessConfig):
+    """The control plane."""
+
+    model: str = setting(
+        "embedded",
+        "Model folder in Hugging Face format, cached hub id, or `embedded` for the small chat "
+        "model that comes with Pagewire. The scheduler reads its tokenizer and chat template only.",
+    )
+    served_model_name: str | None = setting(
+        None, "Name that requests use for the model; by default the last part of its path."
+    )
+    grpc_host: str = setting("127.0.0.1", "Address to listen on for gRPC.")
+    grpc_port: int = setting(50051, "Port to listen on for gRPC; 0 takes a free one.")
+    workers: str = setting(
+        "127.0.0.1:50061",
+        "Addresses of the workers, separated by commas: host:port or unix:PATH.",
+    )
+    policy: Literal["fcfs", "priority"] = setting(
+        "fcfs", "Order of admission, and choice of victim when memory runs out."
+    )
+    max_num_seqs: int | None = setting(
+        None, "Most sequences running on one worker; by default as many as it has slots."
+    )
+    max_num_batched_tokens: int | None = setting(
+        None, "Most tokens computed in one step; by default as many as the worker takes."
+    )
+    memory_threshold: float = setting(
+        0.9,
+        "New requests are admitted while at most this fraction of a worker's KV blocks is in use; "
+        "the rest is room for running ones to grow.",
+    )
+    run_ahead: int = setting(2, "Steps sent to a worker before the first of them is answered.")
+    scheduler_metrics_port: int | None = setting(
+        None, "Port for the scheduler's Prometheus metrics; none by default."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ProcessConfig):
+    """The process that holds weights and KV cache."""
+
+    model: str = setting(
+        "embedded",
+        "Model folder in Hugging Face format, cached hub id, or `embedded` for the small chat "
+        "model that comes with Pagewire.",
+    )
+    served_model_name: str | None = setting(
+        None, "Name that requests use for the model; by default the last part of its path."
+    )
+    worker_address: str = setting(
+        "127.0.0.1:50061", "Address to listen on for gRPC: host:port or unix:PATH."
+    )
+    device: str = setting(
+        "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."
+    )
+    backend: Literal["auto", "torch", "triton"] = setting(
+        "auto", "Kernels: `triton` on a GPU, `torch` anywhere; `auto` chooses by device."
+    )
+    dtype: Dtype = setting(
+        "auto",
+        "Type of weights and KV cache; `auto` takes the model's own on a GPU and float32 on a CPU.",
+    )
+    load_format: Literal["safetensors", "dummy"] = setting(
+        "safetensors", "`dummy` makes random weights from config.json alone."
+    )
+    block_size: int = setting(16, "Tokens a KV block.")
+    num_blocks: int | None = setting(
+        None, "KV blocks in the pool; by default as many as the free memory holds."
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "Fraction of the device's memory for weights, activations and KV cache together."
+    )
+    cpu_kv_bytes: int = setting(1 << 30, "Bytes of KV cache on a CPU when num_blocks is not given.")
+    num_slots: int = setting(256, "Most sequences at once.")
+    max_model_len: int | None = setting(
+        None, "Most tokens of a sequence; by default what config.json allows."
+    )
+    worker_max_num_batched_tokens: int | None = setting(
+        None, "Most tokens computed in one step; by default 8192 on a GPU, 2048 on a CPU."
+    )
+    seed: int = setting(0, "Seed of dummy weights.")
+    torch_threads: int | None = setting(None, "CPU threads of torch; by default all cores.")
+    worker_metrics_port: int | None = setting(
+        None, "Port for the worker's Prometheus metrics; none by default."
+    )
+
+
+def help_of(config_type: type, name: str) -> str:
+    """Help text of one field."""
+    return next(str(f.metadata["help"]) for f in fields(config_type) if f.name == name)

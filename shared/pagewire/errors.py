@@ -1,0 +1,39 @@
+"""Failures that a client is told about."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """The gRPC status codes used here, by their wire numbers (google.rpc.Code)."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+@dataclass(slots=True)
+class RequestError(Exception):
+    """One request is refused or has failed; the service goes on.
+
+    `message` is for people and names the field, the value and the remedy; `field` is the field of
+    the request at fault, empty if none is.
+    """
+
+    code: Code
+    message: str
+    field: str = ""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def invalid(field: str, message: str) -> RequestError:
+    """An INVALID_ARGUMENT error about one field."""
+    return RequestError(Code.INVALID_ARGUMENT, message, field)

@@ -1,0 +1,82 @@
+"""gRPC servers and channels as every service sets them up: limits, keep-alive, health, reflection.
+
+Health follows grpc.health.v1: the empty service name and the service's own name share one state.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+# Pings find a peer that vanished without closing its connection (a lost machine, a cut cable).
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_LIMITS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+SERVER_OPTIONS = [
+    *_KEEPALIVE,
+    *_LIMITS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Two servers on one port would take turns at answering; a port in use must be an error.
+    ("grpc.so_reuseport", 0),
+]
+CHANNEL_OPTIONS = [
+    *_KEEPALIVE,
+    *_LIMITS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:PATH`, without encryption."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Health:
+    """The health of one server, NOT_SERVING until said otherwise."""
+
+    def __init__(self, service_name: str) -> None:
+        self._names = ("", service_name)
+        self._servicer = health.aio.HealthServicer()
+        self.serving = False
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Adds health checking and reflection for this service to a server."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        reflection.enable_server_reflection(
+            (self._names[1], health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+
+    async def set_serving(self, serving: bool) -> None:
+        """Answers SERVING or NOT_SERVING from now on."""
+        self.serving = serving
+        state = (
+            health_pb2.HealthCheckResponse.SERVING
+            if serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in self._names:
+            await self._servicer.set(name, state)
+
+
+def bind(server: grpc.aio.Server, addresses: Sequence[str]) -> list[int]:
+    """Listens on each address; the ports, 0 for a socket file. RuntimeError names one in use."""
+    ports = []
+    for address in addresses:
+        try:
+            ports.append(server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"cannot listen on {address}: it is in use or not an address of this machine"
+            ) from error
+    return ports

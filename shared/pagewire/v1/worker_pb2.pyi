@@ -1,0 +1,137 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetWorkerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    block_size: int
+    num_blocks: int
+    num_slots: int
+    max_model_len: int
+    vocab_size: int
+    max_num_batched_tokens: int
+    dtype: str
+    device: str
+    weight_bytes: int
+    kv_cache_bytes: int
+    instance_id: str
+    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("hello", "step")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    step: Step
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "epoch")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    epoch: int
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    APPEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    starts: _containers.RepeatedCompositeFieldContainer[SequenceStart]
+    append_slots: bytes
+    append_blocks: bytes
+    prefill_slots: bytes
+    prefill_counts: bytes
+    decode_slots: bytes
+    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ...) -> None: ...
+
+class SequenceStart(_message.Message):
+    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    token_ids: bytes
+    num_generated: int
+    num_computed: int
+    blocks: bytes
+    sampling: SlotSampling
+    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ...) -> None: ...
+
+class SlotSampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "stop_token_ids")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RunResponse(_message.Message):
+    __slots__ = ("ready", "result")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ready: WorkerInfo
+    result: StepResult
+    def __init__(self, ready: _Optional[_Union[WorkerInfo, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("step", "token_ids", "errors", "duration_us")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    token_ids: bytes
+    errors: _containers.RepeatedCompositeFieldContainer[SlotError]
+    duration_us: int
+    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ...) -> None: ...
+
+class SlotError(_message.Message):
+    __slots__ = ("slot", "message", "retryable")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    message: str
+    retryable: bool
+    def __init__(self, slot: _Optional[int] = ..., message: _Optional[str] = ..., retryable: bool = ...) -> None: ...
