@@ -8,8 +8,6 @@ its flags from these classes, so help texts, types and defaults are written here
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
 
 def setting(default: Any, help_text: str) -> Any:
     """A dataclass field with a default and the help text that the command line shows."""
@@ -74,6 +72,12 @@ class SchedulerConfig(ProcessConfig):
         "New requests are admitted while at most this fraction of a worker's KV blocks is in use; "
         "the rest is room for running ones to grow.",
     )
+    max_waiting: int = setting(
+        8192, "Most requests waiting for admission; further ones are refused as too many."
+    )
+    max_retry_attempts: int = setting(
+        2, "How often a request is run again after failing on a worker without any progress."
+    )
     run_ahead: int = setting(2, "Steps sent to a worker before the first of them is answered.")
     scheduler_metrics_port: int | None = setting(
         None, "Port for the scheduler's Prometheus metrics; none by default."
@@ -101,7 +105,7 @@ class WorkerConfig(ProcessConfig):
     backend: Literal["auto", "torch", "triton"] = setting(
         "auto", "Kernels: `triton` on a GPU, `torch` anywhere; `auto` chooses by device."
     )
-    dtype: Dtype = setting(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
         "Type of weights and KV cache; `auto` takes the model's own on a GPU and float32 on a CPU.",
     )

@@ -1,0 +1,367 @@
+"""Continuous batching on one worker: what each step computes, and what its answer means.
+
+A step is planned before the answers to the steps ahead of it are known, so everything here
+counts tokens and never looks at their values; values matter only in `commit`, for stop ids.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.packing import Int32Array
+from pagewire.scheduler.core.block_pool import BlockPool
+from pagewire.scheduler.core.policy import SchedulingPolicy
+from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.core.slot_table import SlotTable
+
+_NO_SLOTS: Int32Array = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What one worker can hold and compute."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+    max_num_batched_tokens: int
+    memory_threshold: float
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: deltas for the worker, and the rows that its answer will have.
+
+    `rows` are the slots that sample, in the order of the answer: `decode_slots`, then the
+    prefill chunks that reach the last known token.
+    """
+
+    number: int
+    starts: list[Sequence] = field(default_factory=list)
+    append_slots: list[int] = field(default_factory=list)
+    append_blocks: list[int] = field(default_factory=list)
+    prefill_slots: list[int] = field(default_factory=list)
+    prefill_counts: list[int] = field(default_factory=list)
+    decode_slots: Int32Array = field(default_factory=lambda: _NO_SLOTS)
+    decode_changed: bool = False
+    rows: Int32Array = field(default_factory=lambda: _NO_SLOTS)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.decode_slots) + sum(self.prefill_counts)
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """New tokens of live sequences; all arrays are parallel [n].
+
+    `indices` are positions in the outputs. `stopped` marks tokens that are stop ids, `ended`
+    those that are the last by length. The caller finishes the sequences of both.
+    """
+
+    slots: Int32Array
+    tokens: Int32Array
+    indices: NDArray[np.int64]
+    stopped: NDArray[np.bool_]
+    ended: NDArray[np.bool_]
+
+
+class WorkerBatch:
+    """The sequences, slots and blocks of one worker.
+
+    Slots and blocks of a sequence that leaves are reused only after every step that names them
+    has been answered.
+    """
+
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        policy: SchedulingPolicy,
+        on_preempt: Callable[[Sequence], None],
+    ) -> None:
+        """`on_preempt` is called with each sequence that gave its place up, to queue it again."""
+        self.limits = limits
+        self.pool = BlockPool(limits.num_blocks)
+        self.slots = SlotTable(limits.num_slots)
+        self.in_flight: deque[StepPlan] = deque()
+        self.preemptions = 0
+        self._policy = policy
+        self._on_preempt = on_preempt
+        self._free_slots = list(range(limits.num_slots - 1, -1, -1))
+        self._prefilling: list[int] = []
+        # Known tokens of admitted sequences that are in no step yet.
+        self._backlog = 0
+        self._to_start: list[Sequence] = []
+        self._retiring: list[tuple[int, int, list[int]]] = []
+        self._stalled: set[int] = set()
+        self._decode = _NO_SLOTS
+        # Dirty: a slot entered or left the list; unsent: the worker does not know the list yet.
+        self._decode_dirty = False
+        self._decode_unsent = False
+        self._next_step = 1
+        self._answered = 0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot and have not ended."""
+        return int(self.slots.live.sum())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and no slot or block is still held."""
+        return len(self._free_slots) == self.limits.num_slots
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the whole pool is enough for the sequence at its longest."""
+        return self.limits.blocks_for(sequence.max_computed) <= self.pool.total
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """Whether the sequence may start now.
+
+        It needs a slot and blocks for its known tokens. Beside running sequences it must leave
+        the part of the pool above the threshold free for them to grow into.
+        """
+        if not self._free_slots or not self.fits(sequence):
+            return False
+        if self._backlog >= self.limits.max_num_batched_tokens:
+            return False
+        need = self.limits.blocks_for(sequence.num_known)
+        if need > self.pool.free:
+            return False
+        ceiling = self.limits.memory_threshold * self.pool.total
+        return self.pool.used + need <= ceiling or self.num_running == 0
+
+    def admit(self, sequence: Sequence) -> None:
+        """Gives the sequence a slot and blocks for its known tokens; `can_admit` must hold."""
+        slot = self._free_slots.pop()
+        sequence.slot = slot
+        sequence.state = State.PREFILL
+        sequence.blocks = self.pool.allocate(self.limits.blocks_for(sequence.num_known))
+        capacity = len(sequence.blocks) * self.limits.block_size
+        self.slots.occupy(slot, sequence, capacity)
+        self._prefilling.append(slot)
+        self._backlog += sequence.num_known
+        self._to_start.append(sequence)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, to be sent at once; None when there is nothing to compute."""
+        plan = StepPlan(self._next_step)
+        self._plan_decode(plan)
+        self._plan_prefill(plan)
+        if plan.num_tokens == 0:
+            return None
+        self._next_step += 1
+        self._decode_unsent = False
+        self.in_flight.append(plan)
+        return plan
+
+    def commit(self, number: int, tokens: Int32Array) -> StepOutcome:
+        """Takes the answer to the oldest step in flight; `tokens` is parallel to its rows.
+
+        Raises ValueError if the answer is not to that step or has another number of rows.
+        """
+        if not self.in_flight or self.in_flight[0].number != number:
+            raise ValueError(f"answer to step {number}, which is not the oldest in flight")
+        rows = self.in_flight[0].rows
+        if len(tokens) != len(rows):
+            raise ValueError(f"step {number} has {len(rows)} rows, its answer {len(tokens)}")
+        self.in_flight.popleft()
+        self._answered = number
+        table = self.slots
+        valid = table.live[rows] & (tokens >= 0)
+        if not valid.all():
+            rows, tokens = rows[valid], tokens[valid]
+        indices = table.append(rows, tokens)
+        stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        ended = indices + 1 >= table.limit[rows]
+        self._release_answered()
+        return StepOutcome(rows, tokens, indices, stopped, ended)
+
+    def finish(self, slot: int, state: State) -> Sequence:
+        """Ends the sequence in a live slot with a final state, or PENDING to run it again."""
+        sequence = self._sequence(slot)
+        assert self.slots.live[slot], f"slot {slot} is not live"
+        self._withdraw(slot)
+        self.slots.vacate(slot)
+        sequence.state = state
+        sequence.slot = -1
+        self._retiring.append((int(self.slots.last_step[slot]), slot, sequence.blocks))
+        sequence.blocks = []
+        self._release_answered()
+        return sequence
+
+    def running(self) -> list[Sequence]:
+        """The sequences in live slots, by slot."""
+        return [self._sequence(int(slot)) for slot in np.flatnonzero(self.slots.live)]
+
+    def evacuate(self) -> list[Sequence]:
+        """Takes every sequence off a worker that is lost; the batch must not be used again."""
+        return [self.finish(sequence.slot, State.PENDING) for sequence in self.running()]
+
+    def check(self) -> None:
+        """Asserts the invariants over pool, slots and sequences."""
+        self.pool.check()
+        held = [block for s in self.running() for block in s.blocks]
+        retiring = [block for _, _, blocks in self._retiring for block in blocks]
+        assert len(set(held + retiring)) == len(held) + len(retiring), "a block has two owners"
+        assert len(held) + len(retiring) == self.pool.used, "a held block has no owner"
+        busy = self.num_running + len(self._retiring)
+        assert busy + len(self._free_slots) == self.limits.num_slots, "a slot was lost"
+        table = self.slots
+        for slot in np.flatnonzero(table.live):
+            sequence = self._sequence(int(slot))
+            assert table.received[slot] <= table.sampled[slot] <= table.limit[slot]
+            assert table.computed[slot] <= table.capacity[slot]
+            assert table.capacity[slot] == len(sequence.blocks) * self.limits.block_size
+        assert all(p.num_tokens <= self.limits.max_num_batched_tokens for p in self.in_flight)
+
+    def _sequence(self, slot: int) -> Sequence:
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def _plan_decode(self, plan: StepPlan) -> None:
+        table = self.slots
+        self._refresh_decode()
+        full = self._decode[table.computed[self._decode] >= table.capacity[self._decode]]
+        if len(full) or self._stalled:
+            self._grow_all({*full.tolist(), *self._stalled}, plan)
+            self._refresh_decode()
+        decode = plan.decode_slots = plan.rows = self._decode
+        plan.decode_changed = self._decode_unsent
+        if not len(decode):
+            return
+        table.computed[decode] += 1
+        table.sampled[decode] += 1
+        table.last_step[decode] = plan.number
+        last = decode[table.sampled[decode] >= table.limit[decode]]
+        if len(last):
+            table.decoding[last] = False
+            self._decode_dirty = True
+
+    def _refresh_decode(self) -> None:
+        """Rebuilds the decode list if a slot has entered or left it."""
+        if self._decode_dirty:
+            self._decode = np.flatnonzero(self.slots.decoding).astype(np.int32)
+            self._decode_dirty = False
+            self._decode_unsent = True
+
+    def _grow_all(self, slots: set[int], plan: StepPlan) -> None:
+        """Gives each slot one more block, in the order of the policy.
+
+        In that order a victim always comes after the slot it gives way to, so a block that this
+        plan has already appended is never taken away again.
+        """
+        for slot in sorted(slots, key=lambda s: self._policy.key(self._sequence(s))):
+            if self.slots.live[slot]:
+                self._grow(slot, plan)
+
+    def _grow(self, slot: int, plan: StepPlan) -> None:
+        """Gives a slot one more block, or takes it out of this step.
+
+        When no block is free a victim gives way. Its blocks may still be named by steps in
+        flight; until those are answered the slot stalls.
+        """
+        table = self.slots
+        self._stalled.discard(slot)
+        while self.pool.free == 0 and self._awaited_blocks() <= len(self._stalled):
+            self._preempt(self._policy.victim(self._evictable()))
+            if not table.live[slot]:
+                return
+        if self.pool.free == 0:
+            self._stalled.add(slot)
+            self._set_decoding(slot, False)
+            return
+        block = self.pool.allocate(1)[0]
+        self._sequence(slot).blocks.append(block)
+        table.capacity[slot] += self.limits.block_size
+        self._set_decoding(slot, True)
+        plan.append_slots.append(slot)
+        plan.append_blocks.append(block)
+
+    def _set_decoding(self, slot: int, decoding: bool) -> None:
+        if self.slots.decoding[slot] != decoding:
+            self.slots.decoding[slot] = decoding
+            self._decode_dirty = True
+
+    def _ending(self) -> NDArray[np.bool_]:
+        """Slots whose last token is in flight: their blocks come back without a preemption."""
+        return self.slots.live & (self.slots.sampled >= self.slots.limit)
+
+    def _awaited_blocks(self) -> int:
+        """Blocks that come back once the steps in flight are answered."""
+        retiring = sum(len(blocks) for _, _, blocks in self._retiring)
+        ending = sum(len(self._sequence(int(s)).blocks) for s in np.flatnonzero(self._ending()))
+        return retiring + ending
+
+    def _evictable(self) -> list[Sequence]:
+        slots = np.flatnonzero(self.slots.live & ~self._ending())
+        return [self._sequence(int(slot)) for slot in slots]
+
+    def _preempt(self, victim: Sequence) -> None:
+        victim.preemptions += 1
+        self.preemptions += 1
+        self._on_preempt(self.finish(victim.slot, State.PENDING))
+
+    def _plan_prefill(self, plan: StepPlan) -> None:
+        table = self.slots
+        budget = self.limits.max_num_batched_tokens - len(plan.decode_slots)
+        completed = []
+        for slot in self._prefilling:
+            if budget <= 0:
+                break
+            known = self._sequence(slot).num_known
+            count = min(budget, known - int(table.computed[slot]))
+            budget -= count
+            self._backlog -= count
+            plan.prefill_slots.append(slot)
+            plan.prefill_counts.append(count)
+            table.computed[slot] += count
+            table.last_step[slot] = plan.number
+            if table.computed[slot] == known:
+                completed.append(slot)
+        if self._to_start:
+            named = set(plan.prefill_slots)
+            plan.starts = [s for s in self._to_start if s.slot in named]
+            self._to_start = [s for s in self._to_start if s.slot not in named]
+        if completed:
+            self._start_decoding(completed)
+            plan.rows = np.concatenate([plan.rows, np.array(completed, dtype=np.int32)])
+
+    def _start_decoding(self, slots: list[int]) -> None:
+        """Prefill of these slots ends in the step being planned, which samples a token of each."""
+        table = self.slots
+        for slot in slots:
+            self._prefilling.remove(slot)
+            self._sequence(slot).state = State.DECODE
+            table.sampled[slot] += 1
+            if table.sampled[slot] < table.limit[slot]:
+                self._set_decoding(slot, True)
+
+    def _withdraw(self, slot: int) -> None:
+        """Takes a slot out of whatever future steps would compute of it."""
+        if slot in self._prefilling:
+            self._prefilling.remove(slot)
+            self._backlog -= self._sequence(slot).num_known - int(self.slots.computed[slot])
+        self._to_start = [s for s in self._to_start if s.slot != slot]
+        self._stalled.discard(slot)
+        self._set_decoding(slot, False)
+
+    def _release_answered(self) -> None:
+        waiting = []
+        for entry in self._retiring:
+            last_step, slot, blocks = entry
+            if last_step <= self._answered or not self.in_flight:
+                self.pool.release(blocks)
+                self._free_slots.append(slot)
+            else:
+                waiting.append(entry)
+        self._retiring = waiting

@@ -1,0 +1,79 @@
+"""One sequence: its tokens, its limits and where it stands."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from pagewire.packing import Int32Array
+
+
+class State(IntEnum):
+    """Where a sequence stands. The last three are final."""
+
+    PENDING = 0
+    PREFILL = 1
+    DECODE = 2
+    COMPLETED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows."""
+        return self >= State.COMPLETED
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a sequence's tokens are drawn, with all defaults resolved (see SlotSampling)."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    min_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt and what was generated from it.
+
+    Invariants: `len(output) <= max_tokens`; `slot >= 0` exactly while it runs on a worker. While
+    it runs, its newest tokens are in the worker's SlotTable and `output` is brought up to date
+    when it leaves the slot.
+    """
+
+    prompt: Int32Array
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    arrival: int
+    priority: int = 0
+    output: "array[int]" = field(default_factory=lambda: array("i"))
+    state: State = State.PENDING
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    # Failures in a row without a token in between, and the length of the output at the last one.
+    failures: int = 0
+    failed_at: int = -1
+    owner: Any = None
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose values are known: the prompt and the output so far."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def max_computed(self) -> int:
+        """The most tokens whose KV is ever needed; the last token generated needs none."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    def record_failure(self) -> int:
+        """Counts a failure; returns how many there were since the last progress."""
+        progressed = len(self.output) > self.failed_at
+        self.failures = 1 if progressed else self.failures + 1
+        self.failed_at = len(self.output)
+        return self.failures

@@ -1,0 +1,93 @@
+"""Per-slot state of one worker's running sequences, as a struct of arrays."""
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.packing import Int32Array
+from pagewire.scheduler.core.sequence import Sequence
+
+MAX_STOP_IDS = 24
+NO_TOKEN = -1
+
+
+class SlotTable:
+    """Arrays [num_slots] that a steady decode step touches with a few vectorized operations.
+
+    `computed`: tokens whose KV exists once every step sent so far has run; `capacity`: tokens
+    that the slot's blocks hold; `sampled`: output tokens drawn once every step sent so far has
+    run; `received`: output tokens known here; `limit`: output tokens at which the sequence ends.
+    Invariant of a live slot: received <= sampled <= limit, computed <= capacity.
+    """
+
+    __slots__ = (
+        "_output",
+        "capacity",
+        "computed",
+        "decoding",
+        "last_step",
+        "limit",
+        "live",
+        "received",
+        "sampled",
+        "sequences",
+        "stop_ids",
+    )
+
+    def __init__(self, num_slots: int) -> None:
+        def column() -> NDArray[np.int64]:
+            return np.zeros(num_slots, dtype=np.int64)
+
+        self.computed = column()
+        self.capacity = column()
+        self.sampled = column()
+        self.received = column()
+        self.limit = column()
+        self.last_step = column()
+        # A slot is live from admission until its sequence ends; a dead one may still be named
+        # by steps in flight, whose tokens are dropped.
+        self.live = np.zeros(num_slots, dtype=bool)
+        self.decoding = np.zeros(num_slots, dtype=bool)
+        self.stop_ids = np.full((num_slots, MAX_STOP_IDS), NO_TOKEN, dtype=np.int32)
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self._output = np.zeros((num_slots, 256), dtype=np.int32)
+
+    def occupy(self, slot: int, sequence: Sequence, capacity: int) -> None:
+        """A sequence takes a slot; nothing of it is computed yet."""
+        generated = len(sequence.output)
+        self.sequences[slot] = sequence
+        self.computed[slot] = 0
+        self.capacity[slot] = capacity
+        self.sampled[slot] = self.received[slot] = generated
+        self.limit[slot] = sequence.max_tokens
+        self.live[slot] = True
+        self.stop_ids[slot] = NO_TOKEN
+        self.stop_ids[slot, : len(sequence.stop_ids)] = sequence.stop_ids
+        self._reserve(generated)
+        self._output[slot, :generated] = sequence.output
+
+    def vacate(self, slot: int) -> None:
+        """The sequence leaves the slot and takes its output along."""
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        sequence.output = array("i", self._output[slot, : self.received[slot]].tobytes())
+        self.sequences[slot] = None
+        self.live[slot] = self.decoding[slot] = False
+
+    def append(self, slots: Int32Array, tokens: Int32Array) -> NDArray[np.int64]:
+        """Adds one token to each of distinct slots; returns the index of each in its output."""
+        indices = self.received[slots]
+        if len(indices):
+            self._reserve(int(indices.max()) + 1)
+        self._output[slots, indices] = tokens
+        self.received[slots] = indices + 1
+        return indices
+
+    def _reserve(self, length: int) -> None:
+        """Grows the output buffer to hold `length` tokens a slot."""
+        rows, width = self._output.shape
+        if length > width:
+            grown = np.zeros((rows, max(length, 2 * width)), dtype=np.int32)
+            grown[:, :width] = self._output
+            self._output = grown

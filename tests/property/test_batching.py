@@ -1,0 +1,184 @@
+"""A random walk over block pool and batching: no leak, no double use, no starvation.
+
+The walk plays the worker: it keeps what the deltas of the steps told it, and checks that every
+step is one that a worker can compute.
+"""
+
+from collections import deque
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.policy import POLICIES
+from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.waiting import WaitingQueue
+
+BLOCK_SIZE = 4
+RUN_AHEAD = 2
+EOS = 7
+GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+
+
+class PlayedWorker:
+    """What a worker knows from the deltas; asserts that each step can be computed."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.known: dict[int, int] = {}
+        self.decode: list[int] = []
+
+    def run(self, plan: StepPlan, starts: list[tuple[int, int, list[int]]]) -> None:
+        for slot, known, blocks in starts:
+            self.blocks[slot] = blocks
+            self.known[slot] = known
+            self.computed[slot] = 0
+        for slot, block in zip(plan.append_slots, plan.append_blocks, strict=True):
+            self.blocks[slot].append(block)
+        if plan.decode_changed:
+            self.decode = plan.decode_slots.tolist()
+        assert self.decode == plan.decode_slots.tolist(), "the decode list was not sent"
+        named = self.decode + plan.prefill_slots
+        assert len(set(named)) == len(named), "a slot is named twice in one step"
+        rows = list(self.decode)
+        for slot in self.decode:
+            assert self.computed[slot] >= self.known[slot], "decode before the end of prefill"
+            self._compute(slot, 1)
+        for slot, count in zip(plan.prefill_slots, plan.prefill_counts, strict=True):
+            assert count > 0
+            self._compute(slot, count)
+            assert self.computed[slot] <= self.known[slot], "prefill beyond the known tokens"
+            if self.computed[slot] == self.known[slot]:
+                rows.append(slot)
+        assert rows == plan.rows.tolist()
+        owned = [b for slot in named for b in self.blocks[slot]]
+        assert len(set(owned)) == len(owned), "two slots of one step share a block"
+        assert 0 not in owned, "the scratch block was given to a sequence"
+
+    def _compute(self, slot: int, count: int) -> None:
+        self.computed[slot] += count
+        room = len(self.blocks[slot]) * BLOCK_SIZE
+        assert self.computed[slot] <= room, f"slot {slot} writes KV beyond its blocks"
+
+
+class Batching(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(4, 14),
+        num_slots=st.integers(1, 5),
+        budget=st.integers(5, 24),
+        threshold=st.sampled_from([0.5, 0.9, 1.0]),
+        policy=st.sampled_from(sorted(POLICIES)),
+    )
+    def start(
+        self, num_blocks: int, num_slots: int, budget: int, threshold: float, policy: str
+    ) -> None:
+        chosen = POLICIES[policy]()
+        self.waiting = WaitingQueue(chosen)
+        limits = WorkerLimits(num_blocks, BLOCK_SIZE, num_slots, budget, threshold)
+        self.batch = WorkerBatch(limits, chosen, self.waiting.push)
+        self.worker = PlayedWorker()
+        self.arrivals = 0
+        self.requests: list[Sequence] = []
+        self.unanswered: deque[StepPlan] = deque()
+
+    @rule(
+        prompt=st.integers(1, 40),
+        max_tokens=st.integers(1, 30),
+        priority=st.integers(-1, 1),
+        resumed=st.integers(0, 3),
+    )
+    def arrive(self, prompt: int, max_tokens: int, priority: int, resumed: int) -> None:
+        sequence = Sequence(
+            np.full(prompt, 3, dtype=np.int32),
+            GREEDY,
+            max_tokens,
+            (EOS,),
+            self.arrivals,
+            priority,
+        )
+        sequence.output.extend([5] * min(resumed, max_tokens - 1))
+        self.arrivals += 1
+        if self.batch.fits(sequence):
+            self.requests.append(sequence)
+            self.waiting.push(sequence)
+
+    @rule(stop=st.booleans())
+    def step(self, stop: bool) -> None:
+        self._fill_pipeline()
+        self._answer(EOS if stop else 5)
+
+    @rule(choice=st.integers(0, 1000))
+    def abort(self, choice: int) -> None:
+        open_requests = [r for r in self.requests if not r.state.final]
+        if not open_requests:
+            return
+        sequence = open_requests[choice % len(open_requests)]
+        if not self.waiting.remove(sequence):
+            self.batch.finish(sequence.slot, State.CANCELLED)
+        sequence.state = State.CANCELLED
+
+    @precondition(lambda self: self.requests)
+    @rule()
+    def lose_worker(self) -> None:
+        for sequence in self.batch.evacuate():
+            self.waiting.push(sequence)
+        self.batch = WorkerBatch(self.batch.limits, self.batch._policy, self.waiting.push)
+        self.worker = PlayedWorker()
+        self.unanswered.clear()
+
+    def _fill_pipeline(self) -> None:
+        while len(self.unanswered) < RUN_AHEAD:
+            while (head := self.waiting.head()) is not None and self.batch.can_admit(head):
+                self.waiting.remove(head)
+                self.batch.admit(head)
+            plan = self.batch.plan()
+            if plan is None:
+                return
+            starts = [(s.slot, s.num_known, list(s.blocks)) for s in plan.starts]
+            self.worker.run(plan, starts)
+            self.unanswered.append(plan)
+
+    def _answer(self, token: int) -> None:
+        if not self.unanswered:
+            return
+        plan = self.unanswered.popleft()
+        tokens = np.full(len(plan.rows), 5, dtype=np.int32)
+        tokens[:1] = token
+        outcome = self.batch.commit(plan.number, tokens)
+        for slot in outcome.slots[outcome.stopped | outcome.ended].tolist():
+            self.batch.finish(slot, State.COMPLETED)
+
+    @invariant()
+    def sound(self) -> None:
+        if hasattr(self, "batch"):
+            self.batch.check()
+            for request in self.requests:
+                assert len(request.output) <= request.max_tokens
+
+    def teardown(self) -> None:
+        """Left alone, everything finishes: nothing starves, nothing leaks."""
+        if not hasattr(self, "batch"):
+            return
+        for _ in range(200 * (len(self.requests) + 1)):
+            if all(r.state.final for r in self.requests):
+                break
+            self._fill_pipeline()
+            assert self.unanswered, "requests are open and no step can be planned"
+            self._answer(5)
+        assert all(r.state.final for r in self.requests), "a request starved"
+        while self.unanswered:
+            self._answer(5)
+        assert self.batch.pool.used == 0
+        assert self.batch.idle
+        for request in self.requests:
+            if request.state is State.COMPLETED and EOS not in request.output:
+                assert len(request.output) == request.max_tokens
+
+
+Batching.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, derandomize=True
+)
+TestBatching = Batching.TestCase
