@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.sequence import Sequence
 
-MAX_STOP_IDS = 24
+MAX_STOP_IDS = 16
 NO_TOKEN = -1
 
 

@@ -1,0 +1,83 @@
+"""What a client is to be sent: the deltas of one step, or of several if it lags."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pagewire.packing import Int32Array
+from pagewire.v1 import inference_pb2 as pb
+
+
+@dataclass(slots=True, eq=False)
+class DeltaBuffer:
+    """The news of all requests of one client stream since it last took them.
+
+    A client that lags gets one larger message instead of many, so what waits here is bounded by
+    the outputs themselves.
+    """
+
+    streams: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)
+    text_sizes: list[int] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    token_ids: list[bytes] = field(default_factory=list)
+    text: list[bytes] = field(default_factory=list)
+    finished: list[pb.StreamFinish] = field(default_factory=list)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add_rows(
+        self,
+        streams: list[int],
+        indices: list[int],
+        tokens: Int32Array,
+        texts: list[bytes],
+        prompt_tokens: list[int],
+    ) -> None:
+        """One new token of each of several requests; the arguments are parallel."""
+        self.streams += streams
+        self.indices += indices
+        self.token_counts += [1] * len(streams)
+        self.text_sizes += map(len, texts)
+        self.prompt_tokens += prompt_tokens
+        self.token_ids.append(tokens.tobytes())
+        self.text += texts
+        self.ready.set()
+
+    def add_finish(self, stream: int, finish: pb.Finish, index: int, text: str = "") -> None:
+        """The end of a request; `text` is what had been held back, `index` its token count."""
+        if text:
+            data = text.encode()
+            self.streams.append(stream)
+            self.indices.append(index)
+            self.token_counts.append(0)
+            self.text_sizes.append(len(data))
+            self.prompt_tokens.append(0)
+            self.text.append(data)
+        self.finished.append(pb.StreamFinish(stream=stream, finish=finish))
+        self.ready.set()
+
+    def take(self) -> pb.MultiplexResponse:
+        """Everything since the last call; clears `ready`."""
+        message = pb.MultiplexResponse(
+            streams=self.streams,
+            indices=self.indices,
+            token_counts=self.token_counts,
+            text_sizes=self.text_sizes,
+            prompt_tokens=self.prompt_tokens,
+            token_ids=b"".join(self.token_ids),
+            text=b"".join(self.text),
+            finished=self.finished,
+        )
+        for part in (
+            self.streams,
+            self.indices,
+            self.token_counts,
+            self.text_sizes,
+            self.prompt_tokens,
+            self.token_ids,
+            self.text,
+            self.finished,
+        ):
+            part.clear()
+        self.ready.clear()
+        return message

@@ -1,0 +1,520 @@
+"""The control loop: requests in, steps out to the workers, deltas back to the clients.
+
+Everything here runs on one event loop and only in answer to an event: an arrival, an abort, a
+worker's answer, a worker gained or lost. Nothing polls.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagewire.config import SchedulerConfig
+from pagewire.errors import Code, RequestError
+from pagewire.packing import unpack
+from pagewire.scheduler import metrics
+from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.policy import POLICIES
+from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.core.waiting import WaitingQueue
+from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
+from pagewire.scheduler.text_stream import TextStream
+from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.worker_link import WorkerLink, encode_step
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import worker_pb2 as worker_pb
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One client's request while it is open."""
+
+    request_id: str
+    buffer: DeltaBuffer
+    stream: int
+    received: float
+    arrival: int
+    sequence: Sequence | None = None
+    text: TextStream | None = None
+    # Prompt tokens not yet reported to the client: the first delta carries their number.
+    unreported_prompt: int = 0
+    include_stop_token: bool = False
+    admitted: bool = False
+    open: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class ReadyWorker:
+    """A connected worker and what runs on it."""
+
+    link: WorkerLink
+    info: worker_pb.WorkerInfo
+    batch: WorkerBatch
+    # The requests in its slots.
+    owners: list[Request | None] = field(default_factory=list)
+
+    def load(self) -> tuple[float, float]:
+        """How full it is: fraction of slots, then of blocks."""
+        batch = self.batch
+        return (
+            batch.num_running / batch.limits.num_slots,
+            batch.pool.used / batch.pool.total,
+        )
+
+
+class Engine:
+    """The scheduler of one model."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        model: str,
+        tokenizer: Tokenizer,
+        on_readiness: Callable[[], None],
+    ) -> None:
+        """`on_readiness` is called when a worker was gained or lost."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.draining = False
+        # Set while no request is open.
+        self.all_closed = asyncio.Event()
+        self.all_closed.set()
+        self.created = int(time.time())
+        self._config = config
+        self._on_readiness = on_readiness
+        self._policy = POLICIES[config.policy]()
+        self._waiting = WaitingQueue(self._policy)
+        self._workers: dict[WorkerLink, ReadyWorker] = {}
+        self._limits: ModelLimits | None = None
+        self._open: dict[tuple[int, int], Request] = {}
+        self._by_id: dict[str, Request] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Tokenization is CPU work of another language that releases the interpreter's lock.
+        self._parser = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._arrivals = 0
+        self._preemptions = 0
+        self._pump_scheduled = False
+
+    # What clients ask for
+
+    def submit(self, message: pb.GenerateRequest, buffer: DeltaBuffer, stream: int) -> None:
+        """Takes a request; its deltas and its end go to `buffer` under the number `stream`."""
+        self._arrivals += 1
+        request_id = message.request_id or f"request-{self._arrivals}"
+        request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals)
+        refusal = self._refusal(message, request)
+        if refusal is not None:
+            metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
+            buffer.add_finish(stream, _error_finish(refusal), 0)
+            return
+        self._open[id(buffer), stream] = request
+        self.all_closed.clear()
+        self._by_id[request_id] = request
+        task = asyncio.get_running_loop().create_task(self._parse_and_queue(message, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def abort(self, buffer: DeltaBuffer, stream: int) -> bool:
+        """Ends a request by its place; whether it was open."""
+        return self._abort(self._open.get((id(buffer), stream)))
+
+    def abort_by_id(self, request_id: str) -> bool:
+        """Ends a request by its id; whether it was open."""
+        return self._abort(self._by_id.get(request_id))
+
+    def abort_all(self, buffer: DeltaBuffer) -> None:
+        """Ends every request of a client that has gone."""
+        for request in [r for r in self._open.values() if r.buffer is buffer]:
+            self._abort(request)
+
+    def limits(self) -> ModelLimits:
+        """What the workers can take; UNAVAILABLE before the first of them is ready.
+
+        While all are lost it is what they could take, so that requests wait for their return.
+        """
+        if self._workers:
+            infos = [worker.info for worker in self._workers.values()]
+            self._limits = ModelLimits(
+                max_model_len=max(info.max_model_len for info in infos),
+                max_pool_tokens=max((info.num_blocks - 1) * info.block_size for info in infos),
+                vocab_size=max(info.vocab_size for info in infos),
+            )
+        if self._limits is None:
+            raise RequestError(Code.UNAVAILABLE, "no worker is ready yet; try again later")
+        return self._limits
+
+    def models(self) -> pb.ListModelsResponse:
+        """The model, while a worker is ready to serve it."""
+        if not self._workers:
+            return pb.ListModelsResponse()
+        limits = self.limits()
+        model = pb.Model(
+            id=self.model,
+            created=self.created,
+            max_model_len=limits.max_tokens,
+            vocab_size=limits.vocab_size,
+            has_chat_template=self.tokenizer.chat_template is not None,
+        )
+        return pb.ListModelsResponse(models=[model])
+
+    def load(self) -> pb.Load:
+        """How busy this scheduler is."""
+        batches = [worker.batch for worker in self._workers.values()]
+        return pb.Load(
+            waiting=len(self._waiting),
+            running=sum(batch.num_running for batch in batches),
+            used_blocks=sum(batch.pool.used for batch in batches),
+            total_blocks=sum(batch.pool.total for batch in batches),
+            ready_workers=len(batches),
+            preemptions=self._preemptions,
+            waiting_tokens=self._waiting.tokens,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker is ready."""
+        return bool(self._workers)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    # What workers say (WorkerEvents)
+
+    def on_ready(self, link: WorkerLink, info: worker_pb.WorkerInfo) -> None:
+        """See WorkerEvents."""
+        if info.model != self.model:
+            raise ValueError(f"it serves the model {info.model!r}, this scheduler {self.model!r}")
+        limits = _worker_limits(self._config, info)
+        batch = WorkerBatch(limits, self._policy, self._requeue_preempted)
+        self._workers[link] = ReadyWorker(link, info, batch, [None] * limits.num_slots)
+        self.limits()
+        log.info(
+            "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d sequences",
+            link.address,
+            info.model,
+            info.dtype,
+            info.device,
+            limits.num_blocks - 1,
+            limits.block_size,
+            limits.num_slots,
+        )
+        self._on_readiness()
+        self._pump_soon()
+
+    def on_lost(self, link: WorkerLink) -> None:
+        """See WorkerEvents."""
+        worker = self._workers.pop(link, None)
+        if worker is None:
+            return
+        metrics.WORKER_LOSSES.inc()
+        sequences = worker.batch.evacuate()
+        log.warning("worker %s is lost; %d sequences run again", link.address, len(sequences))
+        for sequence in sequences:
+            self._waiting.push(sequence)
+        self._on_readiness()
+        self._pump_soon()
+
+    def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
+        """See WorkerEvents."""
+        worker = self._workers[link]
+        outcome = worker.batch.commit(result.step, unpack(result.token_ids))
+        metrics.STEPS.inc()
+        metrics.STEP_SECONDS.observe(result.duration_us / 1e6)
+        for error in result.errors:
+            self._on_slot_error(worker, error)
+        if len(outcome.slots):
+            metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
+            self._deliver(worker, outcome)
+        self._pump_soon()
+
+    # Arrival
+
+    def _refusal(self, message: pb.GenerateRequest, request: Request) -> RequestError | None:
+        if self.draining:
+            return RequestError(Code.UNAVAILABLE, "this scheduler is draining; use another one")
+        if (id(request.buffer), request.stream) in self._open:
+            return RequestError(
+                Code.INVALID_ARGUMENT, f"stream {request.stream} is in use; choose a free number"
+            )
+        if request.request_id in self._by_id:
+            return RequestError(
+                Code.INVALID_ARGUMENT,
+                f"request_id {request.request_id!r} is running already; choose another",
+                "request_id",
+            )
+        if len(self._waiting) >= self._config.max_waiting:
+            return RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"{len(self._waiting)} requests are waiting already; try again later",
+            )
+        return None
+
+    async def _parse_and_queue(self, message: pb.GenerateRequest, request: Request) -> None:
+        try:
+            parsed = await self._parse(message)
+        except RequestError as error:
+            if request.open:
+                self._close(request, State.FAILED, _error_finish(error))
+            return
+        if request.open:
+            self._queue(request, parsed)
+
+    async def _parse(self, message: pb.GenerateRequest) -> ParsedRequest:
+        check_model(message.model, self.model)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._parser, parse_request, message, self.tokenizer, self.limits()
+            )
+        except RequestError:
+            raise
+        except Exception as error:
+            log.exception("a request could not be parsed")
+            raise RequestError(
+                Code.INTERNAL, "the request could not be parsed; the scheduler's log says why"
+            ) from error
+
+    def _queue(self, request: Request, parsed: ParsedRequest) -> None:
+        sequence = Sequence(
+            prompt=parsed.prompt,
+            sampling=parsed.sampling,
+            max_tokens=parsed.max_tokens,
+            stop_ids=parsed.stop_ids,
+            arrival=request.arrival,
+            priority=parsed.priority,
+            owner=request,
+        )
+        sequence.output.extend(parsed.resumed)
+        request.sequence = sequence
+        request.text = parsed.text
+        request.include_stop_token = parsed.include_stop_token
+        request.unreported_prompt = len(parsed.prompt)
+        ended = self._replay(request, parsed)
+        if ended is not None:
+            self._close(request, State.COMPLETED, ended)
+            return
+        self._waiting.push(sequence)
+        self._pump_soon()
+
+    def _replay(self, request: Request, parsed: ParsedRequest) -> pb.Finish | None:
+        """Brings the text up to the resumed tokens; how the request ended if they end it."""
+        resumed = parsed.resumed
+        if not resumed:
+            return None
+        stopped = resumed[-1] in parsed.stop_ids and len(resumed) > parsed.sampling.min_tokens
+        if request.text is not None:
+            for token in resumed[: -1 if stopped else None]:
+                request.text.feed(token)
+        return self._end_of(request, resumed[-1], stopped, len(resumed) >= parsed.max_tokens)
+
+    # Steps
+
+    def _pump_soon(self) -> None:
+        """Plans once for all events of this turn of the loop."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        progress = True
+        while progress:
+            self._admit()
+            progress = False
+            for worker in self._workers.values():
+                if len(worker.batch.in_flight) < self._config.run_ahead:
+                    progress |= self._send_step(worker)
+
+    def _admit(self) -> None:
+        """Admits from the head of the queue while some worker has room for it."""
+        while (head := self._waiting.head()) is not None:
+            if self._workers and not any(w.batch.fits(head) for w in self._workers.values()):
+                self._fail_too_large(head)
+                continue
+            open_workers = [w for w in self._workers.values() if w.batch.can_admit(head)]
+            if not open_workers:
+                return
+            worker = min(open_workers, key=ReadyWorker.load)
+            self._waiting.remove(head)
+            worker.batch.admit(head)
+            request: Request = head.owner
+            worker.owners[head.slot] = request
+            if not request.admitted:
+                request.admitted = True
+                metrics.PROMPT_TOKENS.inc(len(head.prompt))
+                metrics.QUEUE_SECONDS.observe(time.monotonic() - request.received)
+
+    def _send_step(self, worker: ReadyWorker) -> bool:
+        plan = worker.batch.plan()
+        if plan is None:
+            return False
+        worker.link.send(encode_step(plan))
+        return True
+
+    def _requeue_preempted(self, sequence: Sequence) -> None:
+        self._preemptions += 1
+        metrics.PREEMPTIONS.inc()
+        self._waiting.push(sequence)
+
+    # Results
+
+    def _deliver(self, worker: ReadyWorker, outcome: StepOutcome) -> None:
+        """Hands one token of each row to its client, and ends the sequences that are done."""
+        requests = [worker.owners[slot] for slot in outcome.slots.tolist()]
+        texts: list[bytes] = []
+        ended: list[int] = []
+        first: list[int] = []
+        final = (outcome.stopped | outcome.ended).tolist()
+        stopped = outcome.stopped.tolist()
+        for row, (request, token) in enumerate(zip(requests, outcome.tokens.tolist(), strict=True)):
+            assert request is not None
+            text = request.text
+            if text is None or (stopped[row] and not request.include_stop_token):
+                texts.append(b"")
+            else:
+                texts.append(text.feed(token).encode())
+            if request.unreported_prompt:
+                first.append(row)
+            if final[row] or (text is not None and text.stop_string is not None):
+                ended.append(row)
+        prompt_tokens = [0] * len(requests)
+        for row in first:
+            prompt_tokens[row] = self._report_prompt(requests[row])
+        self._hand_out(requests, outcome, texts, prompt_tokens)
+        for row in ended:
+            request = requests[row]
+            assert request is not None
+            slot = int(outcome.slots[row])
+            worker.batch.finish(slot, State.COMPLETED)
+            token = int(outcome.tokens[row])
+            finish = self._end_of(request, token, stopped[row], bool(outcome.ended[row]))
+            assert finish is not None
+            self._close(request, State.COMPLETED, finish)
+
+    def _report_prompt(self, request: Request | None) -> int:
+        assert request is not None
+        metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
+        count, request.unreported_prompt = request.unreported_prompt, 0
+        return count
+
+    def _hand_out(
+        self,
+        requests: list[Request | None],
+        outcome: StepOutcome,
+        texts: list[bytes],
+        prompt_tokens: list[int],
+    ) -> None:
+        rows_of: dict[DeltaBuffer, list[int]] = {}
+        streams = []
+        for row, request in enumerate(requests):
+            assert request is not None
+            streams.append(request.stream)
+            rows_of.setdefault(request.buffer, []).append(row)
+        indices = outcome.indices.tolist()
+        if len(rows_of) == 1:
+            next(iter(rows_of)).add_rows(streams, indices, outcome.tokens, texts, prompt_tokens)
+            return
+        for buffer, rows in rows_of.items():
+            buffer.add_rows(
+                [streams[row] for row in rows],
+                [indices[row] for row in rows],
+                outcome.tokens[np.array(rows)],
+                [texts[row] for row in rows],
+                [prompt_tokens[row] for row in rows],
+            )
+
+    def _end_of(
+        self, request: Request, token: int, stopped: bool, at_limit: bool
+    ) -> pb.Finish | None:
+        """How a request ends after `token`; None if it does not."""
+        text = request.text
+        if text is not None and text.stop_string is not None:
+            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=text.stop_string)
+        if stopped:
+            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_token_id=token)
+        if at_limit:
+            return pb.Finish(reason=pb.FINISH_REASON_LENGTH)
+        return None
+
+    def _on_slot_error(self, worker: ReadyWorker, error: worker_pb.SlotError) -> None:
+        if not worker.batch.slots.live[error.slot]:
+            return
+        request = worker.owners[error.slot]
+        assert request is not None
+        sequence = worker.batch.finish(error.slot, State.PENDING)
+        attempts = sequence.record_failure()
+        log.warning("request %s failed on a worker: %s", request.request_id, error.message)
+        if error.retryable and attempts <= self._config.max_retry_attempts:
+            self._waiting.push(sequence)
+            return
+        failure = RequestError(Code.INTERNAL, f"the worker failed: {error.message}")
+        self._close(request, State.FAILED, _error_finish(failure))
+
+    def _fail_too_large(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        error = RequestError(
+            Code.RESOURCE_EXHAUSTED,
+            f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "
+            "is ready now holds",
+        )
+        self._close(sequence.owner, State.FAILED, _error_finish(error))
+
+    # The end
+
+    def _abort(self, request: Request | None) -> bool:
+        if request is None or not request.open:
+            return False
+        sequence = request.sequence
+        if sequence is not None and not self._waiting.remove(sequence):
+            self._finish_running(sequence)
+        self._close(request, State.CANCELLED, pb.Finish(reason=pb.FINISH_REASON_ABORT))
+        self._pump_soon()
+        return True
+
+    def _finish_running(self, sequence: Sequence) -> None:
+        for worker in self._workers.values():
+            if worker.batch.slots.sequences[sequence.slot] is sequence:
+                worker.batch.finish(sequence.slot, State.CANCELLED)
+                return
+
+    def _close(self, request: Request, state: State, finish: pb.Finish) -> None:
+        request.open = False
+        del self._open[id(request.buffer), request.stream]
+        del self._by_id[request.request_id]
+        metrics.REQUESTS.labels(state.name.lower()).inc()
+        completion_tokens = 0
+        if request.sequence is not None:
+            request.sequence.state = state
+            completion_tokens = len(request.sequence.output)
+            finish.usage.prompt_tokens = len(request.sequence.prompt)
+            finish.usage.completion_tokens = completion_tokens
+        rest = request.text.flush() if request.text is not None else ""
+        request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
+        if not self._open:
+            self.all_closed.set()
+
+
+def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> WorkerLimits:
+    budget = min(config.max_num_batched_tokens or 2**31, info.max_num_batched_tokens)
+    return WorkerLimits(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        num_slots=min(config.max_num_seqs or 2**31, info.num_slots, budget),
+        max_num_batched_tokens=budget,
+        memory_threshold=config.memory_threshold,
+    )
+
+
+def _error_finish(error: RequestError) -> pb.Finish:
+    return pb.Finish(
+        reason=pb.FINISH_REASON_ERROR,
+        error=pb.Error(code=int(error.code), message=error.message, field=error.field),
+    )

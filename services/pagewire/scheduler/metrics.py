@@ -1,0 +1,27 @@
+"""The scheduler's Prometheus metrics."""
+
+from prometheus_client import Counter, Histogram
+
+from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
+
+REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
+PROMPT_TOKENS = Counter("pagewire_scheduler_prompt_tokens", "Prompt tokens of admitted requests.")
+OUTPUT_TOKENS = Counter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
+STEPS = Counter("pagewire_scheduler_steps", "Steps answered by workers.")
+PREEMPTIONS = Counter("pagewire_scheduler_preemptions", "Sequences that gave their blocks back.")
+WORKER_LOSSES = Counter("pagewire_scheduler_worker_losses", "Connections to workers that broke.")
+QUEUE_SECONDS = Histogram(
+    "pagewire_scheduler_queue_seconds",
+    "Seconds from the arrival of a request to its first admission.",
+    buckets=REQUEST_SECONDS,
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "pagewire_scheduler_first_token_seconds",
+    "Seconds from the arrival of a request to its first token.",
+    buckets=REQUEST_SECONDS,
+)
+STEP_SECONDS = Histogram(
+    "pagewire_scheduler_worker_step_seconds",
+    "Seconds that a worker took to compute a step.",
+    buckets=TOKEN_SECONDS,
+)

@@ -1,0 +1,186 @@
+"""From a GenerateRequest to a sequence: rendering, tokenization, limits."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.json_format import MessageToDict
+
+from pagewire.errors import Code, RequestError, invalid
+from pagewire.packing import Int32Array
+from pagewire.sampling import SamplingParams, StopConditions
+from pagewire.scheduler.core.sequence import Sampling
+from pagewire.scheduler.text_stream import TextStream
+from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.v1 import inference_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the ready workers of the model can take; the largest of each."""
+
+    max_model_len: int
+    max_pool_tokens: int
+    vocab_size: int
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a sequence, prompt and output together."""
+        return min(self.max_model_len, self.max_pool_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A checked request, ready to be queued."""
+
+    prompt: Int32Array
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    resumed: tuple[int, ...]
+    priority: int
+    text: TextStream | None
+    include_stop_token: bool
+
+
+def check_model(given: str, served: str) -> None:
+    """NOT_FOUND unless the name is the one served, or empty."""
+    if given and given != served:
+        raise RequestError(
+            Code.NOT_FOUND, f"model {given!r} does not exist; this server has {served!r}", "model"
+        )
+
+
+def parse_request(
+    message: pb.GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits
+) -> ParsedRequest:
+    """Checks and tokenizes a request; takes milliseconds for long prompts, so run it in a thread.
+
+    Raises RequestError naming the field at fault.
+    """
+    params = SamplingParams.from_proto(message.sampling)
+    stop = StopConditions.from_proto(message.stop)
+    prompt = tokenize_input(message, tokenizer, limits.vocab_size)
+    resumed = tuple(message.resume_token_ids)
+    if not _in_vocabulary(resumed, limits.vocab_size):
+        raise invalid("resume_token_ids", _outside(resumed, limits.vocab_size))
+    if not _in_vocabulary(stop.stop_token_ids, limits.vocab_size):
+        raise invalid("stop_token_ids", _outside(stop.stop_token_ids, limits.vocab_size))
+    max_tokens = _resolve_max_tokens(len(prompt), stop.max_tokens, limits)
+    if len(resumed) > max_tokens:
+        raise invalid(
+            "resume_token_ids", f"{len(resumed)} tokens to resume from, max_tokens is {max_tokens}"
+        )
+    eos = () if stop.ignore_eos else tokenizer.eos_token_ids
+    return ParsedRequest(
+        prompt=prompt,
+        sampling=Sampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=random.getrandbits(63) if params.seed is None else params.seed,
+            min_tokens=stop.min_tokens,
+        ),
+        max_tokens=max_tokens,
+        stop_ids=tuple(dict.fromkeys(eos + stop.stop_token_ids)),
+        resumed=resumed,
+        priority=message.priority,
+        text=_text_stream(message, stop, tokenizer),
+        include_stop_token=stop.include_stop_str_in_output,
+    )
+
+
+def tokenize_input(
+    message: pb.GenerateRequest | pb.TokenizeRequest, tokenizer: Tokenizer, vocab_size: int
+) -> Int32Array:
+    """The prompt's token ids [n], n >= 1."""
+    kind: str | None = message.WhichOneof("input")
+    if kind is None:
+        raise invalid("input", "the request has no input; set a prompt, chat or token ids")
+    field = {"chat": "messages", "prompt_token_ids": "prompt"}.get(kind, kind)
+    if kind == "chat":
+        text = render_chat(message.chat, tokenizer)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    elif isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
+        ids = _checked_ids(message.prompt_token_ids.ids, vocab_size)
+    else:
+        special = kind != "text" or _default_true(message, "add_special_tokens")
+        ids = tokenizer.encode(getattr(message, kind), add_special_tokens=special)
+    if not len(ids):
+        raise invalid(field, f"{field} is empty; give at least one token")
+    return ids
+
+
+def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer) -> str:
+    """The text of a conversation by the model's template."""
+    if tokenizer.chat_template is None:
+        raise invalid("messages", "this model has no chat template; use a plain prompt")
+    if not chat.messages:
+        raise invalid("messages", "messages is empty; give at least one message")
+    messages = []
+    for message in chat.messages:
+        entry = {"role": message.role, "content": message.content}
+        if message.HasField("name"):
+            entry["name"] = message.name
+        messages.append(entry)
+    variables: dict[str, Any] = MessageToDict(chat.template_kwargs)
+    reserved = variables.keys() & {"messages", "add_generation_prompt"}
+    if reserved:
+        raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
+    return tokenizer.chat_template.render(
+        messages, _default_true(chat, "add_generation_prompt"), variables
+    )
+
+
+def _default_true(message: Any, field: str) -> bool:
+    return bool(getattr(message, field)) if message.HasField(field) else True
+
+
+def _checked_ids(ids: Any, vocab_size: int) -> Int32Array:
+    if not _in_vocabulary(ids, vocab_size):
+        raise invalid("prompt", _outside(ids, vocab_size))
+    return np.array(ids, dtype=np.int32)
+
+
+def _in_vocabulary(ids: Any, vocab_size: int) -> bool:
+    return not ids or max(ids) < vocab_size
+
+
+def _outside(ids: Any, vocab_size: int) -> str:
+    return f"token id {max(ids)} is outside the model's vocabulary of {vocab_size} ids"
+
+
+def _resolve_max_tokens(prompt: int, max_tokens: int | None, limits: ModelLimits) -> int:
+    room = limits.max_tokens - prompt
+    reason = (
+        f"the model's length of {limits.max_model_len}"
+        if limits.max_model_len <= limits.max_pool_tokens
+        else f"the {limits.max_pool_tokens} tokens that the KV cache holds"
+    )
+    if room < 1:
+        raise invalid(
+            "prompt",
+            f"the prompt has {prompt} tokens, which leaves no room for output in {reason}; "
+            "shorten it",
+        )
+    if max_tokens is None:
+        return room
+    if max_tokens > room:
+        raise invalid(
+            "max_tokens",
+            f"{prompt} prompt tokens and max_tokens {max_tokens} are more than {reason}; "
+            f"lower max_tokens to {room} or shorten the prompt",
+        )
+    return max_tokens
+
+
+def _text_stream(
+    message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer
+) -> TextStream | None:
+    if _default_true(message, "detokenize"):
+        return TextStream(tokenizer.detokenizer(), stop.stop, stop.include_stop_str_in_output)
+    if stop.stop:
+        raise invalid("stop", "stop strings need the text; leave detokenize on or remove stop")
+    return None

@@ -1,0 +1,79 @@
+"""The scheduler's process: start, readiness, drain, end."""
+
+import asyncio
+import logging
+import sys
+
+import grpc
+
+from pagewire import logs
+from pagewire.config import SchedulerConfig
+from pagewire.metrics import serve_metrics
+from pagewire.models import resolve_model, served_name
+from pagewire.process import run_service
+from pagewire.rpc import SERVER_OPTIONS, Health, bind
+from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.service import InferenceService
+from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.worker_link import WorkerLink
+from pagewire.v1 import inference_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = "pagewire.v1.Inference"
+
+
+def run_scheduler(config: SchedulerConfig) -> None:
+    """Serves until SIGTERM or SIGINT; exits with status 1 and one line when it cannot start."""
+    logs.configure("scheduler", config.log_level)
+    try:
+        run_service(lambda stop: _serve(config, stop))
+    except (OSError, RuntimeError, ValueError) as error:
+        log.debug("the scheduler cannot start", exc_info=True)
+        sys.exit(f"pagewire scheduler: {error}")
+
+
+async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
+    tokenizer = await asyncio.to_thread(Tokenizer, resolve_model(config.model))
+    health = Health(SERVICE_NAME)
+    changed = asyncio.Event()
+    engine = Engine(
+        config, served_name(config.model, config.served_model_name), tokenizer, changed.set
+    )
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
+    health.attach(server)
+    await health.set_serving(False)
+    [port] = bind(server, [f"{config.grpc_host}:{config.grpc_port}"])
+    serve_metrics(config.grpc_host, config.scheduler_metrics_port)
+    await server.start()
+    log.info("listening on %s:%d", config.grpc_host, port)
+    links = [WorkerLink(a.strip(), engine) for a in config.workers.split(",") if a.strip()]
+    tasks = [asyncio.create_task(link.run()) for link in links]
+    tasks.append(asyncio.create_task(_follow_readiness(engine, health, changed)))
+    await stop.wait()
+    log.info("draining: %d requests are open", engine.num_open)
+    engine.draining = True
+    changed.set()
+    await _drain(engine, config.drain_timeout)
+    for task in tasks:
+        task.cancel()
+    await server.stop(grace=0.5)
+
+
+async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:
+    while True:
+        await changed.wait()
+        changed.clear()
+        serving = engine.ready and not engine.draining
+        if serving != health.serving:
+            log.info("ready" if serving else "not ready")
+        await health.set_serving(serving)
+
+
+async def _drain(engine: Engine, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.all_closed.wait()
+    except TimeoutError:
+        log.warning("%d requests did not finish within %g s", engine.num_open, seconds)

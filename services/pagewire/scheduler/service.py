@@ -1,0 +1,156 @@
+"""The public gRPC service of a scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+
+from pagewire.errors import RequestError
+from pagewire.packing import unpack
+from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.requests import check_model, tokenize_input
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+
+LOAD_INTERVAL = 0.1
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+Context = Any  # grpc.aio.ServicerContext, which has no types
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Maps calls to the engine; see inference.proto for what each promises."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """One request, its deltas as they come."""
+        buffer = DeltaBuffer()
+        self._engine.submit(request, buffer, 0)
+        try:
+            while True:
+                await buffer.ready.wait()
+                news = buffer.take()
+                finish = news.finished[0].finish if news.finished else None
+                if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
+                    await _abort(context, finish.error.code, finish.error.message)
+                yield _response(request.request_id, news, finish)
+                if finish is not None:
+                    return
+        finally:
+            self._engine.abort(buffer, 0)
+
+    async def Multiplex(  # noqa: N802
+        self, requests: AsyncIterator[pb.MultiplexRequest], context: Context
+    ) -> None:
+        """A gateway's stream: reads requests beside writing the news of all of them."""
+        buffer = DeltaBuffer()
+        reader = asyncio.create_task(self._read(requests, buffer))
+        ticker = asyncio.create_task(_tick(buffer))
+        try:
+            await self._write(context, buffer, reader)
+        finally:
+            ticker.cancel()
+            reader.cancel()
+            self._engine.abort_all(buffer)
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
+        """Ends a request by id."""
+        return pb.AbortResponse(found=self._engine.abort_by_id(request.request_id))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """Token ids of a text or a conversation."""
+        try:
+            check_model(request.model, self._engine.model)
+            ids = await asyncio.to_thread(tokenize_input, request, self._engine.tokenizer, 2**31)
+        except RequestError as error:
+            await _abort(context, error.code, error.message)
+        return pb.TokenizeResponse(token_ids=ids.tolist())
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        """Text of token ids."""
+        tokenizer = self._engine.tokenizer
+        try:
+            check_model(request.model, self._engine.model)
+        except RequestError as error:
+            await _abort(context, error.code, error.message)
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        text = await asyncio.to_thread(tokenizer.decode, list(request.token_ids), skip)
+        return pb.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """The model served."""
+        return self._engine.models()
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.Load:  # noqa: N802
+        """How busy this scheduler is."""
+        return self._engine.load()
+
+    async def _read(
+        self, requests: AsyncIterator[pb.MultiplexRequest], buffer: DeltaBuffer
+    ) -> None:
+        async for message in requests:
+            if message.WhichOneof("message") == "submit":
+                self._engine.submit(message.submit.request, buffer, message.submit.stream)
+            elif message.WhichOneof("message") == "abort":
+                self._engine.abort(buffer, message.abort)
+        buffer.ready.set()
+
+    async def _write(
+        self, context: Context, buffer: DeltaBuffer, reader: "asyncio.Task[None]"
+    ) -> None:
+        """Sends news until the gateway closes its side."""
+        loop = asyncio.get_running_loop()
+        models, load, sent_at = None, None, 0.0
+        while not reader.done():
+            now = loop.time()
+            response = buffer.take()
+            changed = len(response.streams) > 0 or len(response.finished) > 0
+            if now - sent_at >= LOAD_INTERVAL:
+                state = (self._engine.models(), self._engine.draining)
+                if state != models:
+                    models, changed = state, True
+                    response.models.CopyFrom(state[0])
+                new_load = self._engine.load()
+                if new_load != load:
+                    load, changed = new_load, True
+                    response.load.CopyFrom(new_load)
+                sent_at = now
+            response.draining = self._engine.draining
+            if changed:
+                await context.write(response)
+            await buffer.ready.wait()
+
+
+async def _tick(buffer: DeltaBuffer) -> None:
+    """Lets the writer look at the load at its interval, also when no request has news."""
+    while True:
+        await asyncio.sleep(LOAD_INTERVAL)
+        buffer.ready.set()
+
+
+def _response(
+    request_id: str, news: pb.MultiplexResponse, finish: pb.Finish | None
+) -> pb.GenerateResponse:
+    """The news of the only request of a stream."""
+    return pb.GenerateResponse(
+        request_id=request_id,
+        index=news.indices[0] if news.indices else finish.usage.completion_tokens if finish else 0,
+        token_ids=unpack(news.token_ids).tolist(),
+        text=news.text.decode(),
+        finish=finish,
+    )
+
+
+async def _abort(context: Any, code: int, message: str) -> NoReturn:
+    await context.abort(_STATUS.get(code, grpc.StatusCode.INTERNAL), message)
+    raise AssertionError("abort returned")

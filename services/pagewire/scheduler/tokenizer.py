@@ -1,0 +1,212 @@
+"""The model's tokenizer: text to token ids, and token ids to text as they come.
+
+Read from tokenizer.json with the `tokenizers` library, which needs no torch.
+"""
+
+import json
+from codecs import getincrementaldecoder
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from pagewire.packing import Int32Array
+from pagewire.scheduler.chat_template import ChatTemplate
+
+_Utf8Decoder = getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    """Text of one sequence, token by token; the pieces together are the full decoded text."""
+
+    def feed(self, token: int) -> str:
+        """The text that this token completes; never a part of a character."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for an incomplete character."""
+        ...
+
+
+class Tokenizer:
+    """Tokenizer, chat template and end-of-sequence ids of a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """FileNotFoundError names the file that is missing."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
+        self._backend = Backend.from_file(str(path))
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.chat_template = ChatTemplate.load(folder)
+        self.eos_token_ids = _eos_token_ids(folder)
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._table = _byte_level_table(self._backend, self._special_ids)
+        self._fallback_ids = _byte_fallback_ids(self._backend)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that have a text; the model may know more."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
+        """Token ids [n]; safe to call from any thread."""
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return np.array(encoding.ids, dtype=np.int32)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of all ids at once."""
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental decoder that leaves special tokens out."""
+        if self._table is not None:
+            return ByteLevelDetokenizer(*self._table)
+        return PrefixDetokenizer(self._backend, self._special_ids, self._fallback_ids)
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE, where a token is a fixed string of bytes whatever its neighbours."""
+
+    __slots__ = ("_bytes", "_decoder", "_pending", "_texts")
+
+    def __init__(self, token_bytes: list[bytes], token_texts: list[str | None]) -> None:
+        """`token_texts` has the text of tokens that are whole characters, None for the others."""
+        self._bytes = token_bytes
+        self._texts = token_texts
+        self._decoder = _Utf8Decoder("replace")
+        self._pending = False
+
+    def feed(self, token: int) -> str:
+        """See Detokenizer."""
+        if token >= len(self._texts):
+            return ""
+        text = self._texts[token]
+        if text is not None and not self._pending:
+            return text
+        piece = self._decoder.decode(self._bytes[token])
+        self._pending = bool(self._decoder.getstate()[0])
+        return piece
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        self._pending = False
+        return self._decoder.decode(b"", final=True)
+
+
+class PrefixDetokenizer:
+    """For any tokenizer: decodes a window of tokens with and without the new one.
+
+    The window starts at a point where the text before was whole, so that what a token adds in
+    its context (a leading space, a joined character) is the difference of the two texts.
+    Byte-fallback tokens are held until their run ends: one wrong byte turns every byte of its
+    run into U+FFFD, also those that were whole characters.
+    """
+
+    __slots__ = ("_backend", "_fallback_ids", "_ids", "_prefix", "_read", "_special_ids")
+
+    def __init__(
+        self, backend: Backend, special_ids: frozenset[int], fallback_ids: frozenset[int]
+    ) -> None:
+        self._backend = backend
+        self._special_ids = special_ids
+        self._fallback_ids = fallback_ids
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def feed(self, token: int) -> str:
+        """See Detokenizer."""
+        if token in self._special_ids:
+            return ""
+        self._ids.append(token)
+        if token in self._fallback_ids:
+            return ""
+        text = self._text(len(self._ids))
+        if text.endswith("\ufffd"):
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        return self._advance(self._text(len(self._ids)))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._text(self._read)) :]
+        if new:
+            self._prefix, self._read = self._read, len(self._ids)
+        return new
+
+    def _text(self, end: int) -> str:
+        return str(self._backend.decode(self._ids[self._prefix : end], skip_special_tokens=True))
+
+
+def _eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """End-of-sequence ids, from generation_config.json before config.json, as is the custom."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file():
+            ids = json.loads(path.read_text()).get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()
+
+
+def _byte_fallback_ids(backend: Backend) -> frozenset[int]:
+    """Ids of the tokens `<0x00>` to `<0xFF>`, each one byte to a byte-fallback decoder."""
+    ids = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(index for index in ids if index is not None)
+
+
+def _byte_level_table(
+    backend: Backend, special_ids: frozenset[int]
+) -> tuple[list[bytes], list[str | None]] | None:
+    """Bytes and, where they are whole characters, text of each id; None if not byte-level."""
+    spec = json.loads(backend.to_str())
+    if not _is_byte_level(spec.get("decoder")):
+        return None
+    vocab = backend.get_vocab(with_added_tokens=True)
+    size = max(vocab.values(), default=-1) + 1
+    token_bytes = [b""] * size
+    byte_of = _bytes_of_characters()
+    for token, index in vocab.items():
+        if index not in special_ids:
+            token_bytes[index] = _token_bytes(token, byte_of)
+    return token_bytes, [_whole_text(data) for data in token_bytes]
+
+
+def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    if decoder["type"] == "Sequence":
+        return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
+    return bool(decoder["type"] == "ByteLevel")
+
+
+def _token_bytes(token: str, byte_of: dict[str, int]) -> bytes:
+    if all(character in byte_of for character in token):
+        return bytes(byte_of[character] for character in token)
+    return token.encode()
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Printable Latin-1 bytes stand for themselves and the others take code points from 256 up, in
+    order: the mapping of GPT-2's byte-level BPE.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def _whole_text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,155 @@
+"""The stream to one worker: steps down, tokens up, and reconnecting when it breaks."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence as Collection
+from typing import Protocol
+
+import grpc
+import numpy as np
+
+from pagewire.packing import pack
+from pagewire.rpc import open_channel
+from pagewire.scheduler.core.batch import StepPlan
+from pagewire.scheduler.core.sequence import Sequence
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.v1 import worker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+FIRST_BACKOFF = 0.1
+LAST_BACKOFF = 2.0
+
+
+class WorkerEvents(Protocol):
+    """What the owner of a link is told; all calls come on the event loop."""
+
+    def on_ready(self, link: "WorkerLink", info: pb.WorkerInfo) -> None:
+        """The worker is fresh: every slot is empty and the next step has number 1."""
+        ...
+
+    def on_result(self, link: "WorkerLink", result: pb.StepResult) -> None:
+        """The answer to the oldest step in flight."""
+        ...
+
+    def on_lost(self, link: "WorkerLink") -> None:
+        """The worker was ready and is no longer; no answer comes any more."""
+        ...
+
+
+class WorkerLink:
+    """Keeps one worker connected. `run` lasts until it is cancelled."""
+
+    def __init__(self, address: str, events: WorkerEvents) -> None:
+        """`address` is host:port or unix:PATH."""
+        self.address = address
+        self._events = events
+        self._outgoing: asyncio.Queue[pb.RunRequest] = asyncio.Queue()
+
+    def send(self, step: pb.Step) -> None:
+        """Sends a step; run-ahead bounds how many wait here."""
+        self._outgoing.put_nowait(pb.RunRequest(step=step))
+
+    async def run(self) -> None:
+        """Connects, serves and reconnects with back-off; ends if another scheduler takes over."""
+        backoff = FIRST_BACKOFF
+        while True:
+            started = time.monotonic()
+            try:
+                await self._serve()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.ABORTED:
+                    log.error(
+                        "worker %s now serves another scheduler (%s); restart this scheduler to "
+                        "take it back",
+                        self.address,
+                        error.details(),
+                    )
+                    return
+                log.warning(
+                    "worker %s: %s %s", self.address, error.code().name, error.details() or ""
+                )
+            except ValueError as error:
+                log.error("worker %s broke the protocol: %s", self.address, error)
+            if time.monotonic() - started > LAST_BACKOFF:
+                backoff = FIRST_BACKOFF
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            backoff = min(2 * backoff, LAST_BACKOFF)
+
+    async def _serve(self) -> None:
+        """One connection, until it breaks; always ends with an exception."""
+        async with open_channel(self.address) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Run()
+            hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
+            await call.write(pb.RunRequest(hello=hello))
+            ready = await self._read(call)
+            if ready.WhichOneof("message") != "ready":
+                raise ValueError("its first message is not `ready`")
+            self._outgoing = asyncio.Queue()
+            self._events.on_ready(self, ready.ready)
+            writer = asyncio.create_task(self._write(call))
+            try:
+                while True:
+                    self._events.on_result(self, (await self._read(call)).result)
+            finally:
+                writer.cancel()
+                call.cancel()
+                self._events.on_lost(self)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+        while True:
+            try:
+                await call.write(await self._outgoing.get())
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # the reader sees why
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> pb.RunResponse:
+        message = await call.read()
+        if message is grpc.aio.EOF:
+            code, details = await call.code(), await call.details()
+            if code is grpc.StatusCode.OK:
+                raise ValueError("it ended the stream")
+            raise grpc.aio.AioRpcError(
+                code, await call.initial_metadata(), await call.trailing_metadata(), details
+            )
+        assert isinstance(message, pb.RunResponse)
+        return message
+
+
+def encode_step(plan: StepPlan) -> pb.Step:
+    """A planned step as it travels; to be called before anything else changes the sequences."""
+    step = pb.Step(step=plan.number)
+    if plan.starts:
+        step.starts.extend(_encode_start(sequence) for sequence in plan.starts)
+    if plan.append_slots:
+        step.append_slots = pack(plan.append_slots)
+        step.append_blocks = pack(plan.append_blocks)
+    if plan.prefill_slots:
+        step.prefill_slots = pack(plan.prefill_slots)
+        step.prefill_counts = pack(plan.prefill_counts)
+    if plan.decode_changed:
+        step.decode_slots = pack(plan.decode_slots)
+    return step
+
+
+def _encode_start(sequence: Sequence) -> pb.SequenceStart:
+    sampling = sequence.sampling
+    stop_ids: Collection[int] = sequence.stop_ids if sampling.min_tokens else ()
+    return pb.SequenceStart(
+        slot=sequence.slot,
+        token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
+        num_generated=len(sequence.output),
+        blocks=pack(sequence.blocks),
+        sampling=pb.SlotSampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=stop_ids,
+        ),
+    )

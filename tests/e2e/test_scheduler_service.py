@@ -1,0 +1,469 @@
+"""The scheduler's gRPC service over real connections, with scripted workers as its peers."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pagewire.config import SchedulerConfig
+from pagewire.packing import unpack
+from pagewire.rpc import open_channel
+from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.service import InferenceService
+from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.worker_link import WorkerLink
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1 import worker_pb2 as worker_pb
+from support.scripted_worker import ScriptedWorker, token_at
+from support.tokenizer_folders import byte_level_folder
+
+VOCAB = 300
+MODEL = "scripted"
+
+
+def worker_info(num_blocks: int = 64, num_slots: int = 8, budget: int = 64) -> worker_pb.WorkerInfo:
+    return worker_pb.WorkerInfo(
+        model=MODEL,
+        block_size=4,
+        num_blocks=num_blocks,
+        num_slots=num_slots,
+        max_model_len=200,
+        vocab_size=VOCAB,
+        max_num_batched_tokens=budget,
+    )
+
+
+@dataclass
+class Stack:
+    """A scheduler with its workers, in this process, connected over sockets."""
+
+    engine: Engine
+    stub: inference_pb2_grpc.InferenceStub
+    workers: list[ScriptedWorker]
+    addresses: list[str]
+
+    async def wait_ready(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while self.engine.load().ready_workers != count:
+                await asyncio.sleep(0.01)
+
+    def assert_clean(self) -> None:
+        load = self.engine.load()
+        assert (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
+        assert self.engine.num_open == 0
+        for worker in self.engine._workers.values():
+            worker.batch.check()
+        assert [w.problems for w in self.workers] == [[] for _ in self.workers]
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(5):
+            while self.engine.load().used_blocks or self.engine.num_open:
+                await asyncio.sleep(0.01)
+        self.assert_clean()
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator:
+    tokenizer = Tokenizer(byte_level_folder(tmp_path / "model"))
+    cleanup = []
+
+    async def start_stack(*infos: worker_pb.WorkerInfo, **settings: object) -> Stack:
+        config = SchedulerConfig(**settings)
+        engine = Engine(config, MODEL, tokenizer, lambda: None)
+        server = grpc.aio.server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
+        server.add_insecure_port(f"unix:{tmp_path}/scheduler.sock")
+        await server.start()
+        channel = open_channel(f"unix:{tmp_path}/scheduler.sock")
+        workers, addresses, links = [], [], []
+        for number, info in enumerate(infos):
+            address = f"unix:{tmp_path}/worker-{number}.sock"
+            worker = ScriptedWorker(info)
+            await worker.start(address)
+            workers.append(worker)
+            addresses.append(address)
+            links.append(asyncio.create_task(WorkerLink(address, engine).run()))
+        stack = Stack(engine, inference_pb2_grpc.InferenceStub(channel), workers, addresses)
+        cleanup.append((server, channel, links, workers))
+        await stack.wait_ready(len(infos))
+        return stack
+
+    yield start_stack
+    for server, channel, links, workers in cleanup:
+        for link in links:
+            link.cancel()
+        await channel.close()
+        await server.stop(None)
+        for worker in workers:
+            await worker.stop()
+
+
+def request(prompt: list[int], max_tokens: int, **fields: object) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=prompt), **fields)
+    message.stop.max_tokens = max_tokens
+    message.stop.ignore_eos = True
+    return message
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    return [token_at(prompt, index, VOCAB) for index in range(count)]
+
+
+async def collect(call: AsyncIterator[pb.GenerateResponse]) -> tuple[list[int], str, pb.Finish]:
+    tokens: list[int] = []
+    text = ""
+    finish = pb.Finish()
+    async for response in call:
+        if response.token_ids:
+            assert response.index == len(tokens)
+        tokens += response.token_ids
+        text += response.text
+        if response.HasField("finish"):
+            finish = response.finish
+    return tokens, text, finish
+
+
+async def test_generate_gives_every_token_once(start) -> None:
+    stack = await start(worker_info())
+    tokens, text, finish = await collect(stack.stub.Generate(request([5, 6, 7], 30)))
+    assert tokens == expected([5, 6, 7], 30)
+    assert text == stack.engine.tokenizer.decode(tokens)
+    assert finish.reason == pb.FINISH_REASON_LENGTH
+    assert (finish.usage.prompt_tokens, finish.usage.completion_tokens) == (3, 30)
+    await stack.settle()
+
+
+async def test_many_requests_under_memory_pressure(start) -> None:
+    stack = await start(worker_info(num_blocks=20, num_slots=6, budget=16))
+    rng = random.Random(1)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(40)]
+    results = await asyncio.gather(
+        *(collect(stack.stub.Generate(request(p, 20 + i % 10))) for i, p in enumerate(prompts))
+    )
+    for i, (prompt, (tokens, _, _)) in enumerate(zip(prompts, results, strict=True)):
+        assert tokens == expected(prompt, 20 + i % 10)
+    assert stack.engine.load().preemptions > 0
+    await stack.settle()
+
+
+async def test_stop_token_ends_and_counts(start) -> None:
+    stack = await start(worker_info())
+    want = expected([9], 6)
+    message = request([9], 30)
+    message.stop.stop_token_ids.append(want[5])
+    tokens, _, finish = await collect(stack.stub.Generate(message))
+    first = want.index(want[5]) + 1
+    assert tokens == want[:first]
+    assert finish.reason == pb.FINISH_REASON_STOP
+    assert finish.stop_token_id == want[5]
+    await stack.settle()
+
+
+async def test_stop_string_ends_within_a_token(start) -> None:
+    stack = await start(worker_info())
+    full = stack.engine.tokenizer.decode(expected([4, 4], 40))
+    stop = full[10:13]
+    message = request([4, 4], 40)
+    message.stop.stop.append(stop)
+    _, text, finish = await collect(stack.stub.Generate(message))
+    assert text == full[: full.find(stop)]
+    assert finish.stop_string == stop
+    await stack.settle()
+
+
+async def test_resume_continues_where_the_first_attempt_ended(start) -> None:
+    stack = await start(worker_info())
+    full_tokens, full_text, _ = await collect(stack.stub.Generate(request([8, 1], 25)))
+    head, head_text = [], ""
+    async for response in stack.stub.Generate(request([8, 1], 25)):
+        head += response.token_ids
+        head_text += response.text
+        if len(head) >= 10:
+            break
+    message = request([8, 1], 25, resume_token_ids=head)
+    tokens, text, index = [], "", None
+    async for response in stack.stub.Generate(message):
+        index = response.index if index is None else index
+        tokens += response.token_ids
+        text += response.text
+        finish = response.finish
+    assert index == len(head)
+    assert head + tokens == full_tokens
+    assert head_text + text == full_text
+    assert finish.usage.completion_tokens == 25
+    await stack.settle()
+
+
+async def test_resume_of_a_finished_request_ends_at_once(start) -> None:
+    stack = await start(worker_info())
+    message = request([8, 1], 3, resume_token_ids=expected([8, 1], 3))
+    tokens, _, finish = await collect(stack.stub.Generate(message))
+    assert tokens == []
+    assert finish.reason == pb.FINISH_REASON_LENGTH
+    assert finish.usage.completion_tokens == 3
+
+
+async def test_a_broken_worker_loses_and_repeats_no_token(start) -> None:
+    stack = await start(worker_info(), worker_info())
+    stack.workers[0].break_after = 12
+    stack.workers[1].break_after = 25
+    prompts = [[n, n + 1, n + 2] for n in range(20)]
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 60))) for p in prompts))
+    for prompt, (tokens, text, _) in zip(prompts, results, strict=True):
+        assert tokens == expected(prompt, 60)
+        assert text == stack.engine.tokenizer.decode(tokens)
+    await stack.wait_ready(2)
+    await stack.settle()
+
+
+async def test_work_spreads_over_workers(start) -> None:
+    stack = await start(worker_info(), worker_info())
+    await asyncio.gather(*(collect(stack.stub.Generate(request([n], 40))) for n in range(16)))
+    steps = [worker.steps for worker in stack.workers]
+    assert min(steps) > 0.5 * max(steps)
+
+
+async def test_a_failed_slot_is_run_again(start) -> None:
+    stack = await start(worker_info())
+    stack.workers[0].failing[7] = 2
+    good, bad = await asyncio.gather(
+        collect(stack.stub.Generate(request([1], 20))),
+        collect(stack.stub.Generate(request([7], 20))),
+    )
+    assert good[0] == expected([1], 20)
+    assert bad[0] == expected([7], 20)
+    await stack.settle()
+
+
+async def test_a_slot_that_keeps_failing_fails_alone(start) -> None:
+    stack = await start(worker_info())
+    stack.workers[0].failing[7] = 100
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(stack.stub.Generate(request([7], 20)))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "scripted failure" in caught.value.details()
+    tokens, _, _ = await collect(stack.stub.Generate(request([1], 20)))
+    assert tokens == expected([1], 20)
+    await stack.settle()
+
+
+async def test_cancelling_frees_the_blocks_within_two_steps(start) -> None:
+    stack = await start(worker_info())
+    stack.workers[0].step_seconds = 0.02
+    call = stack.stub.Generate(request([3, 3], 150))
+    async for _ in call:
+        break
+    assert stack.engine.load().running == 1
+    call.cancel()
+    async with asyncio.timeout(5):
+        while stack.engine.load().running:
+            await asyncio.sleep(0)
+    steps = stack.workers[0].steps
+    await stack.settle()
+    assert stack.workers[0].steps - steps <= 2
+
+
+async def test_a_waiting_request_can_be_aborted_by_id(start) -> None:
+    stack = await start(worker_info(num_slots=1))
+    stack.workers[0].step_seconds = 0.01
+    running = asyncio.create_task(collect(stack.stub.Generate(request([3], 50))))
+    waiting = asyncio.create_task(
+        collect(stack.stub.Generate(request([4], 50, request_id="second")))
+    )
+    async with asyncio.timeout(5):
+        while stack.engine.load().waiting != 1:
+            await asyncio.sleep(0.01)
+    assert (await stack.stub.Abort(pb.AbortRequest(request_id="second"))).found
+    assert not (await stack.stub.Abort(pb.AbortRequest(request_id="third"))).found
+    _, _, finish = await waiting
+    assert finish.reason == pb.FINISH_REASON_ABORT
+    assert (await running)[0] == expected([3], 50)
+    await stack.settle()
+
+
+async def test_priority_goes_first(start) -> None:
+    stack = await start(worker_info(num_slots=1), policy="priority")
+    stack.workers[0].step_seconds = 0.005
+    order: list[str] = []
+
+    async def run(name: str, priority: int) -> None:
+        await collect(stack.stub.Generate(request([3], 10, priority=priority)))
+        order.append(name)
+
+    first = asyncio.create_task(run("first", 0))
+    async with asyncio.timeout(5):
+        while stack.engine.load().running != 1:
+            await asyncio.sleep(0.001)
+    low = asyncio.create_task(run("low", 5))
+    await asyncio.sleep(0.02)
+    high = asyncio.create_task(run("high", -5))
+    await asyncio.gather(first, low, high)
+    assert order == ["first", "high", "low"]
+
+
+BAD_REQUESTS = {
+    "no input": (pb.GenerateRequest(), "input"),
+    "empty prompt": (pb.GenerateRequest(prompt=""), "prompt"),
+    "empty ids": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds()), "prompt"),
+    "no messages": (pb.GenerateRequest(chat=pb.ChatInput()), "messages"),
+    "id outside": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[VOCAB])), "300"),
+    "too long": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[1] * 200)), "shorten"),
+    "too many": (request([1], 200), "lower max_tokens to 199"),
+    "temperature": (
+        pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(temperature=float("nan"))),
+        "temperature is nan",
+    ),
+    "top_p": (pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(top_p=0)), "top_p"),
+    "min_p": (pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(min_p=2)), "min_p"),
+    "no tokens": (pb.GenerateRequest(prompt="a", stop=pb.StopConditions(max_tokens=0)), "at least"),
+    "stop": (pb.GenerateRequest(prompt="a", stop=pb.StopConditions(stop=[""])), "empty string"),
+    "stops": (pb.GenerateRequest(prompt="a", stop=pb.StopConditions(stop=["a"] * 17)), "17"),
+    "stop text": (
+        pb.GenerateRequest(prompt="a", detokenize=False, stop=pb.StopConditions(stop=["a"])),
+        "detokenize",
+    ),
+    "resume": (request([1], 2, resume_token_ids=[1, 2, 3]), "resume"),
+    "resume id": (request([1], 9, resume_token_ids=[VOCAB]), "vocabulary"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+async def test_bad_requests_are_refused_with_a_reason(start, name: str) -> None:
+    stack = await start(worker_info())
+    message, words = BAD_REQUESTS[name]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(stack.stub.Generate(message))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in caught.value.details()
+    tokens, _, _ = await collect(stack.stub.Generate(request([1], 5)))
+    assert tokens == expected([1], 5)
+
+
+async def test_unknown_model_is_not_found(start) -> None:
+    stack = await start(worker_info())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(stack.stub.Generate(request([1], 5, model="other")))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_larger_than_the_pool_is_refused(start) -> None:
+    stack = await start(worker_info(num_blocks=11))
+    with pytest.raises(grpc.aio.AioRpcError, match="KV cache holds"):
+        await collect(stack.stub.Generate(request([1] * 30, 11)))
+    tokens, _, _ = await collect(stack.stub.Generate(request([1] * 30, 10)))
+    assert tokens == expected([1] * 30, 10)
+    await stack.settle()
+
+
+async def test_a_full_queue_refuses(start) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting=1)
+    stack.workers[0].step_seconds = 0.01
+    calls = [asyncio.create_task(collect(stack.stub.Generate(request([n], 30)))) for n in range(4)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [r for r in results if isinstance(r, grpc.aio.AioRpcError)]
+    assert refused
+    assert {r.code() for r in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    await stack.settle()
+
+
+@dataclass
+class Received:
+    tokens: list[int] = field(default_factory=list)
+    text: bytes = b""
+    prompt_tokens: int = 0
+    finish: pb.Finish | None = None
+
+
+async def test_multiplex_carries_many_requests(start) -> None:
+    stack = await start(worker_info(num_slots=8))
+    call = stack.stub.Multiplex()
+    for number in range(30):
+        submit = pb.Submit(stream=number, request=request([number, 2], 15))
+        await call.write(pb.MultiplexRequest(submit=submit))
+    received = {number: Received() for number in range(30)}
+    messages, load_seen, models_seen = 0, False, False
+    while any(r.finish is None for r in received.values()):
+        news = await call.read()
+        messages += 1
+        load_seen |= news.HasField("load")
+        models_seen |= news.HasField("models")
+        ids, at, text_at = unpack(news.token_ids).tolist(), 0, 0
+        for i, number in enumerate(news.streams):
+            got = received[number]
+            if news.token_counts[i]:
+                assert news.indices[i] == len(got.tokens)
+            got.tokens += ids[at : at + news.token_counts[i]]
+            got.text += news.text[text_at : text_at + news.text_sizes[i]]
+            got.prompt_tokens += news.prompt_tokens[i]
+            at += news.token_counts[i]
+            text_at += news.text_sizes[i]
+        for end in news.finished:
+            received[end.stream].finish = end.finish
+    for number, got in received.items():
+        assert got.tokens == expected([number, 2], 15)
+        assert got.text.decode() == stack.engine.tokenizer.decode(got.tokens)
+        assert got.prompt_tokens == 2
+    assert messages < 30 * 15 / 2
+    assert load_seen
+    assert models_seen
+    call.cancel()
+    await stack.settle()
+
+
+async def test_closing_a_multiplex_stream_aborts_its_requests(start) -> None:
+    stack = await start(worker_info())
+    stack.workers[0].step_seconds = 0.01
+    call = stack.stub.Multiplex()
+    for number in range(12):
+        submit = pb.Submit(stream=number, request=request([number], 150))
+        await call.write(pb.MultiplexRequest(submit=submit))
+    await call.read()
+    async with asyncio.timeout(5):
+        while stack.engine.num_open < 12:
+            await asyncio.sleep(0.01)
+    call.cancel()
+    await stack.settle()
+
+
+async def test_random_requests_and_aborts_leave_nothing(start) -> None:
+    stack = await start(worker_info(num_blocks=40, num_slots=6, budget=24), worker_info(24, 4, 16))
+    rng = random.Random(3)
+
+    async def one(number: int) -> None:
+        await asyncio.sleep(rng.random() * 1.5)
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))]
+        call = stack.stub.Generate(request(prompt, rng.randint(1, 40)))
+        leave_after = rng.choice([0, 1, 5, 1000])
+        tokens: list[int] = []
+        if leave_after == 0:
+            call.cancel()
+            return
+        async for response in call:
+            tokens += response.token_ids
+            if len(tokens) >= leave_after:
+                call.cancel()
+                break
+        assert tokens == expected(prompt, len(tokens))
+
+    await asyncio.gather(*(one(n) for n in range(500)))
+    await stack.settle()
+
+
+async def test_tokenize_and_detokenize(start) -> None:
+    stack = await start(worker_info())
+    ids = (await stack.stub.Tokenize(pb.TokenizeRequest(text="Grüße 🙂"))).token_ids
+    text = (await stack.stub.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text
+    assert text == "Grüße 🙂"
+    chat = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="hi")])
+    ids = (await stack.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids
+    request_all = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=False)
+    text = (await stack.stub.Detokenize(request_all)).text
+    assert text == "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
+    models = (await stack.stub.ListModels(pb.ListModelsRequest())).models
+    assert [(m.id, m.max_model_len, m.has_chat_template) for m in models] == [(MODEL, 200, True)]
+    assert (await stack.stub.GetLoad(pb.GetLoadRequest())).ready_workers == 1

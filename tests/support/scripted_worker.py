@@ -1,0 +1,144 @@
+"""A worker without a model: a test's peer for the scheduler over real gRPC.
+
+It holds every step against the protocol's rules and answers with tokens that are a pure function
+of the prompt and the index, so a sequence that runs again must come out the same.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from pagewire.packing import pack, unpack
+from pagewire.rpc import SERVER_OPTIONS
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.v1 import worker_pb2_grpc
+
+
+def token_at(prompt: list[int], index: int, vocab_size: int) -> int:
+    """The token that the scripted model generates at an index."""
+    return (sum(prompt) * 31 + len(prompt) * 7 + index * 13) % vocab_size
+
+
+@dataclass
+class Slot:
+    """What the worker knows of one slot."""
+
+    prompt: list[int]
+    known: int
+    computed: int
+    generated: int
+    blocks: list[int]
+
+
+@dataclass
+class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
+    """Serves until `stop`; the fields script its behaviour."""
+
+    info: pb.WorkerInfo
+    step_seconds: float = 0.0
+    # Prompts (by their first token) whose slots fail, and how often each still does.
+    failing: dict[int, int] = field(default_factory=dict)
+    retryable: bool = True
+    # Ends the stream after this many steps, once.
+    break_after: int | None = None
+    steps: int = 0
+    slots: dict[int, Slot] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    _server: grpc.aio.Server | None = None
+
+    async def start(self, address: str) -> None:
+        """Listens on an address."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Breaks every connection."""
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def Run(  # noqa: N802
+        self, requests: AsyncIterator[pb.RunRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.RunResponse]:
+        """The step stream."""
+        hello = await anext(aiter(requests))
+        assert hello.hello.protocol_version == 1
+        self.slots.clear()
+        decode: list[int] = []
+        number = 0
+        yield pb.RunResponse(ready=self.info)
+        async for message in requests:
+            step = message.step
+            number += 1
+            self.steps += 1
+            self._expect(step.step == number, f"step {step.step} after {number - 1}")
+            if step.HasField("decode_slots"):
+                decode = unpack(step.decode_slots).tolist()
+            result = self._compute(step, decode)
+            if self.break_after is not None and self.steps >= self.break_after:
+                self.break_after = None
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
+            if self.step_seconds:
+                await asyncio.sleep(self.step_seconds)
+            yield pb.RunResponse(result=result)
+
+    def _compute(self, step: pb.Step, decode: list[int]) -> pb.StepResult:
+        for start in step.starts:
+            tokens = unpack(start.token_ids).tolist()
+            prompt = tokens[: len(tokens) - start.num_generated]
+            self.slots[start.slot] = Slot(
+                prompt,
+                len(tokens),
+                start.num_computed,
+                start.num_generated,
+                unpack(start.blocks).tolist(),
+            )
+        appended = zip(unpack(step.append_slots), unpack(step.append_blocks), strict=True)
+        for slot, block in appended:
+            self.slots[int(slot)].blocks.append(int(block))
+        rows = list(decode)
+        for slot in decode:
+            self._advance(slot, 1)
+        counts = unpack(step.prefill_counts).tolist()
+        for slot, count in zip(unpack(step.prefill_slots).tolist(), counts, strict=True):
+            self._advance(slot, count)
+            state = self.slots[slot]
+            self._expect(state.computed <= state.known, "prefill beyond the known tokens")
+            if state.computed == state.known:
+                rows.append(slot)
+        self._check_blocks()
+        errors = [error for slot in rows if (error := self._scripted_error(slot))]
+        failed = {error.slot for error in errors}
+        tokens = [-1 if slot in failed else self._sample(slot) for slot in rows]
+        return pb.StepResult(step=step.step, token_ids=pack(tokens), errors=errors, duration_us=1)
+
+    def _advance(self, slot: int, count: int) -> None:
+        state = self.slots[slot]
+        state.computed += count
+        room = len(state.blocks) * self.info.block_size
+        self._expect(state.computed <= room, f"slot {slot} computes beyond its blocks")
+
+    def _check_blocks(self) -> None:
+        for state in self.slots.values():
+            self._expect(0 not in state.blocks, "the scratch block was handed out")
+            self._expect(max(state.blocks) < self.info.num_blocks, "a block outside the pool")
+
+    def _sample(self, slot: int) -> int:
+        state = self.slots[slot]
+        token = token_at(state.prompt, state.generated, self.info.vocab_size)
+        state.generated += 1
+        return token
+
+    def _scripted_error(self, slot: int) -> pb.SlotError | None:
+        key = self.slots[slot].prompt[0]
+        if self.failing.get(key, 0) <= 0:
+            return None
+        self.failing[key] -= 1
+        return pb.SlotError(slot=slot, message="scripted failure", retryable=self.retryable)
+
+    def _expect(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)

@@ -1,0 +1,62 @@
+"""Model folders that hold a small tokenizer only, made on the spot."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. How are you today? I am fine, thank you.",
+    "Grüße aus München! Ça va? Привет, мир. こんにちは世界。 你好，世界。 🙂🚀👩‍👩‍👧 naïve café",
+    "def main() -> None:\n    return 1 + 2\n\n\tprint('x')  # done",
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def byte_level_folder(folder: Path) -> Path:
+    """Byte-level BPE, as of Llama 3 and Qwen; `<|end|>` ends a sequence."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|start|>", "<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens(["<tool call>", "naïveté"])
+    return _save(tokenizer, folder, tokenizer.token_to_id("<|end|>"))
+
+
+def byte_fallback_folder(folder: Path) -> Path:
+    """SentencePiece-like BPE with byte fallback, as of Llama 2 and Mistral."""
+    words = ["▁The", "▁quick", "fox", "▁", "a", "b", "e", "h", "▁hello", "ü"]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    vocab |= {word: 259 + i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return _save(tokenizer, folder, 2)
+
+
+def _save(tokenizer: Tokenizer, folder: Path, eos: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": eos}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    return folder

@@ -1,0 +1,146 @@
+"""Tokenizer, incremental decoding, stop strings and chat templates of the scheduler."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.errors import Code, RequestError
+from pagewire.scheduler.chat_template import ChatTemplate
+from pagewire.scheduler.text_stream import TextStream
+from pagewire.scheduler.tokenizer import ByteLevelDetokenizer, PrefixDetokenizer, Tokenizer
+from support.tokenizer_folders import CORPUS, byte_fallback_folder, byte_level_folder
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(byte_level_folder(tmp_path_factory.mktemp("byte_level")))
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(byte_fallback_folder(tmp_path_factory.mktemp("byte_fallback")))
+
+
+@pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    chosen: Tokenizer = request.getfixturevalue(request.param)
+    return chosen
+
+
+def test_each_kind_has_its_detokenizer(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    assert isinstance(byte_level.detokenizer(), ByteLevelDetokenizer)
+    assert isinstance(byte_fallback.detokenizer(), PrefixDetokenizer)
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = tokenizer.detokenizer()
+    return [*(detokenizer.feed(token) for token in ids), detokenizer.flush()]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_pieces_are_the_full_text_for_any_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_a_character_is_never_split(tokenizer: Tokenizer, text: str) -> None:
+    pieces = pieces_of(tokenizer, tokenizer.encode(text).tolist())
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_special_tokens_have_no_text(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("<|start|>hi<|end|>").tolist()
+    assert "".join(pieces_of(byte_level, ids)) == "hi"
+
+
+def test_eos_comes_from_the_model_folder(byte_level: Tokenizer) -> None:
+    assert byte_level.eos_token_ids == (byte_level.encode("<|end|>").tolist()[0],)
+
+
+def stream(tokenizer: Tokenizer, stop: tuple[str, ...], include: bool = False) -> TextStream:
+    return TextStream(tokenizer.detokenizer(), stop, include)
+
+
+def run_until_stop(text_stream: TextStream, ids: list[int]) -> list[str]:
+    pieces = []
+    for token in ids:
+        pieces.append(text_stream.feed(token))
+        if text_stream.stop_string is not None:
+            return pieces
+    return [*pieces, text_stream.flush()]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    text=st.text(alphabet="abcé🙂", max_size=30),
+    stop=st.lists(st.text(alphabet="abcé🙂", min_size=1, max_size=4), max_size=3),
+    include=st.booleans(),
+)
+def test_stop_strings_end_the_text_where_the_first_is_complete(
+    byte_level: Tokenizer, text: str, stop: list[str], include: bool
+) -> None:
+    text_stream = stream(byte_level, tuple(stop), include)
+    pieces = run_until_stop(text_stream, byte_level.encode(text).tolist())
+    ends = [at + len(s) for s in stop if (at := text.find(s)) >= 0]
+    if not ends:
+        assert text_stream.stop_string is None
+        assert "".join(pieces) == text
+        return
+    found = text_stream.stop_string
+    assert found in stop
+    got = "".join(pieces)
+    kept = got if include else got + found
+    assert text.startswith(kept)
+    assert kept.endswith(found)
+    assert not any(s in kept[: len(kept) - len(found)] for s in stop)
+
+
+def test_text_that_may_begin_a_stop_string_is_held_back(byte_fallback: Tokenizer) -> None:
+    text_stream = stream(byte_fallback, ("abba",))
+    ids = [byte_fallback.encode(c).tolist()[-1] for c in "eabbe"]
+    assert [text_stream.feed(token) for token in ids] == ["e", "", "", "", "abbe"]
+
+
+def test_what_was_emitted_depends_on_the_tokens_only(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("a🙂b stop here").tolist()
+    whole = [stream(byte_level, ("op h",)).feed(token) for token in ids[:1]]
+    first, second = stream(byte_level, ("op h",)), stream(byte_level, ("op h",))
+    pieces = [first.feed(token) for token in ids]
+    replayed = [second.feed(token) for token in ids]
+    assert pieces == replayed
+    assert pieces[:1] == whole
+
+
+def test_chat_template_renders(byte_level: Tokenizer) -> None:
+    assert byte_level.chat_template is not None
+    text = byte_level.chat_template.render([{"role": "user", "content": "hi"}], True, {})
+    assert text == "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
+
+
+def test_chat_template_refusals_reach_the_client() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(RequestError, match="roles must alternate") as caught:
+        template.render([], False, {})
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.field == "messages"
+
+
+def test_chat_template_cannot_reach_the_interpreter() -> None:
+    template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
+    with pytest.raises(RequestError):
+        template.render([], False, {})
+
+
+def test_chat_template_sees_special_tokens_and_variables() -> None:
+    template = ChatTemplate("{{ bos_token }}{{ enable_thinking }}", {"bos_token": "<s>"})
+    assert template.render([], True, {"enable_thinking": False}) == "<s>False"
+
+
+def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
+        Tokenizer(tmp_path)
