@@ -8,12 +8,13 @@ import math
 from dataclasses import dataclass
 
 from pagewire.errors import invalid
+from pagewire.limits import (
+    INT32_MAX,
+    MAX_STOP_STRING_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from pagewire.v1 import inference_pb2 as pb
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 8
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError
 from pagewire.packing import unpack
@@ -22,32 +20,14 @@ from pagewire.scheduler.core.policy import POLICIES
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.waiting import WaitingQueue
 from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.open_request import Request, error_finish, hand_out
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
-from pagewire.scheduler.text_stream import TextStream
 from pagewire.scheduler.tokenizer import Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One client's request while it is open."""
-
-    request_id: str
-    buffer: DeltaBuffer
-    stream: int
-    received: float
-    arrival: int
-    sequence: Sequence | None = None
-    text: TextStream | None = None
-    # Prompt tokens not yet reported to the client: the first delta carries their number.
-    unreported_prompt: int = 0
-    include_stop_token: bool = False
-    admitted: bool = False
-    open: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +39,12 @@ class ReadyWorker:
     batch: WorkerBatch
     # The requests in its slots.
     owners: list[Request | None] = field(default_factory=list)
+
+    def owner(self, slot: int) -> Request:
+        """The request in a live slot."""
+        request = self.owners[slot]
+        assert request is not None, f"slot {slot} has no owner"
+        return request
 
     def load(self) -> tuple[float, float]:
         """How full it is: fraction of slots, then of blocks."""
@@ -112,7 +98,7 @@ class Engine:
         refusal = self._refusal(message, request)
         if refusal is not None:
             metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
-            buffer.add_finish(stream, _error_finish(refusal), 0)
+            buffer.add_finish(stream, error_finish(refusal), 0)
             return
         self._open[id(buffer), stream] = request
         self.all_closed.clear()
@@ -263,7 +249,7 @@ class Engine:
             parsed = await self._parse(message)
         except RequestError as error:
             if request.open:
-                self._close(request, State.FAILED, _error_finish(error))
+                self._close(request, State.FAILED, error_finish(error))
             return
         if request.open:
             self._queue(request, parsed)
@@ -313,7 +299,7 @@ class Engine:
         if request.text is not None:
             for token in resumed[: -1 if stopped else None]:
                 request.text.feed(token)
-        return self._end_of(request, resumed[-1], stopped, len(resumed) >= parsed.max_tokens)
+        return request.end_after(resumed[-1], stopped, len(resumed) >= parsed.max_tokens)
 
     # Steps
 
@@ -368,14 +354,13 @@ class Engine:
 
     def _deliver(self, worker: ReadyWorker, outcome: StepOutcome) -> None:
         """Hands one token of each row to its client, and ends the sequences that are done."""
-        requests = [worker.owners[slot] for slot in outcome.slots.tolist()]
+        requests = [worker.owner(slot) for slot in outcome.slots.tolist()]
         texts: list[bytes] = []
         ended: list[int] = []
         first: list[int] = []
         final = (outcome.stopped | outcome.ended).tolist()
         stopped = outcome.stopped.tolist()
         for row, (request, token) in enumerate(zip(requests, outcome.tokens.tolist(), strict=True)):
-            assert request is not None
             text = request.text
             if text is None or (stopped[row] and not request.include_stop_token):
                 texts.append(b"")
@@ -388,67 +373,25 @@ class Engine:
         prompt_tokens = [0] * len(requests)
         for row in first:
             prompt_tokens[row] = self._report_prompt(requests[row])
-        self._hand_out(requests, outcome, texts, prompt_tokens)
+        hand_out(requests, outcome, texts, prompt_tokens)
         for row in ended:
             request = requests[row]
-            assert request is not None
             slot = int(outcome.slots[row])
             worker.batch.finish(slot, State.COMPLETED)
             token = int(outcome.tokens[row])
-            finish = self._end_of(request, token, stopped[row], bool(outcome.ended[row]))
+            finish = request.end_after(token, stopped[row], bool(outcome.ended[row]))
             assert finish is not None
             self._close(request, State.COMPLETED, finish)
 
-    def _report_prompt(self, request: Request | None) -> int:
-        assert request is not None
+    def _report_prompt(self, request: Request) -> int:
         metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
         count, request.unreported_prompt = request.unreported_prompt, 0
         return count
 
-    def _hand_out(
-        self,
-        requests: list[Request | None],
-        outcome: StepOutcome,
-        texts: list[bytes],
-        prompt_tokens: list[int],
-    ) -> None:
-        rows_of: dict[DeltaBuffer, list[int]] = {}
-        streams = []
-        for row, request in enumerate(requests):
-            assert request is not None
-            streams.append(request.stream)
-            rows_of.setdefault(request.buffer, []).append(row)
-        indices = outcome.indices.tolist()
-        if len(rows_of) == 1:
-            next(iter(rows_of)).add_rows(streams, indices, outcome.tokens, texts, prompt_tokens)
-            return
-        for buffer, rows in rows_of.items():
-            buffer.add_rows(
-                [streams[row] for row in rows],
-                [indices[row] for row in rows],
-                outcome.tokens[np.array(rows)],
-                [texts[row] for row in rows],
-                [prompt_tokens[row] for row in rows],
-            )
-
-    def _end_of(
-        self, request: Request, token: int, stopped: bool, at_limit: bool
-    ) -> pb.Finish | None:
-        """How a request ends after `token`; None if it does not."""
-        text = request.text
-        if text is not None and text.stop_string is not None:
-            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=text.stop_string)
-        if stopped:
-            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_token_id=token)
-        if at_limit:
-            return pb.Finish(reason=pb.FINISH_REASON_LENGTH)
-        return None
-
     def _on_slot_error(self, worker: ReadyWorker, error: worker_pb.SlotError) -> None:
         if not worker.batch.slots.live[error.slot]:
             return
-        request = worker.owners[error.slot]
-        assert request is not None
+        request = worker.owner(error.slot)
         sequence = worker.batch.finish(error.slot, State.PENDING)
         attempts = sequence.record_failure()
         log.warning("request %s failed on a worker: %s", request.request_id, error.message)
@@ -456,7 +399,7 @@ class Engine:
             self._waiting.push(sequence)
             return
         failure = RequestError(Code.INTERNAL, f"the worker failed: {error.message}")
-        self._close(request, State.FAILED, _error_finish(failure))
+        self._close(request, State.FAILED, error_finish(failure))
 
     def _fail_too_large(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
@@ -465,7 +408,7 @@ class Engine:
             f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "
             "is ready now holds",
         )
-        self._close(sequence.owner, State.FAILED, _error_finish(error))
+        self._close(sequence.owner, State.FAILED, error_finish(error))
 
     # The end
 
@@ -510,11 +453,4 @@ def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> Worke
         num_slots=min(config.max_num_seqs or 2**31, info.num_slots, budget),
         max_num_batched_tokens=budget,
         memory_threshold=config.memory_threshold,
-    )
-
-
-def _error_finish(error: RequestError) -> pb.Finish:
-    return pb.Finish(
-        reason=pb.FINISH_REASON_ERROR,
-        error=pb.Error(code=int(error.code), message=error.message, field=error.field),
     )

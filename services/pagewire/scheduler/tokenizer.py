@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
 from pagewire.scheduler.chat_template import ChatTemplate
 
@@ -151,8 +152,15 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
         if path.is_file():
             ids = json.loads(path.read_text()).get("eos_token_id")
             if ids is not None:
-                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+                return _few_enough(tuple(ids) if isinstance(ids, list) else (int(ids),), path)
     return ()
+
+
+def _few_enough(ids: tuple[int, ...], path: Path) -> tuple[int, ...]:
+    most = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    if len(ids) > most:
+        raise ValueError(f"{path} has {len(ids)} end-of-sequence ids; at most {most} are supported")
+    return ids
 
 
 def _byte_fallback_ids(backend: Backend) -> frozenset[int]:

@@ -48,6 +48,7 @@ class WorkerLink:
         self.address = address
         self._events = events
         self._outgoing: asyncio.Queue[pb.RunRequest] = asyncio.Queue()
+        self._reported = ""
 
     def send(self, step: pb.Step) -> None:
         """Sends a step; run-ahead bounds how many wait here."""
@@ -69,15 +70,21 @@ class WorkerLink:
                         error.details(),
                     )
                     return
-                log.warning(
-                    "worker %s: %s %s", self.address, error.code().name, error.details() or ""
-                )
+                self._report(error.code(), error.details() or "")
             except ValueError as error:
                 log.error("worker %s broke the protocol: %s", self.address, error)
             if time.monotonic() - started > LAST_BACKOFF:
                 backoff = FIRST_BACKOFF
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, LAST_BACKOFF)
+
+    def _report(self, code: grpc.StatusCode, details: str) -> None:
+        """Says why there is no connection: once, and again when the reason is another."""
+        reason = details if code is not grpc.StatusCode.UNAVAILABLE else "not there yet"
+        level = logging.DEBUG if reason == self._reported else logging.WARNING
+        self._reported = reason
+        log.log(level, "worker %s: %s (%s)", self.address, reason, code.name)
+        log.debug("worker %s: %s", self.address, details)
 
     async def _serve(self) -> None:
         """One connection, until it breaks; always ends with an exception."""
@@ -90,6 +97,7 @@ class WorkerLink:
                 raise ValueError("its first message is not `ready`")
             self._outgoing = asyncio.Queue()
             self._events.on_ready(self, ready.ready)
+            self._reported = ""
             writer = asyncio.create_task(self._write(call))
             try:
                 while True:

@@ -5,10 +5,10 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.sequence import Sequence
 
-MAX_STOP_IDS = 16
 NO_TOKEN = -1
 
 

@@ -1,0 +1,166 @@
+"""Times decode steps on a GPU: the graph alone, and the steps of a worker chained back to back.
+
+    python benchmarks/decode_step.py --model DIR [--profile] [--output FILE.json]
+
+DIR needs a config.json only: the weights are random. `graph` is the median of replays of the
+captured step, `chained` the time a step takes when steps are submitted one ahead, host work and
+copies included; their difference is what the device idles.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pagewire.config import WorkerConfig
+from pagewire.worker.graphed import GraphBackend
+from pagewire.worker.limits import Limits
+from pagewire.worker.loading import load_worker
+from pagewire.worker.plan import SlotStarts, StepPlan
+
+POINTS = [(1, 504), (8, 720), (16, 720), (32, 720), (64, 720), (128, 720), (256, 720), (64, 2048)]
+NONE = np.empty(0, np.int32)
+
+
+def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
+    """Gives each of `rows` slots its row of `blocks [rows, columns]` and sampling at 0.6."""
+    slots = np.arange(rows, dtype=np.int32)
+    columns = blocks.shape[1]
+
+    def full(value: float, dtype: type) -> np.ndarray:
+        return np.full(rows, value, dtype)
+
+    return StepPlan(
+        starts=SlotStarts(
+            slots=slots,
+            temperature=full(0.6, np.float32),
+            top_k=full(0, np.int32),
+            top_p=full(1, np.float32),
+            min_p=full(0, np.float32),
+            seed=np.arange(rows, dtype=np.int64),
+            min_tokens=full(0, np.int32),
+            stop_token_ids=np.full((rows, 16), -1, np.int32),
+        ),
+        table_slots=np.repeat(slots, columns),
+        table_columns=np.tile(np.arange(columns, dtype=np.int32), rows),
+        table_blocks=blocks.ravel().astype(np.int32),
+        **decode_fields(slots, 0),
+    )
+
+
+def decode_fields(slots: np.ndarray, position: int) -> dict:
+    """The computed part of a plan in which `slots` decode at `position`."""
+    positions = np.full(len(slots), position, np.int32)
+    return {
+        "decode_slots": slots,
+        "decode_positions": positions,
+        "chunk_slots": NONE,
+        "chunk_starts": np.zeros(1, np.int32),
+        "chunk_tokens": NONE,
+        "chunk_positions": NONE,
+        "chunk_lengths": NONE,
+        "chunk_samples": np.empty(0, np.bool_),
+        "sample_slots": slots,
+        "sample_indices": positions,
+        "filtered": False,
+    }
+
+
+def decode_plan(rows: int, position: int) -> StepPlan:
+    """A steady decode step of slots 0 to rows - 1."""
+    return StepPlan(
+        starts=None,
+        table_slots=NONE,
+        table_columns=NONE,
+        table_blocks=NONE,
+        **decode_fields(np.arange(rows, dtype=np.int32), position),
+    )
+
+
+def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
+    """Median time of replaying the graph that serves `rows` rows."""
+    graph = next(c.graph for (r, f), c in sorted(backend._captured.items()) if r >= rows and not f)
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def chained_ms(backend: GraphBackend, rows: int, context: int, steps: int = 100) -> float:
+    """Time a step when each is submitted before the one ahead of it is waited for."""
+    handle = backend.submit(decode_plan(rows, context))
+    backend.wait(handle)
+    begin = time.perf_counter()
+    handle = backend.submit(decode_plan(rows, context))
+    for _ in range(steps - 1):
+        following = backend.submit(decode_plan(rows, context))
+        backend.wait(handle)
+        handle = following
+    backend.wait(handle)
+    return (time.perf_counter() - begin) / steps * 1e3
+
+
+def profile(backend: GraphBackend, rows: int, context: int) -> str:
+    """Where the time of a step goes, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
+        for _ in range(5):
+            backend.wait(backend.submit(decode_plan(rows, context)))
+    return str(
+        prof.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    worker = load_worker(WorkerConfig(model=options.model, load_format="dummy"))
+    backend = worker.backend
+    assert isinstance(backend, GraphBackend)
+    loaded = time.perf_counter()
+    backend.warm_up()
+    ready = time.perf_counter()
+    print(f"loaded in {loaded - begin:.1f} s, warm in {ready - loaded:.1f} s more", flush=True)
+    results = []
+    rng = np.random.default_rng(0)
+    for rows, context in POINTS:
+        columns = -(-(context + 1) // worker.limits.block_size)
+        blocks = 1 + rng.permutation(worker.limits.num_blocks - 1)[: rows * columns]
+        plan = start_plan(worker.limits, rows, blocks.reshape(rows, columns))
+        backend.wait(backend.submit(plan))
+        chained = chained_ms(backend, rows, context)
+        graph = graph_ms(backend, rows)
+        results.append({"rows": rows, "context": context, "graph_ms": graph, "chained_ms": chained})
+        print(
+            f"B={rows:4d} ctx={context:5d}: graph {graph:7.3f} ms, chained {chained:7.3f} ms, "
+            f"{rows / chained * 1e3:9.0f} tok/s, idle {100 * (1 - graph / chained):4.1f} %",
+            flush=True,
+        )
+        if options.profile and (rows, context) in ((1, 504), (64, 720), (256, 720)):
+            print(profile(backend, rows, context), flush=True)
+    if options.output:
+        facts = {
+            "command": f"python benchmarks/decode_step.py --model {options.model}",
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "load_s": loaded - begin,
+            "warm_up_s": ready - loaded,
+            "points": results,
+        }
+        options.output.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

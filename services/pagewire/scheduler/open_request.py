@@ -1,0 +1,75 @@
+"""A client's request while it is open, and how it ends."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewire.errors import RequestError
+from pagewire.scheduler.core.batch import StepOutcome
+from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.text_stream import TextStream
+from pagewire.v1 import inference_pb2 as pb
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What is known of one request besides its tokens."""
+
+    request_id: str
+    buffer: DeltaBuffer
+    stream: int
+    received: float
+    arrival: int
+    sequence: Sequence | None = None
+    text: TextStream | None = None
+    # Prompt tokens not yet reported to the client: the first delta carries their number.
+    unreported_prompt: int = 0
+    include_stop_token: bool = False
+    admitted: bool = False
+    open: bool = True
+
+    def end_after(self, token: int, stopped: bool, at_limit: bool) -> pb.Finish | None:
+        """How the request ends after `token`; None if it goes on."""
+        text = self.text
+        if text is not None and text.stop_string is not None:
+            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=text.stop_string)
+        if stopped:
+            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_token_id=token)
+        if at_limit:
+            return pb.Finish(reason=pb.FINISH_REASON_LENGTH)
+        return None
+
+
+def error_finish(error: RequestError) -> pb.Finish:
+    """The end of a request that failed or was refused."""
+    return pb.Finish(
+        reason=pb.FINISH_REASON_ERROR,
+        error=pb.Error(code=int(error.code), message=error.message, field=error.field),
+    )
+
+
+def hand_out(
+    requests: list[Request],
+    outcome: StepOutcome,
+    texts: list[bytes],
+    prompt_tokens: list[int],
+) -> None:
+    """Gives each client the new tokens of its requests; the arguments are parallel."""
+    rows_of: dict[DeltaBuffer, list[int]] = {}
+    streams = []
+    for row, request in enumerate(requests):
+        streams.append(request.stream)
+        rows_of.setdefault(request.buffer, []).append(row)
+    indices = outcome.indices.tolist()
+    if len(rows_of) == 1:
+        next(iter(rows_of)).add_rows(streams, indices, outcome.tokens, texts, prompt_tokens)
+        return
+    for buffer, rows in rows_of.items():
+        buffer.add_rows(
+            [streams[row] for row in rows],
+            [indices[row] for row in rows],
+            outcome.tokens[np.array(rows)],
+            [texts[row] for row in rows],
+            [prompt_tokens[row] for row in rows],
+        )

@@ -1,0 +1,8 @@
+"""Bounds on what a request may ask for, where several services must agree on them."""
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 8
+# Stop tokens of a request and the model's own end-of-sequence tokens together.
+MAX_STOP_IDS = 16
+INT32_MAX = 2**31 - 1
