@@ -1,0 +1,152 @@
+"""The routes."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.answer import answer
+from pagewire.gateway.body import parse, read_body
+from pagewire.gateway.chat import ChatRequest
+from pagewire.gateway.completions import CompletionRequest
+from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
+from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.schedulers import Schedulers
+from pagewire.gateway.traffic import Traffic
+from pagewire.v1 import inference_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The state of one gateway process. Once `draining`, it takes no more requests."""
+
+    schedulers: Schedulers
+    metrics: Metrics
+    max_body_bytes: int
+    traffic: Traffic = field(init=False)
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(self.metrics, GENERATING)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._generate(request, ChatRequest)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._generate(request, CompletionRequest)
+
+    async def models(self) -> JSONResponse:
+        """GET /v1/models."""
+        served = self.schedulers.models()
+        data = [_model(served[name]) for name in sorted(served)]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, model: str) -> JSONResponse:
+        """GET /v1/models/{model}."""
+        return JSONResponse(_model(self.schedulers.model(model)))
+
+    async def healthz(self) -> JSONResponse:
+        """GET /healthz: the process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self) -> JSONResponse:
+        """GET /readyz: requests are taken and some scheduler can run them."""
+        if self.draining:
+            return JSONResponse({"status": "draining"}, 503, headers=RETRY_AFTER)
+        if not self.schedulers.ready:
+            return JSONResponse({"status": "no ready scheduler"}, 503, headers=RETRY_AFTER)
+        return JSONResponse({"status": "ready"})
+
+    async def metrics_page(self) -> Response:
+        """GET /metrics."""
+        return Response(
+            generate_latest(self.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST}
+        )
+
+    async def _generate(
+        self, request: Request, vocabulary: type[ChatRequest] | type[CompletionRequest]
+    ) -> Response:
+        if self.draining:
+            refusal = ApiError.of(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
+            refusal.headers = {**RETRY_AFTER, "connection": "close"}
+            raise refusal
+        body = await read_body(request, self.max_body_bytes)
+        fields = parse(vocabulary, body)
+        model = self.schedulers.model(fields.model)
+        return await answer(fields.job(model.id), self.schedulers, request.receive)
+
+
+def create_app(gateway: Gateway) -> ASGIApp:
+    """The ASGI application; every error has OpenAI's body."""
+    app = FastAPI(title="Pagewire", openapi_url=None, redirect_slashes=False)
+    app.add_api_route("/v1/chat/completions", gateway.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", gateway.completions, methods=["POST"], response_model=None)
+    for path, endpoint in (
+        ("/v1/models", gateway.models),
+        ("/v1/models/{model:path}", gateway.model),
+        ("/healthz", gateway.healthz),
+        ("/readyz", gateway.readyz),
+        ("/metrics", gateway.metrics_page),
+    ):
+        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(ClientGoneError, _client_gone)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    return gateway.traffic.watch(app)
+
+
+def _model(model: pb.Model) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "pagewire",
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return ApiError.of(error).response()
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    request.state.outcome = "client_gone"
+    return Response(status_code=CLIENT_GONE_STATUS)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """A route or a method that does not exist."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    message = f"there is no route {what}"
+    if error.status_code == 405:
+        message = (
+            f"{what} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
+        )
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """A fault of the gateway; the server logs the traceback."""
+    return ApiError.of(RequestError(Code.INTERNAL, "the gateway failed; see its log")).response()

@@ -1,0 +1,110 @@
+"""The vocabulary of /v1/completions."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from pagewire.errors import invalid
+from pagewire.gateway.extras import COMPLETION, refuse_extras
+from pagewire.gateway.fields import GenerationFields, TokenId
+from pagewire.gateway.job import Job
+from pagewire.gateway.reply import Envelope, ended_by
+from pagewire.v1 import inference_pb2 as pb
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+
+def _prompt_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    if not isinstance(value, list):
+        return None
+    if not value or isinstance(value[0], str):
+        return "<strings>"
+    return "<lists of token ids>" if isinstance(value[0], list) else "<token ids>"
+
+
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
+Prompt = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[str], Field(fail_fast=True), Tag("<strings>")]
+    | Annotated[list[TokenId], Field(fail_fast=True), Tag("<token ids>")]
+    | Annotated[list[Tokens], Field(fail_fast=True), Tag("<lists of token ids>")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt",
+        custom_error_message="it must be a string, token ids, or an array of either",
+    ),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """The body of a request."""
+
+    prompt: Prompt
+
+    def job(self, model: str) -> Job:
+        """The work for the schedulers; RequestError names the field at fault."""
+        refuse_extras(self, COMPLETION)
+        self.check_stream_options()
+        envelope = Envelope("cmpl", "text_completion", model)
+        most_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        stop = self.stop_conditions(most_tokens)
+        requests = [
+            pb.GenerateRequest(
+                request_id=f"{envelope.id}-{index}",
+                model=model,
+                sampling=self.sampling(),
+                stop=stop,
+                priority=self.priority or 0,
+                **_input(prompt, index),
+            )
+            for index, prompt in enumerate(self._prompts())
+        ]
+        return Job(requests, CompletionReply(envelope), bool(self.stream), self.include_usage)
+
+    def _prompts(self) -> list[Any]:
+        single = isinstance(self.prompt, str) or (
+            bool(self.prompt) and isinstance(self.prompt[0], int)
+        )
+        prompts: list[Any] = [self.prompt] if single else list(self.prompt)
+        if not prompts:
+            raise invalid("prompt", "prompt is empty; give at least one token")
+        if len(prompts) > MAX_PROMPTS:
+            raise invalid(
+                "prompt", f"prompt has {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed"
+            )
+        return prompts
+
+
+def _input(prompt: str | list[int], index: int) -> dict[str, Any]:
+    if not prompt:
+        raise invalid("prompt", f"prompt {index} is empty; give at least one token")
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    return {"prompt_token_ids": pb.TokenIds(ids=prompt)}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReply:
+    """Answers with text."""
+
+    envelope: Envelope
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Nothing comes before the text."""
+        return None
+
+    def piece(self, index: int, text: str) -> dict[str, Any]:
+        """Some text."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
+        """The last text, with the reason of the end."""
+        return {**self.piece(index, text), **ended_by(finish)}
+
+    def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
+        """All of the text; the same keys as a last chunk's."""
+        return self.ending(index, text, finish)

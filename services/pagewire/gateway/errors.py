@@ -1,0 +1,71 @@
+"""Failures as HTTP answers: OpenAI's error bodies and statuses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from pagewire.errors import Code, RequestError
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+CLIENT_GONE_STATUS = 499  # counted only: there is nobody left to read it
+RETRY_AFTER = {"retry-after": "1"}
+
+# gRPC code: HTTP status, OpenAI type, OpenAI code.
+_KINDS: dict[int, tuple[int, str, str | None]] = {
+    Code.INVALID_ARGUMENT: (400, INVALID, None),
+    Code.FAILED_PRECONDITION: (400, INVALID, None),
+    Code.NOT_FOUND: (404, INVALID, "model_not_found"),
+    Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
+    Code.UNAVAILABLE: (503, SERVER, "service_unavailable"),
+    Code.DEADLINE_EXCEEDED: (504, SERVER, "timeout"),
+}
+_INTERNAL = (500, SERVER, "internal_error")
+
+# Fields of the gRPC request whose name differs over HTTP.
+_PARAMS = {
+    "prompt_token_ids": "prompt",
+    "chat": "messages",
+    "template_kwargs": "chat_template_kwargs",
+}
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """A request that ends with an error body. `param` is the JSON field at fault."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, error: RequestError) -> "ApiError":
+        """The HTTP view of an error that gateway and scheduler share."""
+        status, kind, code = _KINDS.get(error.code, _INTERNAL)
+        param = _PARAMS.get(error.field, error.field) or None
+        headers = RETRY_AFTER if status in (429, 503) else None
+        return cls(status, error.message, kind, param, code, headers)
+
+    def body(self) -> dict[str, Any]:
+        """`{"error": ...}` as OpenAI writes it."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The whole HTTP answer."""
+        return JSONResponse(self.body(), self.status, headers=self.headers)

@@ -1,0 +1,114 @@
+"""Fields that OpenAI or vLLM know and Pagewire does not implement yet.
+
+Such a field is accepted with a value that asks for nothing and refused otherwise: an option that
+has no effect must not look as if it had one. Any other field is unknown and refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from pagewire.errors import invalid
+
+Neutral = Mapping[str, tuple[Any, ...]]
+
+# Field: the values that ask for nothing. null asks for nothing anywhere.
+COMMON: Neutral = {
+    "n": (1,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "prompt_logprobs": (),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "best_of": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": (),
+    "truncate_prompt_tokens": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
+    "request_id": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "service_tier": ("auto", "default"),
+}
+CHAT: Neutral = {
+    **COMMON,
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "parallel_tool_calls": (True, False),  # says nothing where there are no tools
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "moderation": (),
+    "store": (False,),
+    "echo": (False,),
+    "add_special_tokens": (False,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "mm_processor_kwargs": (),
+    "media_io_kwargs": (),
+    "include_reasoning": (),
+}
+COMPLETION: Neutral = {
+    **COMMON,
+    "logprobs": (),  # 0 asks for the log-probability of each drawn token
+    "echo": (False,),
+    "suffix": ("",),
+    "add_special_tokens": (True,),
+    "prompt_embeds": (),
+}
+STREAM_OPTIONS: Neutral = {
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
+}
+MESSAGE: Neutral = {
+    "tool_calls": ([],),
+    "function_call": (),
+    "tool_call_id": (),
+    "refusal": (),
+    "audio": (),
+    "reasoning": (),
+    "reasoning_content": (),
+    "annotations": ([],),
+}
+
+
+def refuse_extras(model: BaseModel, neutral: Neutral, prefix: str = "") -> None:
+    """Raises RequestError for the first extra field of `model` that would ask for something."""
+    for name, value in (model.model_extra or {}).items():
+        field = prefix + name
+        if name not in neutral:
+            raise invalid(field, f"{field} is not a known field; remove it")
+        if value is not None and not any(_same(value, accepted) for accepted in neutral[name]):
+            raise invalid(field, f"{field} is not supported yet; remove it")
+
+
+def _same(value: Any, accepted: Any) -> bool:
+    """Equality that keeps true from being 1."""
+    return type(value) is type(accepted) and bool(value == accepted)

@@ -1,0 +1,124 @@
+"""The fields that chat and completions share, and what they become for a scheduler."""
+
+import secrets
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from pagewire.errors import invalid
+from pagewire.gateway.extras import STREAM_OPTIONS, refuse_extras
+from pagewire.limits import INT32_MAX
+from pagewire.sampling import SamplingParams, StopConditions
+from pagewire.v1 import inference_pb2 as pb
+
+Int32 = Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+
+
+class Strict(BaseModel):
+    """A JSON object without conversions: "5" is no number, true is no integer, NaN is refused.
+
+    Extra fields are kept so that `refuse_extras` can tell unknown ones from unsupported ones.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """Options that only a streamed answer has."""
+
+    include_usage: bool | None = None
+
+
+def _stop_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<strings>" if isinstance(value, list) else None
+
+
+Stop = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[str], Field(fail_fast=True), Tag("<strings>")],
+    Discriminator(
+        _stop_kind,
+        custom_error_type="stop",
+        custom_error_message="it must be a string or an array of strings",
+    ),
+]
+
+
+class GenerationFields(Strict):
+    """How to generate, whatever the prompt looks like. null is the same as absence."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    max_tokens: Int32 | None = None
+    min_tokens: Count | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Int32 | None = None
+    # Who asks and what for; by definition without effect on what is generated.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed answer ends with a chunk of token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_stream_options(self) -> None:
+        """Raises RequestError for stream options without a stream, or unknown ones."""
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise invalid(
+                "stream_options", "stream_options needs stream: true; set it or remove the options"
+            )
+        refuse_extras(self.stream_options, STREAM_OPTIONS, "stream_options.")
+
+    def sampling(self) -> pb.SamplingParams:
+        """Checked sampling parameters, with a seed drawn if none is given.
+
+        The seed is drawn here so that a request whose scheduler is lost goes on elsewhere with
+        the noise that it would have had.
+        """
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,  # both mean off
+            "min_p": self.min_p,
+            "seed": self.seed,
+        }
+        params = {name: value for name, value in given.items() if value is not None}
+        SamplingParams(**params)
+        params.setdefault("seed", secrets.randbits(63))
+        return pb.SamplingParams(**params)
+
+    def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
+        """Checked stop conditions; `max_tokens` None is up to the model's length."""
+        checked = StopConditions(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
+        return pb.StopConditions(
+            max_tokens=checked.max_tokens,
+            min_tokens=checked.min_tokens,
+            stop=checked.stop,
+            stop_token_ids=checked.stop_token_ids,
+            ignore_eos=checked.ignore_eos,
+            include_stop_str_in_output=checked.include_stop_str_in_output,
+        )

@@ -1,0 +1,161 @@
+"""One prompt's run at the schedulers, and the mailbox through which its reader is woken."""
+
+import asyncio
+import time
+from array import array
+
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.errors import ClientGoneError
+from pagewire.v1 import inference_pb2 as pb
+
+
+class Mailbox:
+    """Which generations of one HTTP request have news; one reader waits on all of them.
+
+    News wait in their generations, so a reader that lags finds fewer and larger pieces, and never
+    more than its requests' own max_tokens.
+    """
+
+    __slots__ = ("_gone", "_news", "_waiter")
+
+    def __init__(self) -> None:
+        self._news: list[Generation] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._gone = False
+
+    def post(self, generation: "Generation") -> None:
+        """Adds a generation to the news; the caller sees to it that it is added once."""
+        self._news.append(generation)
+        self._wake()
+
+    def hang_up(self) -> None:
+        """The client is gone: `take` raises ClientGoneError from now on."""
+        self._gone = True
+        self._wake()
+
+    async def take(self) -> "list[Generation]":
+        """The generations with news, at least one, each taken off the list."""
+        if not self._news and not self._gone:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._gone:
+            raise ClientGoneError
+        news, self._news = self._news, []
+        for generation in news:
+            generation.posted = False
+        return news
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Generation:
+    """One prompt's run: what has arrived, and all that is needed to run it again elsewhere.
+
+    `tokens` are all generated tokens received so far; text received and not taken yet waits here.
+    A generation that is not `eager` posts to its mailbox only when it has ended.
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_text",
+        "closed",
+        "eager",
+        "ended_at",
+        "failure",
+        "finish",
+        "first_token_at",
+        "index",
+        "mailbox",
+        "posted",
+        "prompt_tokens",
+        "refused_by",
+        "request",
+        "started_at",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: pb.GenerateRequest, index: int, mailbox: Mailbox, eager: bool
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.mailbox = mailbox
+        self.eager = eager
+        self.tokens = array("i")
+        self.prompt_tokens = 0
+        self.finish: pb.Finish | None = None
+        self.failure: RequestError | None = None
+        self.closed = False
+        self.posted = False
+        self.refused_by: set[str] = set()  # schedulers that had no worker for it
+        self.started_at = time.perf_counter()
+        self.first_token_at = 0.0
+        self.ended_at = 0.0
+        self._attempts = 0
+        self._text = bytearray()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will arrive."""
+        return self.finish is not None or self.failure is not None
+
+    def extend(self, token_bytes: bytes, text: bytes, now: float) -> None:
+        """Takes in new tokens (little-endian int32) and new text (UTF-8)."""
+        if token_bytes:
+            if not self.tokens:
+                self.first_token_at = now
+            self.tokens.frombytes(token_bytes)
+        self._text += text
+        if self.eager and not self.posted:
+            self.posted = True
+            self.mailbox.post(self)
+
+    def take_text(self) -> str:
+        """The text that has arrived since the last call."""
+        text = self._text.decode(errors="replace")
+        self._text.clear()
+        return text
+
+    def end(self, finish: pb.Finish) -> None:
+        """The scheduler is done with it, well or badly."""
+        if finish.reason == pb.FINISH_REASON_ERROR:
+            self.fail(_request_error(finish.error))
+        elif finish.reason == pb.FINISH_REASON_UNSPECIFIED:
+            self.fail(RequestError(Code.INTERNAL, "the scheduler ended it without a reason"))
+        else:
+            self.finish = finish
+            self._post_end()
+
+    def fail(self, failure: RequestError) -> None:
+        """It will not be completed."""
+        self.failure = failure
+        self._post_end()
+
+    def next_attempt(self) -> pb.GenerateRequest:
+        """What to send to a scheduler: the request, or what goes on after the tokens received.
+
+        A later attempt has an id of its own, because a scheduler may not have noticed yet that
+        the stream of the earlier one is gone.
+        """
+        self._attempts += 1
+        if self._attempts == 1:
+            return self.request
+        request = pb.GenerateRequest()
+        request.CopyFrom(self.request)
+        request.request_id = f"{self.request.request_id}.{self._attempts}"
+        request.resume_token_ids.extend(self.tokens)
+        return request
+
+    def _post_end(self) -> None:
+        self.ended_at = time.perf_counter()
+        if not self.posted:
+            self.posted = True
+            self.mailbox.post(self)
+
+
+def _request_error(error: pb.Error) -> RequestError:
+    known = error.code in Code._value2member_map_
+    code = Code(error.code) if known else Code.INTERNAL
+    return RequestError(code, error.message or "the scheduler gave no reason", error.field)

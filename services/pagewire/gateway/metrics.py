@@ -1,0 +1,114 @@
+"""Prometheus metrics of a gateway."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagewire.gateway.generation import Generation
+from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
+from pagewire.v1 import inference_pb2 as pb
+
+PREFIX = "pagewire_gateway"
+
+
+class Metrics:
+    """What the gateway counts itself. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            f"{PREFIX}_requests",
+            "HTTP requests answered, by route and by status; `client_gone` left before the end, "
+            "`failed` were ended by an error inside a stream.",
+            ("route", "outcome"),
+            registry=registry,
+        )
+        self.open_requests = Gauge(
+            f"{PREFIX}_open_requests", "HTTP requests being answered.", registry=registry
+        )
+        self.request_seconds = Histogram(
+            f"{PREFIX}_request_seconds",
+            "From the head of a successful generating request to the end of its answer.",
+            ("route",),
+            buckets=REQUEST_SECONDS,
+            registry=registry,
+        )
+        self.generation_seconds = Histogram(
+            f"{PREFIX}_generation_seconds",
+            "From a prompt's dispatch to its last token: its time in flight at the schedulers.",
+            buckets=REQUEST_SECONDS,
+            registry=registry,
+        )
+        self.time_to_first_token = Histogram(
+            f"{PREFIX}_time_to_first_token_seconds",
+            "From a prompt's dispatch to its first token.",
+            buckets=REQUEST_SECONDS,
+            registry=registry,
+        )
+        self.time_per_output_token = Histogram(
+            f"{PREFIX}_time_per_output_token_seconds",
+            "Mean time between the tokens of a generation, its first one aside.",
+            buckets=TOKEN_SECONDS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            f"{PREFIX}_prompt_tokens", "Prompt tokens of started generations.", registry=registry
+        )
+        self.generated_tokens = Counter(
+            f"{PREFIX}_generated_tokens", "Tokens received from schedulers.", registry=registry
+        )
+        self.resumed = Counter(
+            f"{PREFIX}_resumed",
+            "Generations that went on at another scheduler or after one came back.",
+            registry=registry,
+        )
+
+    def observe_generation(self, generation: Generation) -> None:
+        """Records the times of a generation that was completed."""
+        self.generation_seconds.observe(generation.ended_at - generation.started_at)
+        tokens = len(generation.tokens)
+        if tokens == 0:
+            return
+        self.time_to_first_token.observe(generation.first_token_at - generation.started_at)
+        if tokens > 1:
+            span = generation.ended_at - generation.first_token_at
+            self.time_per_output_token.observe(span / (tokens - 1))
+
+
+class LoadCollector(Collector):
+    """What the schedulers last reported, read when metrics are scraped.
+
+    `loads` gives, for each scheduler's address, its report and whether it takes requests.
+    """
+
+    def __init__(self, loads: Callable[[], Iterable[tuple[str, pb.Load, bool]]]) -> None:
+        self._loads = loads
+
+    def collect(self) -> Iterable[Metric]:
+        """One sample a scheduler of each figure."""
+        ready = _gauge("scheduler_ready", "1 if the scheduler takes requests.")
+        running = _gauge("running", "Requests running on the scheduler's workers.")
+        waiting = _gauge("waiting", "Requests waiting for admission at the scheduler.")
+        kv_use = _gauge("kv_utilization", "Fraction of the scheduler's KV blocks in use.")
+        workers = _gauge("ready_workers", "Workers connected to the scheduler.")
+        preemptions = CounterMetricFamily(
+            f"{PREFIX}_preemptions",
+            "Preemptions since the scheduler started.",
+            labels=["scheduler"],
+        )
+        for target, load, is_ready in self._loads():
+            labels = [target]
+            ready.add_metric(labels, float(is_ready))
+            running.add_metric(labels, load.running)
+            waiting.add_metric(labels, load.waiting)
+            kv_use.add_metric(labels, load.used_blocks / max(1, load.total_blocks))
+            workers.add_metric(labels, load.ready_workers)
+            preemptions.add_metric(labels, load.preemptions)
+        return [ready, running, waiting, kv_use, workers, preemptions]
+
+
+def _gauge(name: str, help_text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", help_text, labels=["scheduler"])

@@ -1,0 +1,247 @@
+"""The gateway's stream to one scheduler: requests up, one message of deltas a step down."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from typing import Protocol
+
+import grpc
+
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.generation import Generation
+from pagewire.gateway.metrics import Metrics
+from pagewire.rpc import open_channel
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1.inference_pb2_grpc import InferenceStub
+
+log = logging.getLogger(__name__)
+
+FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
+LAST_BACK_OFF = 2.0
+
+
+class Owner(Protocol):
+    """Who is told what becomes of a link and of the generations on it."""
+
+    def link_changed(self, link: "Link") -> None:
+        """The link's load, models or readiness changed."""
+
+    def link_lost(self, link: "Link", generations: list[Generation]) -> None:
+        """The stream broke; these had not ended."""
+
+    def generation_ended(self, link: "Link", generation: Generation, finish: pb.Finish) -> None:
+        """The scheduler ended a generation that is still wanted."""
+
+
+class Link:
+    """One scheduler: its stream, reconnected until `close`, and what it last said of itself."""
+
+    def __init__(self, target: str, owner: Owner, metrics: Metrics) -> None:
+        self.target = target
+        self.connected = False
+        self.draining = False
+        self.leaving = False  # its address is gone from DNS: no new requests
+        self.models: dict[str, pb.Model] = {}
+        self.load = pb.Load()
+        self._owner = owner
+        self._metrics = metrics
+        self._dispatched = 0  # since the last load report
+        self._open: dict[int, Generation] = {}
+        self._streams: dict[Generation, int] = {}
+        self._next_stream = 0
+        self._outbox: deque[pb.MultiplexRequest] = deque()
+        self._outbox_filled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests may be sent."""
+        takes_requests = self.connected and not self.draining and not self.leaving
+        return takes_requests and self.load.ready_workers > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no generation is open here."""
+        return not self._open
+
+    @property
+    def pressure(self) -> float:
+        """Requests a worker: those reported and those sent since the report."""
+        requests = self.load.waiting + self.load.running + self._dispatched
+        return requests / max(1, self.load.ready_workers)
+
+    def generations(self) -> list[Generation]:
+        """Those open here and still wanted."""
+        return [generation for generation in self._open.values() if not generation.closed]
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._task = asyncio.create_task(self._run(), name=f"link {self.target}")
+
+    async def close(self) -> None:
+        """Ends the stream, which aborts what is open on it."""
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def submit(self, generation: Generation) -> None:
+        """Sends a generation, from its beginning or from where an earlier attempt ended."""
+        stream = self._free_stream()
+        self._open[stream] = generation
+        self._streams[generation] = stream
+        self._dispatched += 1
+        submit = pb.Submit(stream=stream, request=generation.next_attempt())
+        self._send(pb.MultiplexRequest(submit=submit))
+
+    def abort(self, generation: Generation) -> bool:
+        """Aborts a generation at the scheduler; False if it is not open here."""
+        stream = self._streams.get(generation)
+        if stream is None:
+            return False
+        self._send(pb.MultiplexRequest(abort=stream))
+        return True
+
+    def _free_stream(self) -> int:
+        """A number no open generation has; one is free again once its Finish was received."""
+        while True:
+            self._next_stream = (self._next_stream + 1) % 2**32
+            if self._next_stream not in self._open:
+                return self._next_stream
+
+    def _send(self, message: pb.MultiplexRequest) -> None:
+        self._outbox.append(message)
+        self._outbox_filled.set()
+
+    async def _run(self) -> None:
+        back_off = FIRST_BACK_OFF
+        while True:
+            reason = "the scheduler closed the stream"
+            try:
+                await self._session()
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            except asyncio.CancelledError:
+                # gRPC also raises this when the other side cancels the call.
+                if self._closing:
+                    raise
+                reason = "the scheduler cancelled the stream"
+            except Exception:
+                reason = "a message could not be handled"
+                log.exception("scheduler %s", self.target)
+            if self.connected:
+                log.warning("scheduler %s lost: %s", self.target, reason)
+                back_off = FIRST_BACK_OFF
+            else:
+                log.debug("scheduler %s not reached: %s", self.target, reason)
+            self._forget()
+            await asyncio.sleep(back_off * random.uniform(0.5, 1.0))
+            back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    async def _session(self) -> None:
+        # A channel of its own for each attempt: the back-off is ours alone, not also gRPC's.
+        async with open_channel(self.target) as channel:
+            call = InferenceStub(channel).Multiplex()
+            sender = asyncio.create_task(self._send_all(call))
+            try:
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    self._receive(response)
+            finally:
+                sender.cancel()
+                call.cancel()
+                await asyncio.gather(sender, return_exceptions=True)
+
+    async def _send_all(self, call: grpc.aio.StreamStreamCall) -> None:
+        while True:
+            while self._outbox:
+                await call.write(self._outbox.popleft())
+            self._outbox_filled.clear()
+            await self._outbox_filled.wait()
+
+    def _forget(self) -> None:
+        """Drops the state of a stream that is over and hands its generations back."""
+        self.connected = self.draining = False
+        self.load = pb.Load()
+        self._dispatched = 0
+        self._outbox.clear()
+        orphans = self.generations()
+        self._open.clear()
+        self._streams.clear()
+        self._owner.link_lost(self, orphans)
+
+    def _receive(self, response: pb.MultiplexResponse) -> None:
+        if response.streams:
+            self._deliver(response)
+        for ended in response.finished:
+            self._finish(ended)
+        if response.HasField("models"):
+            self.models = {model.id: model for model in response.models.models}
+            self.connected = True
+            served = ", ".join(sorted(self.models)) or "no model yet"
+            log.info("scheduler %s is connected and serves %s", self.target, served)
+        if response.HasField("load"):
+            self.load = response.load
+            self._dispatched = 0
+        if response.draining and not self.draining:
+            log.info("scheduler %s drains", self.target)
+            self.draining = True
+        if response.HasField("models") or response.HasField("load") or response.draining:
+            self._owner.link_changed(self)
+
+    def _deliver(self, response: pb.MultiplexResponse) -> None:
+        """Hands each entry its slice of the tokens and the text. This is the hot path."""
+        now = time.perf_counter()
+        all_tokens, all_text = response.token_ids, response.text
+        generations = self._open
+        token_at = text_at = 0
+        for stream, index, count, size, prompt in zip(
+            response.streams,
+            response.indices,
+            response.token_counts,
+            response.text_sizes,
+            response.prompt_tokens,
+            strict=True,
+        ):
+            tokens = all_tokens[token_at : token_at + 4 * count]
+            text = all_text[text_at : text_at + size]
+            token_at += 4 * count
+            text_at += size
+            generation = generations.get(stream)
+            if generation is None or generation.closed:
+                continue
+            if prompt and not generation.prompt_tokens:
+                generation.prompt_tokens = prompt
+                self._metrics.prompt_tokens.inc(prompt)
+            if index == len(generation.tokens):
+                generation.extend(tokens, text, now)
+            else:
+                self._out_of_order(stream, generation, index, count)
+        self._metrics.generated_tokens.inc(len(all_tokens) // 4)
+
+    def _out_of_order(self, stream: int, generation: Generation, index: int, count: int) -> None:
+        """Drops a delta that was received before; fails the request for one that was lost."""
+        held = len(generation.tokens)
+        log.error(
+            "scheduler %s, stream %d: tokens %d to %d came when %d were held",
+            self.target,
+            stream,
+            index,
+            index + count,
+            held,
+        )
+        if index + count > held:
+            generation.closed = True
+            self.abort(generation)
+            generation.fail(RequestError(Code.INTERNAL, "the scheduler's output has a gap"))
+
+    def _finish(self, ended: pb.StreamFinish) -> None:
+        generation = self._open.pop(ended.stream, None)
+        if generation is None:
+            log.error("scheduler %s finished unknown stream %d", self.target, ended.stream)
+            return
+        del self._streams[generation]
+        if not generation.closed:
+            self._owner.generation_ended(self, generation, ended.finish)

@@ -1,0 +1,214 @@
+"""The schedulers a gateway knows: which one takes a request, and what happens when one is lost."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Sequence
+
+from pagewire.errors import Code, RequestError, invalid
+from pagewire.gateway.addresses import Address, Resolve, resolve
+from pagewire.gateway.generation import Generation
+from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.multiplex import Link
+from pagewire.rpc import MAX_MESSAGE_BYTES
+from pagewire.v1 import inference_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+RESOLVE_SECONDS = 5.0
+RESUME_SECONDS = 30.0
+# A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
+LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
+
+
+class Schedulers:
+    """One link to each scheduler, and the generations that wait for a link."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        metrics: Metrics,
+        resolve_names: Resolve = resolve,
+        resume_seconds: float = RESUME_SECONDS,
+    ) -> None:
+        self.links: dict[str, Link] = {}
+        self._addresses = addresses
+        self._targets: dict[Address, list[str]] = {}
+        self._metrics = metrics
+        self._resolve = resolve_names
+        self._resume_seconds = resume_seconds
+        self._homeless: dict[Generation, asyncio.TimerHandle] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._refresher: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether some scheduler takes requests."""
+        return any(link.ready for link in self.links.values())
+
+    async def start(self) -> None:
+        """Resolves the addresses, begins to connect, and keeps both up to date."""
+        await self.refresh()
+        self._refresher = asyncio.create_task(self._refresh_forever())
+
+    async def close(self) -> None:
+        """Ends every stream, which aborts what is open on them."""
+        if self._refresher is not None:
+            self._refresher.cancel()
+        for timer in self._homeless.values():
+            timer.cancel()
+        await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
+
+    def models(self) -> dict[str, pb.Model]:
+        """The models of all schedulers, those that are away for the moment included."""
+        return {name: model for link in self.links.values() for name, model in link.models.items()}
+
+    def model(self, name: str | None) -> pb.Model:
+        """The model that a request names, or the only one; RequestError if there is none."""
+        models = self.models()
+        if not models:
+            raise RequestError(Code.UNAVAILABLE, "no scheduler serves a model yet; retry later")
+        if name is None and len(models) == 1:
+            return next(iter(models.values()))
+        if name is None:
+            raise invalid("model", f"model is required; served are {', '.join(sorted(models))}")
+        if name not in models:
+            known = ", ".join(sorted(models))
+            raise RequestError(
+                Code.NOT_FOUND, f"the model {name!r} does not exist; served are {known}", "model"
+            )
+        return models[name]
+
+    def submit(self, generation: Generation) -> None:
+        """Sends a generation to the least loaded scheduler; RequestError if none is ready."""
+        if generation.request.ByteSize() > LARGEST_REQUEST_BYTES:
+            raise invalid("", f"the request is larger than {LARGEST_REQUEST_BYTES} bytes; split it")
+        link = self._choose(generation)
+        if link is None:
+            model = generation.request.model
+            raise RequestError(
+                Code.UNAVAILABLE, f"no scheduler with a ready worker serves {model}; retry later"
+            )
+        link.submit(generation)
+
+    def abort(self, generation: Generation) -> None:
+        """Nobody wants the generation any more; its scheduler hears of it at once."""
+        generation.closed = True
+        timer = self._homeless.pop(generation, None)
+        if timer is not None:
+            timer.cancel()
+            return
+        any(link.abort(generation) for link in self.links.values())
+
+    def fail_all(self, failure: RequestError) -> None:
+        """Ends every open generation with an error."""
+        open_ones = [g for link in self.links.values() for g in link.generations()]
+        for generation in [*open_ones, *self._homeless]:
+            self.abort(generation)
+            generation.fail(failure)
+
+    def link_changed(self, link: Link) -> None:
+        """Gives waiting generations another try."""
+        if link.ready and self._homeless:
+            self._settle()
+
+    def link_lost(self, link: Link, generations: list[Generation]) -> None:
+        """Moves generations to another scheduler, or lets them wait for one."""
+        loop = asyncio.get_running_loop()
+        for generation in generations:
+            generation.refused_by.clear()  # whoever comes back may have a worker now
+            timer = loop.call_later(self._resume_seconds, self._give_up, generation)
+            self._homeless[generation] = timer
+        self._settle()
+        if link.leaving:
+            self._drop(link)
+
+    def generation_ended(self, link: Link, generation: Generation, finish: pb.Finish) -> None:
+        """Passes the end on, unless another scheduler can do what this one could not."""
+        if finish.error.code == Code.UNAVAILABLE:
+            generation.refused_by.add(link.target)
+            other = self._choose(generation)
+            if other is not None:
+                self._move(generation, other)
+                return
+        generation.end(finish)
+        if generation.finish is not None:
+            self._metrics.observe_generation(generation)
+        if link.leaving and link.idle:
+            self._drop(link)
+
+    async def refresh(self) -> None:
+        """Resolves the addresses again: adds links to new targets, lets vanished ones leave."""
+        for address in self._addresses:
+            try:
+                self._targets[address] = await self._resolve(address)
+            except OSError as error:
+                # Those found earlier stay: a name server's hiccup must not end streams.
+                log.warning("cannot resolve scheduler address %s: %s", address.text, error)
+        wanted = {target for targets in self._targets.values() for target in targets}
+        for target in sorted(wanted - self.links.keys()):
+            self._add(target)
+        for target, link in list(self.links.items()):
+            link.leaving = target not in wanted
+            if link.leaving and link.idle:
+                self._drop(link)
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RESOLVE_SECONDS)
+            await self.refresh()
+
+    def _add(self, target: str) -> None:
+        link = Link(target, self, self._metrics)
+        self.links[target] = link
+        link.start()
+
+    def _drop(self, link: Link) -> None:
+        """Closes a link in a task of its own: the caller may be the link's own task."""
+        if self.links.pop(link.target, None) is None:
+            return
+        log.info("scheduler %s is no longer listed", link.target)
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _choose(self, generation: Generation) -> Link | None:
+        """The least loaded ready scheduler that serves the model and has not refused it."""
+        model, refused_by = generation.request.model, generation.refused_by
+        return least_loaded(
+            link
+            for link in self.links.values()
+            if link.ready and model in link.models and link.target not in refused_by
+        )
+
+    def _settle(self) -> None:
+        """Sends waiting generations, oldest first, wherever one can go."""
+        for generation in list(self._homeless):
+            link = self._choose(generation)
+            if link is not None:
+                self._homeless.pop(generation).cancel()
+                self._move(generation, link)
+
+    def _move(self, generation: Generation, link: Link) -> None:
+        log.info(
+            "request %s goes on at %s after %d tokens",
+            generation.request.request_id,
+            link.target,
+            len(generation.tokens),
+        )
+        self._metrics.resumed.inc()
+        link.submit(generation)
+
+    def _give_up(self, generation: Generation) -> None:
+        del self._homeless[generation]
+        generation.fail(
+            RequestError(
+                Code.UNAVAILABLE,
+                f"its scheduler was lost and none came back in {self._resume_seconds:g} s; retry",
+            )
+        )
+
+
+def least_loaded(links: Iterable[Link]) -> Link | None:
+    """The link under the least pressure, any of those that are equal; None without links."""
+    return min(links, key=lambda link: (link.pressure, random.random()), default=None)

@@ -1,0 +1,119 @@
+"""The gateway's process: listen, serve, drain."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import uvicorn
+
+from pagewire.config import GatewayConfig
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.addresses import parse_addresses
+from pagewire.gateway.app import Gateway, create_app
+from pagewire.gateway.metrics import LoadCollector, Metrics
+from pagewire.gateway.schedulers import Schedulers
+from pagewire.logs import configure
+from pagewire.process import run_service
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75  # longer than proxies keep idle connections
+_LAST_WORDS_SECONDS = 5  # for connections to close once their requests have ended
+
+
+def run_gateway(config: GatewayConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. SystemExit 1 with a line if it cannot start."""
+    configure("gateway", config.log_level)
+    try:
+        addresses = parse_addresses(config.schedulers)
+        listener = _listen(config.host, config.port)
+    except (OSError, ValueError) as error:
+        sys.exit(f"pagewire gateway: {error}")
+    metrics = Metrics()
+    with listener:
+        run_service(partial(_serve, config, Schedulers(addresses, metrics), metrics, listener))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, saying when it answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answering = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the process, which drains first."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts listening."""
+        await super().startup(sockets)
+        self.answering.set()
+
+
+async def _serve(
+    config: GatewayConfig,
+    schedulers: Schedulers,
+    metrics: Metrics,
+    listener: socket.socket,
+    stop: asyncio.Event,
+) -> None:
+    gateway = Gateway(schedulers, metrics, config.max_body_bytes)
+    metrics.registry.register(
+        LoadCollector(lambda: [(s.target, s.load, s.ready) for s in schedulers.links.values()])
+    )
+    await schedulers.start()
+    server = _Server(_uvicorn_config(gateway, config))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.answering.wait()
+    host, port = listener.getsockname()[:2]
+    log.info("ready on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    await stop.wait()
+    await _drain(gateway, config.drain_timeout)
+    server.should_exit = True
+    await serving
+    await schedulers.close()
+
+
+async def _drain(gateway: Gateway, seconds: float) -> None:
+    """Refuses new requests while the open ones finish; those that do not are told why."""
+    gateway.draining = True
+    log.info("draining for at most %g s", seconds)
+    if not await gateway.traffic.wait_until_idle(seconds):
+        log.warning("requests are still open after %g s; they end with an error", seconds)
+        gateway.schedulers.fail_all(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
+
+
+def _uvicorn_config(gateway: Gateway, config: GatewayConfig) -> uvicorn.Config:
+    debug = config.log_level == "debug"
+    return uvicorn.Config(
+        create_app(gateway),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="info" if debug else "warning",
+        access_log=debug,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from error

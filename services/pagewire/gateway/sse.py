@@ -1,0 +1,107 @@
+"""Answers as server-sent events."""
+
+import json
+from collections.abc import Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagewire.errors import RequestError
+from pagewire.gateway.errors import ApiError, ClientGoneError
+from pagewire.gateway.generation import Generation
+from pagewire.gateway.reply import Reply, compact, usage
+from pagewire.gateway.run import Run
+
+DONE = "data: [DONE]\n\n"
+_MARK = "\x00"  # stands for the text while a chunk's surroundings are formatted
+
+
+class ChunkWriter:
+    """The chunks of one answer as text. What surrounds a choice's text is formatted once."""
+
+    def __init__(self, reply: Reply, include_usage: bool) -> None:
+        self._reply = reply
+        self._usage = {"usage": None} if include_usage else {}
+        self._around: dict[int, tuple[str, str]] = {}
+
+    def write(self, generation: Generation) -> str:
+        """The events for a generation's news: its opening, its text, its end."""
+        text = generation.take_text()
+        if generation.finish is not None:
+            ending = self._event(self._reply.ending(generation.index, text, generation.finish))
+            return self._opening(generation.index) + ending
+        if not text:
+            return ""
+        around = self._around.get(generation.index)
+        if around is None:
+            opening = self._opening(generation.index)
+            around = self._around[generation.index]
+            return f"{opening}{around[0]}{json.dumps(text)}{around[1]}"
+        return f"{around[0]}{json.dumps(text)}{around[1]}"
+
+    def usage(self, generations: Sequence[Generation]) -> str:
+        """The event of token counts, which comes after all choices have ended."""
+        return event(compact(self._reply.envelope.wrap([], usage=usage(generations))))
+
+    def _opening(self, index: int) -> str:
+        """The opening of a choice if it has not been written yet."""
+        if index in self._around:
+            return ""
+        piece = self._event(self._reply.piece(index, _MARK))
+        before, _, after = piece.partition(compact(_MARK))
+        self._around[index] = (before, after)
+        choice = self._reply.opening(index)
+        return self._event(choice) if choice is not None else ""
+
+    def _event(self, choice: dict[str, object]) -> str:
+        return event(compact(self._reply.envelope.wrap([choice], **self._usage)))
+
+
+class EventStream(Response):
+    """Writes the news of a run as they come; `first` are those that were awaited already."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, run: Run, first: list[Generation], reply: Reply, include_usage: bool
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._run = run
+        self._first = first
+        self._writer = ChunkWriter(reply, include_usage)
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the whole stream. An error after its beginning becomes the last event."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await self._send_news(send)
+            last = self._writer.usage(self._run.generations) if self._include_usage else ""
+            await _send_text(send, last + DONE, more=False)
+        except ClientGoneError:
+            scope["state"]["outcome"] = "client_gone"
+        except RequestError as error:
+            scope["state"]["outcome"] = "failed"
+            await _send_text(send, event(compact(ApiError.of(error).body())), more=False)
+        finally:
+            self._run.close()
+
+    async def _send_news(self, send: Send) -> None:
+        news, write = self._first, self._writer.write
+        while True:
+            text = "".join([write(generation) for generation in news])
+            if text:
+                await _send_text(send, text, more=True)
+            if self._run.finished:
+                return
+            news = await self._run.news()
+
+
+def event(data: str) -> str:
+    """One server-sent event."""
+    return f"data: {data}\n\n"
+
+
+async def _send_text(send: Send, text: str, more: bool) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": more})

@@ -1,0 +1,199 @@
+"""The whole stack with the embedded model, as its users meet it."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pagewire.models import EMBEDDED_NAME
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+from support.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
+from support.waiting import until
+
+QUESTIONS = [
+    "Hello! Who are you?",
+    "What is seven plus five?",
+    "Count from three to nine.",
+    "Tell me a story about a fox.",
+    "What is the opposite of hot?",
+    "What colour is the sky?",
+]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RunningStack]:
+    with running_stack() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(stack: RunningStack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
+
+
+@pytest.fixture
+def stub(stack: RunningStack) -> Iterator[inference_pb2_grpc.InferenceStub]:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[AutoModelForCausalLM, AutoTokenizer]:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
+
+
+def reference_answer(reference: tuple, question: str, max_tokens: int) -> str:
+    model, tokenizer = reference
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    output = model.generate(**prompt, max_new_tokens=max_tokens, do_sample=False)
+    return tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def chat(client: openai.OpenAI, question: str, **fields: object) -> Any:
+    return client.chat.completions.create(
+        model=EMBEDDED_NAME, messages=[{"role": "user", "content": question}], **fields
+    )
+
+
+def nothing_is_held(stub: inference_pb2_grpc.InferenceStub) -> bool:
+    load = stub.GetLoad(pb.GetLoadRequest())
+    return (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_streamed_is_unary_is_transformers(
+    client: openai.OpenAI, reference: tuple, question: str
+) -> None:
+    want = reference_answer(reference, question, 120)
+    unary = chat(client, question, temperature=0, max_tokens=120)
+    chunks = list(chat(client, question, temperature=0, max_tokens=120, stream=True))
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks)
+    assert unary.choices[0].message.content == want
+    assert streamed == want
+    assert unary.choices[0].finish_reason == chunks[-1].choices[0].finish_reason
+    assert unary.usage.completion_tokens <= 120
+
+
+def test_grpc_gives_the_same_text(stub: inference_pb2_grpc.InferenceStub, reference: tuple) -> None:
+    request = pb.GenerateRequest(
+        chat=pb.ChatInput(messages=[pb.ChatMessage(role="user", content=QUESTIONS[1])]),
+        sampling=pb.SamplingParams(temperature=0),
+        stop=pb.StopConditions(max_tokens=60),
+    )
+    text = "".join(response.text for response in stub.Generate(request))
+    assert text == reference_answer(reference, QUESTIONS[1], 60)
+
+
+def test_a_batch_of_prompts_mixes_text_lengths(client: openai.OpenAI) -> None:
+    prompts = ["Once upon a time", "The fox", "One day, a small bird flew over the"]
+    together = client.completions.create(
+        model=EMBEDDED_NAME, prompt=prompts, temperature=0, max_tokens=40
+    )
+    for prompt, choice in zip(prompts, together.choices, strict=True):
+        alone = client.completions.create(
+            model=EMBEDDED_NAME, prompt=prompt, temperature=0, max_tokens=40
+        )
+        assert choice.text == alone.choices[0].text
+
+
+def test_seeded_sampling_repeats(client: openai.OpenAI) -> None:
+    def draw(seed: int) -> str:
+        answer = chat(client, QUESTIONS[3], temperature=1.0, seed=seed, max_tokens=60)
+        return answer.choices[0].message.content
+
+    assert draw(1) == draw(1)
+    assert len({draw(seed) for seed in range(4)}) > 1
+
+
+def test_stop_strings_end_the_answer(client: openai.OpenAI, reference: tuple) -> None:
+    want = reference_answer(reference, QUESTIONS[2], 80)
+    stop = want[len(want) // 2 : len(want) // 2 + 3]
+    answer = chat(client, QUESTIONS[2], temperature=0, max_tokens=80, stop=[stop])
+    assert answer.choices[0].message.content == want[: want.find(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_health_and_reflection(stack: RunningStack) -> None:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "pagewire.v1.Inference"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        [listed] = reflection.ServerReflectionInfo(iter([ask]))
+        names = {service.name for service in listed.list_services_response.service}
+        assert "pagewire.v1.Inference" in names
+
+
+def test_a_client_that_leaves_frees_its_blocks(
+    stack: RunningStack, stub: inference_pb2_grpc.InferenceStub
+) -> None:
+    body = {"model": EMBEDDED_NAME, "prompt": "Once", "max_tokens": 1900, "ignore_eos": True}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json={**body, "stream": True}) as r:
+        next(r.iter_lines())
+        assert stub.GetLoad(pb.GetLoadRequest()).used_blocks > 0
+    until(lambda: nothing_is_held(stub), 5)
+
+
+def test_random_requests_and_aborts_leave_nothing(
+    stack: RunningStack, stub: inference_pb2_grpc.InferenceStub
+) -> None:
+    rng = random.Random(0)
+
+    async def one(session: httpx.AsyncClient, limit: asyncio.Semaphore) -> int:
+        body = {
+            "model": EMBEDDED_NAME,
+            "prompt": [rng.randrange(256, 1000) for _ in range(rng.randint(1, 120))],
+            "max_tokens": rng.randint(1, 24),
+            "temperature": rng.choice([0, 0.7]),
+            "stream": rng.random() < 0.7,
+        }
+        leave_after = rng.choice([0.0, 0.02, 0.2, None, None])
+        async with limit:
+            call = session.post(f"{stack.url}/v1/completions", json=body)
+            try:
+                response = await asyncio.wait_for(call, leave_after)
+            except TimeoutError:
+                return 0
+            assert response.status_code == 200
+            return 1
+
+    async def many() -> int:
+        limit = asyncio.Semaphore(24)
+        async with httpx.AsyncClient(timeout=60) as session:
+            return sum(await asyncio.gather(*(one(session, limit) for _ in range(500))))
+
+    assert 100 < asyncio.run(many()) < 500
+    until(lambda: nothing_is_held(stub), 10)
+
+
+def test_a_killed_worker_costs_a_pause_and_no_token(reference: tuple) -> None:
+    with running_stack() as stack:
+        client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
+        whole = chat(client, QUESTIONS[3], temperature=0, max_tokens=100)
+        chunks = []
+        for chunk in chat(client, QUESTIONS[3], temperature=0, max_tokens=100, stream=True):
+            chunks.append(chunk.choices[0].delta.content or "")
+            if len(chunks) == 10:
+                [worker] = stack.pids("worker")
+                os.kill(worker, signal.SIGKILL)
+        assert "".join(chunks) == whole.choices[0].message.content

@@ -1,0 +1,118 @@
+"""The gateway and its scripted schedulers as processes of their own."""
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.waiting import until
+
+_RUN = (
+    "import json, sys; from pagewire.config import GatewayConfig; "
+    "from pagewire.gateway.server import run_gateway; "
+    "run_gateway(GatewayConfig(**json.loads(sys.argv[1])))"
+)
+_SCHEDULER = Path(__file__).with_name("scripted_scheduler.py")
+
+
+def command(config: dict[str, Any]) -> list[str]:
+    """The command line of a gateway with these settings."""
+    return [sys.executable, "-c", _RUN, json.dumps(config)]
+
+
+class GatewayProcess:
+    """A running gateway: its URL and what it has logged."""
+
+    def __init__(self, schedulers: str, **settings: Any) -> None:
+        config = {"schedulers": schedulers, "port": 0, **settings}
+        self.process = subprocess.Popen(command(config), stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        self.url = self._wait_for_url()
+
+    def wait_ready(self, seconds: float = 10.0) -> None:
+        """Waits until /readyz answers 200."""
+        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, seconds)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.rstrip())
+
+    def _wait_for_url(self) -> str:
+        pattern = re.compile(r"ready on (http://\S+)")
+        until(lambda: any(map(pattern.search, self.log)) or self.process.poll() is not None, 20)
+        found = [match[1] for match in map(pattern.search, self.log) if match]
+        assert found, f"the gateway did not start: {self.log}"
+        return found[0]
+
+
+@contextlib.contextmanager
+def gateway(schedulers: str, **settings: Any) -> Iterator[GatewayProcess]:
+    """A gateway for the length of a block."""
+    process = GatewayProcess(schedulers, **settings)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.stop()
+
+
+@contextlib.contextmanager
+def scheduler(
+    step: float, address: str = "127.0.0.1:0"
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A scripted scheduler's address and process for the length of a block."""
+    process = subprocess.Popen(
+        [sys.executable, str(_SCHEDULER), "--address", address, "--step", str(step)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{process.stdout.readline().strip()}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def raw_request(
+    url: str, body: dict[str, Any], buffer: int = 1 << 16
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Sends a completion request on a connection that the test reads and closes as it likes.
+
+    `buffer` bytes are received before the test reads them, and little more.
+    """
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=buffer)
+    data = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(data)}\r\n\r\n"
+    )
+    writer.write(head.encode() + data)
+    await writer.drain()
+    return reader, writer

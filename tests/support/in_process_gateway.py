@@ -1,0 +1,32 @@
+"""The gateway's application over real gRPC to a scripted scheduler, without an HTTP server."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+
+from pagewire.gateway.addresses import parse_addresses
+from pagewire.gateway.app import Gateway, create_app
+from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.schedulers import Schedulers
+from support.scripted_scheduler import ScriptedScheduler
+from support.waiting import eventually
+
+
+@contextlib.asynccontextmanager
+async def in_process_gateway(
+    scheduler: ScriptedScheduler, max_body_bytes: int = 1 << 20
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application, once the scheduler is ready."""
+    metrics = Metrics()
+    schedulers = Schedulers(parse_addresses(await scheduler.start()), metrics)
+    await schedulers.start()
+    await eventually(lambda: schedulers.ready)
+    app = create_app(Gateway(schedulers, metrics, max_body_bytes))
+    transport = httpx.ASGITransport(app)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield client
+    finally:
+        await schedulers.close()
+        await scheduler.stop()

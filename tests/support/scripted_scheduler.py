@@ -1,0 +1,271 @@
+"""A scheduler without a model: a peer that follows inference.proto by a script.
+
+The token at an index is a function of (prompt, seed, index), so a resumed request can be checked
+against the whole. Words of the prompt steer it: `fail=CODE` and `fail_at=INDEX` end the request
+with an error, `stop_at=INDEX` with a stop string, `twice=INDEX` repeats a delta, `skip=INDEX`
+leaves one out.
+
+As a process: `python scripted_scheduler.py --address 127.0.0.1:0 --step 0.01`; prints the port.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import uvloop
+
+from pagewire.packing import pack
+from pagewire.rpc import SERVER_OPTIONS, bind
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+
+MODEL = "scripted"
+STOP_STRING = "END"
+
+
+def token_at(prompt: str, seed: int, index: int) -> int:
+    """The scripted token."""
+    return zlib.crc32(f"{prompt}|{seed}|{index}".encode()) % 32000
+
+
+def text_at(token: int, index: int) -> str:
+    """The text that a token completes: every fourth and fifth token are one character together."""
+    return {3: "", 4: "🙂"}.get(index % 5, f" w{token % 1000}")
+
+
+def expected_text(prompt: str, seed: int, tokens: int) -> str:
+    """All text of a run of so many tokens."""
+    text = "".join(text_at(token_at(prompt, seed, i), i) for i in range(tokens))
+    return text + ("\ufffd" if tokens % 5 == 4 else "")
+
+
+@dataclass
+class Run:
+    """One request under way."""
+
+    request: pb.GenerateRequest
+    prompt: str
+    done: int
+
+    @property
+    def script(self) -> dict[str, int]:
+        """The `name=number` words of the prompt."""
+        pairs = (word.partition("=") for word in self.prompt.split() if "=" in word)
+        return {name: int(value) for name, _, value in pairs if value.isdigit()}
+
+    @property
+    def most(self) -> int:
+        """Tokens to generate."""
+        stop = self.request.stop
+        most = stop.max_tokens if stop.HasField("max_tokens") else 32
+        return min(most, self.script.get("stop_at", most))
+
+    def token(self, index: int) -> int:
+        """Its token at an index."""
+        return token_at(self.prompt, self.request.sampling.seed, index)
+
+    def finish(self) -> pb.Finish | None:
+        """The end, if it is due."""
+        script = self.script
+        if "fail" in script and self.done >= script.get("fail_at", 0):
+            error = pb.Error(code=script["fail"], message="scripted failure", field="prompt")
+            return pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
+        if self.done < self.most:
+            return None
+        words = len(self.prompt.split())
+        usage = pb.Usage(prompt_tokens=words, completion_tokens=self.done, cached_tokens=words // 2)
+        if "stop_at" in script:
+            return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=STOP_STRING, usage=usage)
+        return pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage)
+
+
+@dataclass
+class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
+    """One token of every open request each `step` seconds, in one message."""
+
+    step: float = 0.001
+    model: str = MODEL
+    waiting: int = 0  # reported beside the requests that are really running
+    ready_workers: int = 1
+    draining: bool = False
+    submitted: list[pb.GenerateRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    running: int = 0
+    streams: int = 0
+    _server: Any = None
+
+    async def start(self, address: str = "127.0.0.1:0") -> str:
+        """Listens; the address with its port."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
+        port = bind(self._server, [address])[0]
+        await self._server.start()
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    async def stop(self) -> None:
+        """Breaks every stream."""
+        await self._server.stop(None)
+
+    async def Multiplex(  # noqa: N802
+        self, requests: AsyncIterator[pb.MultiplexRequest], context: Any
+    ) -> None:
+        """One gateway's stream."""
+        open_runs: dict[int, Run] = {}
+        ended: list[pb.StreamFinish] = []
+        self.streams += 1
+        reader = asyncio.create_task(self._read(requests, open_runs, ended))
+        try:
+            await self._write(context, open_runs, ended, reader)
+        finally:
+            reader.cancel()
+            self.streams -= 1
+            self.running -= len(open_runs)
+
+    async def _read(
+        self,
+        requests: AsyncIterator[pb.MultiplexRequest],
+        open_runs: dict[int, Run],
+        ended: list[pb.StreamFinish],
+    ) -> None:
+        async for message in requests:
+            if message.HasField("submit"):
+                self._submit(message.submit, open_runs, ended)
+            elif message.abort in open_runs:
+                self.running -= 1
+                self.aborted.append(open_runs.pop(message.abort).request.request_id)
+                finish = pb.Finish(reason=pb.FINISH_REASON_ABORT)
+                ended.append(pb.StreamFinish(stream=message.abort, finish=finish))
+
+    def _submit(
+        self, submit: pb.Submit, open_runs: dict[int, Run], ended: list[pb.StreamFinish]
+    ) -> None:
+        assert submit.stream not in open_runs, "a stream number in use was given again"
+        request = submit.request
+        self.submitted.append(request)
+        run = Run(request, _prompt(request), len(request.resume_token_ids))
+        resumed = [run.token(i) for i in range(run.done)]
+        assert list(request.resume_token_ids) == resumed, "resumed from tokens that were not sent"
+        if self.draining:
+            error = pb.Error(code=14, message="the scheduler drains")
+            finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
+            ended.append(pb.StreamFinish(stream=submit.stream, finish=finish))
+            return
+        open_runs[submit.stream] = run
+        self.running += 1
+
+    async def _write(
+        self,
+        context: Any,
+        open_runs: dict[int, Run],
+        ended: list[pb.StreamFinish],
+        reader: "asyncio.Task[None]",
+    ) -> None:
+        first, load, load_at = True, None, 0.0
+        while not reader.done():
+            response = self._step_of(open_runs)
+            response.finished.extend(ended)
+            ended.clear()
+            if first:
+                response.models.models.add(id=self.model, created=1, max_model_len=4096)
+            now = asyncio.get_running_loop().time()
+            if now - load_at >= 0.1 and self._load() != load:
+                load, load_at = self._load(), now
+                response.load.CopyFrom(load)
+            response.draining = self.draining
+            first = False
+            await context.write(response)
+            await asyncio.sleep(self.step)
+
+    def _load(self) -> pb.Load:
+        return pb.Load(
+            running=self.running,
+            waiting=self.waiting,
+            used_blocks=25,
+            total_blocks=100,
+            preemptions=7,
+            ready_workers=self.ready_workers,
+        )
+
+    def _step_of(self, open_runs: dict[int, Run]) -> pb.MultiplexResponse:
+        response = pb.MultiplexResponse()
+        tokens: list[int] = []
+        texts: list[bytes] = []
+        for stream, run in list(open_runs.items()):
+            finish = run.finish()
+            if finish is None:
+                self._delta(response, stream, run, tokens, texts)
+                finish = run.finish()
+            if finish is not None:
+                if run.done % 5 == 4:  # half a character is left
+                    _entry(response, stream, run.done, 0, "\ufffd".encode(), 0, texts)
+                response.finished.add(stream=stream, finish=finish)
+                del open_runs[stream]
+                self.running -= 1
+        response.token_ids = pack(tokens)
+        response.text = b"".join(texts)
+        return response
+
+    def _delta(
+        self,
+        response: pb.MultiplexResponse,
+        stream: int,
+        run: Run,
+        tokens: list[int],
+        texts: list[bytes],
+    ) -> None:
+        index = run.done
+        run.done += 1
+        if run.script.get("skip") == index:
+            return
+        token = run.token(index)
+        text = text_at(token, index).encode()
+        first = index == len(run.request.resume_token_ids)
+        for _ in range(2 if run.script.get("twice") == index else 1):
+            tokens.append(token)
+            prompt_tokens = len(run.prompt.split()) if first else 0
+            _entry(response, stream, index, 1, text, prompt_tokens, texts)
+
+
+def _entry(
+    response: pb.MultiplexResponse,
+    stream: int,
+    index: int,
+    count: int,
+    text: bytes,
+    prompt_tokens: int,
+    texts: list[bytes],
+) -> None:
+    response.streams.append(stream)
+    response.indices.append(index)
+    response.token_counts.append(count)
+    response.text_sizes.append(len(text))
+    response.prompt_tokens.append(prompt_tokens)
+    texts.append(text)
+
+
+def _prompt(request: pb.GenerateRequest) -> str:
+    kind = request.WhichOneof("input")
+    if kind == "chat":
+        return str(request.chat.messages[-1].content)
+    if kind == "prompt_token_ids":
+        return " ".join(map(str, request.prompt_token_ids.ids))
+    return str(request.prompt)
+
+
+async def _main(address: str, step: float) -> None:
+    print((await ScriptedScheduler(step=step).start(address)).rpartition(":")[2], flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", default="127.0.0.1:0")
+    parser.add_argument("--step", type=float, default=0.01)
+    arguments = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_main(arguments.address, arguments.step))

@@ -1,0 +1,80 @@
+"""Tiny random models in Hugging Face format, made with transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 199
+
+# The models are too small to be worth a second thread.
+torch.set_num_threads(1)
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+# By name: the model type, and what differs from `_SIZES`.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biased": ("llama", {"attention_bias": True}),
+    "llama-rope3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 32, "num_key_value_heads": 1}),
+    "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    # Wide, so that the logits of random weights lie well apart and differ by position.
+    "initializer_range": 0.3,
+}
+
+
+def save_model(
+    folder: Path, variant: str, *, seed: int = 0, shard: str = "5GB", **overrides: Any
+) -> PreTrainedModel:
+    """Makes a model of `VARIANTS`, saves it into `folder`, and returns it, in float32."""
+    model_type, differences = VARIANTS[variant]
+    config = AutoConfig.for_model(model_type, **{**_SIZES, **differences, **overrides})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms and biases start as ones and zeros, which would hide that they are missing.
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """What transformers generates greedily after a prompt."""
+    with torch.no_grad():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return output[0, len(prompt) :].tolist()

@@ -1,0 +1,287 @@
+"""Which scheduler takes a request, and what becomes of it when schedulers come and go."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from pagewire.errors import Code, RequestError
+from pagewire.gateway import schedulers as schedulers_module
+from pagewire.gateway.addresses import Address, parse_addresses, resolve
+from pagewire.gateway.generation import Generation, Mailbox
+from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.schedulers import Schedulers
+from pagewire.v1 import inference_pb2 as pb
+from support.scripted_scheduler import MODEL, ScriptedScheduler, token_at
+from support.waiting import eventually
+
+
+def generation(prompt: str = "hi", tokens: int = 8, model: str = MODEL) -> Generation:
+    request = pb.GenerateRequest(
+        request_id="r",
+        model=model,
+        prompt=prompt,
+        sampling=pb.SamplingParams(seed=3),
+        stop=pb.StopConditions(max_tokens=tokens),
+    )
+    return Generation(request, 0, Mailbox(), eager=False)
+
+
+def tokens_of(prompt: str, count: int) -> list[int]:
+    return [token_at(prompt, 3, i) for i in range(count)]
+
+
+Connect = Callable[..., "asyncio.Future[Schedulers]"]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    opened: list[Schedulers] = []
+
+    async def open_schedulers(*addresses: str, resume_seconds: float = 5.0) -> Schedulers:
+        schedulers = Schedulers(
+            parse_addresses(",".join(addresses)), Metrics(), resume_seconds=resume_seconds
+        )
+        opened.append(schedulers)
+        await schedulers.start()
+        await eventually(lambda: all(link.ready for link in schedulers.links.values()))
+        return schedulers
+
+    yield open_schedulers
+    for schedulers in opened:
+        await schedulers.close()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[list[ScriptedScheduler]]:
+    peers = [ScriptedScheduler(), ScriptedScheduler()]
+    yield peers
+    for peer in peers:
+        await peer.stop()
+
+
+async def test_least_loaded_gets_the_request(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].waiting = 5
+    peers[0].step = peers[1].step = 0.02
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    for _ in range(9):
+        schedulers.submit(generation())
+    await eventually(lambda: sum(len(peer.submitted) for peer in peers) == 9)
+    assert [len(peer.submitted) for peer in peers] == [2, 7], "5 + 2 and 7 are level"
+
+
+async def test_load_is_counted_for_each_worker(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].waiting, peers[0].ready_workers = 6, 3
+    peers[1].waiting, peers[1].ready_workers = 4, 1
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    schedulers.submit(generation())
+    await eventually(lambda: len(peers[0].submitted) == 1)
+
+
+async def test_draining_scheduler_is_left_out(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    peers[0].draining = True
+    await eventually(lambda: any(link.draining for link in schedulers.links.values()))
+    for _ in range(4):
+        schedulers.submit(generation())
+    await eventually(lambda: len(peers[1].submitted) == 4)
+    assert peers[0].submitted == []
+
+
+async def test_refused_by_one_goes_to_another(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """The request crosses the announcement of the drain on its way."""
+    peers[1].waiting = 50
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    run = generation()
+    schedulers.submit(run)
+    peers[0].draining = True
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert [len(peer.submitted) for peer in peers] == [1, 1]
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+
+
+async def test_refused_by_the_only_one_fails(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    run = generation()
+    schedulers.submit(run)
+    peers[0].draining = True
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.failure is not None
+    assert run.failure.code == Code.UNAVAILABLE
+
+
+async def test_unknown_model_and_no_scheduler(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    schedulers = await connect(await peers[0].start())
+    with pytest.raises(RequestError) as unknown:
+        schedulers.model("other")
+    assert unknown.value.code == Code.NOT_FOUND
+    assert schedulers.model(None).id == MODEL
+    peers[0].ready_workers = 0
+    await eventually(lambda: not schedulers.ready)
+    with pytest.raises(RequestError) as unready:
+        schedulers.submit(generation())
+    assert unready.value.code == Code.UNAVAILABLE
+    peers[1].model = "second"
+    both = await connect(await peers[1].start())
+    with pytest.raises(RequestError) as missing:
+        both.model(MODEL)
+    assert missing.value.code == Code.NOT_FOUND
+
+
+async def test_lost_scheduler_is_resumed_elsewhere(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step, peers[1].waiting = 0.01, 50
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    run = generation(tokens=60)
+    schedulers.submit(run)
+    await eventually(lambda: len(run.tokens) > 5)
+    await peers[0].stop()
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 60)
+    (resumed,) = peers[1].submitted
+    assert len(resumed.resume_token_ids) >= 5
+    assert resumed.request_id != peers[0].submitted[0].request_id
+    await peers[0].start()
+
+
+async def test_lost_scheduler_is_awaited(connect: Connect, peers: list[ScriptedScheduler]) -> None:
+    peers[0].step = 0.01
+    address = await peers[0].start()
+    await peers[1].start()
+    schedulers = await connect(address)
+    run = generation(tokens=60)
+    schedulers.submit(run)
+    await eventually(lambda: len(run.tokens) > 5)
+    await peers[0].stop()
+    await eventually(lambda: not schedulers.ready)
+    assert not run.ended
+    await peers[0].start(address)
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 60)
+
+
+async def test_lost_scheduler_is_not_awaited_for_ever(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step = 0.01
+    schedulers = await connect(await peers[0].start(), resume_seconds=0.2)
+    await peers[1].start()
+    run = generation(tokens=500)
+    schedulers.submit(run)
+    await eventually(lambda: len(run.tokens) > 5)
+    await peers[0].stop()
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.failure is not None
+    assert run.failure.code == Code.UNAVAILABLE
+    await peers[0].start()
+
+
+async def test_repeated_delta_is_dropped(connect: Connect, peers: list[ScriptedScheduler]) -> None:
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    run = generation("twice=2")
+    schedulers.submit(run)
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("twice=2", 8)
+
+
+async def test_gap_fails_the_request_alone(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step = 0.01
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    broken, good = generation("skip=2"), generation()
+    schedulers.submit(broken)
+    schedulers.submit(good)
+    await asyncio.wait_for(broken.mailbox.take(), 5)
+    assert broken.failure is not None
+    assert broken.failure.code == Code.INTERNAL
+    await asyncio.wait_for(good.mailbox.take(), 5)
+    assert good.tokens.tolist() == tokens_of("hi", 8)
+    assert peers[0].aborted == ["r"]
+
+
+async def test_names_are_resolved_again(
+    monkeypatch: pytest.MonkeyPatch, peers: list[ScriptedScheduler]
+) -> None:
+    monkeypatch.setattr(schedulers_module, "RESOLVE_SECONDS", 0.05)
+    first, second = [await peer.start() for peer in peers]
+    answers: list[str] | None = [first]
+
+    async def dns(address: Address) -> list[str]:
+        assert address.host == "schedulers"
+        if answers is None:
+            raise socket.gaierror("no such name")
+        return answers
+
+    schedulers = Schedulers(parse_addresses("schedulers:1"), Metrics(), dns)
+    await schedulers.start()
+    await eventually(lambda: schedulers.ready)
+    answers = None
+    await asyncio.sleep(0.2)
+    assert schedulers.ready, "a failing name server ends nothing"
+    peers[0].step = 0.02
+    run = generation(tokens=30)
+    schedulers.submit(run)
+    await eventually(lambda: len(run.tokens) > 0)
+    answers = [second]
+    await eventually(lambda: second in schedulers.links and schedulers.links[second].ready)
+    late = generation()
+    schedulers.submit(late)
+    await asyncio.wait_for(late.mailbox.take(), 5)
+    assert len(peers[1].submitted) == 1, "a vanished address takes no new requests"
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 30), "but finishes those it has"
+    await eventually(lambda: set(schedulers.links) == {second})
+    await schedulers.close()
+
+
+async def test_abort_reaches_the_scheduler(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step = 0.01
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    run = generation(tokens=500)
+    schedulers.submit(run)
+    await eventually(lambda: len(run.tokens) > 2)
+    schedulers.abort(run)
+    await eventually(lambda: peers[0].aborted == ["r"])
+    await eventually(lambda: all(link.idle for link in schedulers.links.values()))
+
+
+async def test_socket_file(
+    connect: Connect, peers: list[ScriptedScheduler], tmp_path: Path
+) -> None:
+    schedulers = await connect(await peers[0].start(f"unix:{tmp_path}/scheduler.sock"))
+    await peers[1].start()
+    run = generation()
+    schedulers.submit(run)
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+
+
+async def test_addresses() -> None:
+    parsed = parse_addresses("a:1, [::1]:2 ,unix:/tmp/s,127.0.0.1:3")
+    assert [(a.host, a.port) for a in parsed] == [("a", 1), ("::1", 2), ("", 0), ("127.0.0.1", 3)]
+    assert [await resolve(a) for a in parsed[1:]] == [["[::1]:2"], ["unix:/tmp/s"], ["127.0.0.1:3"]]
+    for bad in ("", ",", "host", "host:", ":5", "host:x", "host:70000", "host:0"):
+        with pytest.raises(ValueError, match="scheduler"):
+            parse_addresses(bad)
