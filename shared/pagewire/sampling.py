@@ -5,7 +5,7 @@ over HTTP and over gRPC.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagewire.errors import invalid
 from pagewire.limits import (
@@ -37,10 +37,12 @@ class SamplingParams:
             raise invalid("top_k", f"top_k is {self.top_k}; it must be 0 (off) or positive")
 
     @classmethod
-    def from_proto(cls, message: pb.SamplingParams) -> "SamplingParams":
-        """Checks a message; raises RequestError naming the field at fault."""
+    def from_proto(
+        cls, message: pb.SamplingParams, defaults: "SamplingParams | None" = None
+    ) -> "SamplingParams":
+        """Checks a message, with `defaults` for what is absent; RequestError names the field."""
         given = {descriptor.name: value for descriptor, value in message.ListFields()}
-        return cls(**given)
+        return replace(defaults, **given) if defaults else cls(**given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.errors import Code, RequestError
+from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
 from pagewire.scheduler.text_stream import TextStream
 from pagewire.scheduler.tokenizer import ByteLevelDetokenizer, PrefixDetokenizer, Tokenizer
+from pagewire.v1 import inference_pb2 as pb
 from support.tokenizer_folders import CORPUS, byte_fallback_folder, byte_level_folder
 
 
@@ -32,6 +34,16 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_each_kind_has_its_detokenizer(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
     assert isinstance(byte_level.detokenizer(), ByteLevelDetokenizer)
     assert isinstance(byte_fallback.detokenizer(), PrefixDetokenizer)
+
+
+def test_generation_config_gives_defaults(tmp_path: Path) -> None:
+    folder = byte_level_folder(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 0.7, "top_k": null}')
+    defaults = Tokenizer(folder).default_sampling
+    assert defaults == SamplingParams(temperature=0.7)
+    given = pb.SamplingParams(temperature=0, top_p=0.5)
+    assert SamplingParams.from_proto(given, defaults) == SamplingParams(temperature=0, top_p=0.5)
+    assert SamplingParams.from_proto(pb.SamplingParams(), defaults).temperature == 0.7
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

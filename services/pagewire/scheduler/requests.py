@@ -59,7 +59,7 @@ def parse_request(
 
     Raises RequestError naming the field at fault.
     """
-    params = SamplingParams.from_proto(message.sampling)
+    params = SamplingParams.from_proto(message.sampling, tokenizer.default_sampling)
     stop = StopConditions.from_proto(message.stop)
     prompt = tokenize_input(message, tokenizer, limits.vocab_size)
     resumed = tuple(message.resume_token_ids)

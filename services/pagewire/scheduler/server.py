@@ -8,6 +8,7 @@ import grpc
 
 from pagewire import logs
 from pagewire.config import SchedulerConfig
+from pagewire.errors import RequestError
 from pagewire.metrics import serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import run_service
@@ -28,7 +29,7 @@ def run_scheduler(config: SchedulerConfig) -> None:
     logs.configure("scheduler", config.log_level)
     try:
         run_service(lambda stop: _serve(config, stop))
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RequestError) as error:
         log.debug("the scheduler cannot start", exc_info=True)
         sys.exit(f"pagewire scheduler: {error}")
 

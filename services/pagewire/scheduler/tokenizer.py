@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
+from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
 
 _Utf8Decoder = getincrementaldecoder("utf-8")
@@ -31,7 +32,7 @@ class Detokenizer(Protocol):
 
 
 class Tokenizer:
-    """Tokenizer, chat template and end-of-sequence ids of a model folder."""
+    """What the scheduler reads of a model folder: tokenizer, chat template, generation defaults."""
 
     def __init__(self, folder: Path) -> None:
         """FileNotFoundError names the file that is missing."""
@@ -43,6 +44,7 @@ class Tokenizer:
         self._backend.no_padding()
         self.chat_template = ChatTemplate.load(folder)
         self.eos_token_ids = _eos_token_ids(folder)
+        self.default_sampling = _default_sampling(folder)
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = _byte_level_table(self._backend, self._special_ids)
@@ -154,6 +156,14 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
             if ids is not None:
                 return _few_enough(tuple(ids) if isinstance(ids, list) else (int(ids),), path)
     return ()
+
+
+def _default_sampling(folder: Path) -> SamplingParams:
+    """What generation_config.json recommends for requests that do not say otherwise."""
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return SamplingParams(**{n: config[n] for n in names if config.get(n) is not None})
 
 
 def _few_enough(ids: tuple[int, ...], path: Path) -> tuple[int, ...]:
