@@ -20,10 +20,9 @@ from pagewire.config import WorkerConfig
 from pagewire.worker.graphed import GraphBackend
 from pagewire.worker.limits import Limits
 from pagewire.worker.loading import load_worker
-from pagewire.worker.plan import SlotStarts, StepPlan
+from pagewire.worker.plan import SlotStarts, StepPlan, TableWrites
 
 POINTS = [(1, 504), (8, 720), (16, 720), (32, 720), (64, 720), (128, 720), (256, 720), (64, 2048)]
-NONE = np.empty(0, np.int32)
 
 
 def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
@@ -45,9 +44,11 @@ def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
             min_tokens=full(0, np.int32),
             stop_token_ids=np.full((rows, 16), -1, np.int32),
         ),
-        table_slots=np.repeat(slots, columns),
-        table_columns=np.tile(np.arange(columns, dtype=np.int32), rows),
-        table_blocks=blocks.ravel().astype(np.int32),
+        writes=TableWrites(
+            slots=np.repeat(slots, columns),
+            columns=np.tile(np.arange(columns, dtype=np.int32), rows),
+            blocks=blocks.ravel().astype(np.int32),
+        ),
         **decode_fields(slots, 0),
     )
 
@@ -58,12 +59,7 @@ def decode_fields(slots: np.ndarray, position: int) -> dict:
     return {
         "decode_slots": slots,
         "decode_positions": positions,
-        "chunk_slots": NONE,
-        "chunk_starts": np.zeros(1, np.int32),
-        "chunk_tokens": NONE,
-        "chunk_positions": NONE,
-        "chunk_lengths": NONE,
-        "chunk_samples": np.empty(0, np.bool_),
+        "chunks": None,
         "sample_slots": slots,
         "sample_indices": positions,
         "filtered": False,
@@ -74,9 +70,7 @@ def decode_plan(rows: int, position: int) -> StepPlan:
     """A steady decode step of slots 0 to rows - 1."""
     return StepPlan(
         starts=None,
-        table_slots=NONE,
-        table_columns=NONE,
-        table_blocks=NONE,
+        writes=None,
         **decode_fields(np.arange(rows, dtype=np.int32), position),
     )
 

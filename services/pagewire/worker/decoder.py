@@ -1,0 +1,133 @@
+"""The decoder: one for all families, driven by the model's configuration and a backend's ops."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.families import ModelConfig
+from pagewire.worker.kv_cache import KVCache
+from pagewire.worker.ops import Ops
+from pagewire.worker.weights import LayerWeights, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The chunks of a batch, at least one; tensors are int32 on the device."""
+
+    slots: Tensor  # [chunks]
+    starts: Tensor  # [chunks + 1], from 0 at the first token after the decode rows
+    lengths: Tensor  # [chunks], KV tokens after the chunk
+    longest: int  # tokens of the longest chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of one forward pass: the decode rows, then the prefill chunks one by one.
+
+    All tensors are int32 on the device. `tokens` counts decode rows and the tokens of all chunks;
+    `rows` names the tokens whose logits are wanted, None for all of them in order.
+    """
+
+    token_ids: Tensor  # [tokens]
+    positions: Tensor  # [tokens]
+    slots: Tensor  # [tokens]
+    num_decodes: int
+    decode_lengths: Tensor  # [num_decodes], KV tokens, the current one included
+    prefill: Prefill | None
+    rows: Tensor | None  # [rows]
+
+
+class Decoder:
+    """Embedding, layers and head. Holds weights, and no state that a step changes."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, cos_sin: Tensor) -> None:
+        """`cos_sin` is the `rope_table` of every position a sequence may have."""
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self.cos_sin = cos_sin
+        self._scale = config.head_dim**-0.5
+
+    def hidden(self, batch: Batch, cache: KVCache, block_tables: Tensor) -> Tensor:
+        """Writes the KV of the batch's tokens; the residual stream `[rows, hidden]` at the end."""
+        residual = self.weights.embedding[batch.token_ids]  # [tokens, hidden]
+        return self.layers(residual, batch, cache, block_tables)
+
+    def layers(
+        self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
+    ) -> Tensor:
+        """The same from embedded tokens `[tokens, hidden]`, which it overwrites."""
+        for layer, keys, values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
+            self._layer(layer, residual, batch, keys, values, block_tables)
+        return residual if batch.rows is None else residual[batch.rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, vocab]`, in the dtype of the weights."""
+        eps = self.config.rms_norm_eps
+        return self.ops.norm_linear(hidden, self.weights.norm, eps, self.weights.head)
+
+    def _layer(
+        self,
+        layer: LayerWeights,
+        residual: Tensor,
+        batch: Batch,
+        keys: Tensor,
+        values: Tensor,
+        block_tables: Tensor,
+    ) -> None:
+        """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
+        ops, eps = self.ops, self.config.rms_norm_eps
+        qkv = ops.norm_linear(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
+        queries = ops.qk_norm_rope_kv_write(
+            qkv,
+            layer.q_norm,
+            layer.k_norm,
+            eps,
+            self.cos_sin,
+            batch.positions,
+            batch.slots,
+            block_tables,
+            keys,
+            values,
+        )  # [tokens, heads, head_dim]
+        attended = self._attend(queries, batch, keys, values, block_tables)
+        ops.linear_add(attended.flatten(1), layer.output, residual)
+        if layer.output_bias is not None:
+            residual += layer.output_bias
+        gated = ops.norm_gate_up_silu_mul(residual, layer.post_norm, eps, layer.gate_up)
+        ops.linear_add(gated, layer.down, residual)
+
+    def _attend(
+        self, queries: Tensor, batch: Batch, keys: Tensor, values: Tensor, block_tables: Tensor
+    ) -> Tensor:
+        """`[tokens, heads, head_dim]`."""
+        decodes = batch.num_decodes
+        parts = []
+        if decodes:
+            parts.append(
+                self.ops.decode_attention(
+                    queries[:decodes],
+                    keys,
+                    values,
+                    block_tables,
+                    batch.slots[:decodes],
+                    batch.decode_lengths,
+                    self._scale,
+                )
+            )
+        if batch.prefill is not None:
+            parts.append(
+                self.ops.prefill_attention(
+                    queries[decodes:],
+                    keys,
+                    values,
+                    block_tables,
+                    batch.prefill.slots,
+                    batch.prefill.starts,
+                    batch.prefill.lengths,
+                    self._scale,
+                    batch.prefill.longest,
+                )
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,214 @@
+"""The model families that the decoder can be, and the configuration of one model.
+
+A family is a row of a table: what differs between families is data for one decoder, not code.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pagewire.worker.errors import SetupError
+
+RopeKind = Literal["default", "linear", "llama3"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What distinguishes a family.
+
+    `attention_bias` says which projections carry a bias: none, `qkv` (query, key and value), or
+    `config` (all four where the configuration's `attention_bias` is true). `windowed_by` names
+    the configuration's switch that puts its `sliding_window` into force: none for families
+    without one, `sliding_window` itself where its presence is enough.
+    """
+
+    model_type: str
+    architecture: str
+    attention_bias: Literal["none", "qkv", "config"]
+    qk_norm: bool
+    windowed_by: Literal["sliding_window", "use_sliding_window"] | None
+
+
+FAMILIES = (
+    Family("llama", "LlamaForCausalLM", "config", qk_norm=False, windowed_by=None),
+    Family("mistral", "MistralForCausalLM", "none", qk_norm=False, windowed_by="sliding_window"),
+    Family("qwen2", "Qwen2ForCausalLM", "qkv", qk_norm=False, windowed_by="use_sliding_window"),
+    Family("qwen3", "Qwen3ForCausalLM", "config", qk_norm=True, windowed_by="use_sliding_window"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: its base and how its frequencies are scaled.
+
+    `factor` is used by `linear` and `llama3`, the other three by `llama3` only.
+    """
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One model, as the decoder needs it."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    sliding_window: int | None
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    tied_head: bool
+    dtype: str
+    initializer_range: float
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The configuration in `folder/config.json`; SetupError names what cannot be served."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path} cannot be read: {error}") from error
+    return parse_model_config(raw)
+
+
+def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """The configuration in a decoded config.json; SetupError names what cannot be served."""
+    family = _family(raw)
+    _refuse_unsupported(raw)
+    heads = _positive(raw, "num_attention_heads")
+    kv_heads = _positive(raw, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise SetupError(
+            f"config.json: num_attention_heads {heads} is not a multiple of "
+            f"num_key_value_heads {kv_heads}"
+        )
+    hidden = _positive(raw, "hidden_size")
+    configured_bias = family.attention_bias == "config" and bool(raw.get("attention_bias"))
+    return ModelConfig(
+        family=family.model_type,
+        vocab_size=_positive(raw, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_positive(raw, "intermediate_size"),
+        num_layers=_positive(raw, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_positive(raw, "head_dim", default=hidden // heads),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope(raw),
+        max_position_embeddings=_positive(raw, "max_position_embeddings"),
+        sliding_window=_sliding_window(raw, family),
+        qkv_bias=configured_bias or family.attention_bias == "qkv",
+        output_bias=configured_bias,
+        qk_norm=family.qk_norm,
+        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        dtype=_dtype(raw),
+        initializer_range=float(raw.get("initializer_range", 0.02)),
+    )
+
+
+def _family(raw: Mapping[str, Any]) -> Family:
+    """The family by `architectures` if the configuration has it, else by `model_type`."""
+    architectures = raw.get("architectures") or []
+    for family in FAMILIES:
+        if family.architecture in architectures:
+            return family
+        if not architectures and family.model_type == raw.get("model_type"):
+            return family
+    named = ", ".join(architectures) or f"model_type {raw.get('model_type')!r}"
+    supported = ", ".join(family.architecture for family in FAMILIES)
+    raise SetupError(
+        f"config.json: {named} is not a supported architecture; these are: {supported}"
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise SetupError(f"config.json: hidden_act {raw['hidden_act']!r}; only 'silu' is supported")
+    if raw.get("mlp_bias"):
+        raise SetupError("config.json: mlp_bias is true; only models without it are supported")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise SetupError(
+            f"config.json: weights quantized by {method!r} are not supported; "
+            "use the model in bfloat16, float16 or float32"
+        )
+
+
+def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """From `rope_parameters`, or from the older pair `rope_theta` and `rope_scaling`."""
+    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    theta = float(parameters.get("rope_theta", raw.get("rope_theta", 10_000.0)))
+    partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise SetupError(f"config.json: partial_rotary_factor {partial}; only 1 is supported")
+    if kind == "default":
+        return RopeConfig("default", theta)
+    if kind == "linear":
+        return RopeConfig("linear", theta, factor=_rope_number(parameters, "factor"))
+    if kind == "llama3":
+        return RopeConfig(
+            "llama3",
+            theta,
+            factor=_rope_number(parameters, "factor"),
+            low_freq_factor=_rope_number(parameters, "low_freq_factor"),
+            high_freq_factor=_rope_number(parameters, "high_freq_factor"),
+            original_max_position_embeddings=int(
+                _rope_number(parameters, "original_max_position_embeddings")
+            ),
+        )
+    raise SetupError(
+        f"config.json: RoPE of type {kind!r} is not supported; these are: default, linear, llama3"
+    )
+
+
+def _rope_number(parameters: Mapping[str, Any], name: str) -> float:
+    value = parameters.get(name)
+    if not isinstance(value, int | float) or value <= 0:
+        raise SetupError(f"config.json: the RoPE parameter {name} is {value!r}; it must be above 0")
+    return float(value)
+
+
+def _sliding_window(raw: Mapping[str, Any], family: Family) -> int | None:
+    if family.windowed_by is None or not raw.get(family.windowed_by):
+        return None
+    return _positive(raw, "sliding_window")
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise SetupError(f"config.json: dtype {name!r}; supported are {', '.join(DTYPES)}")
+    return str(name)
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = raw.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise SetupError(f"config.json: {name} is {value!r}; it must be a positive integer")
+    return value

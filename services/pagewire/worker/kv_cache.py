@@ -1,0 +1,88 @@
+"""The paged KV cache of a worker, and how many blocks it gets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.families import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values by layer, each `[num_blocks, kv_heads, block_size, head_dim]`.
+
+    Block 0 is scratch. Every value is finite: see `attention.py` of the reference ops for why.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(int(tensor.nbytes) for tensor in (*self.keys, *self.values))
+
+    def scrub(self, blocks: Tensor) -> None:
+        """Replaces what is not finite in `blocks [n]` (integers on the device) by finite values."""
+        for tensor in (*self.keys, *self.values):
+            tensor[blocks] = torch.nan_to_num(tensor[blocks])
+
+
+def empty_cache(
+    model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """A cache of zeros."""
+    shape = (num_blocks, model.num_kv_heads, block_size, model.head_dim)
+
+    def tensors() -> tuple[Tensor, ...]:
+        return tuple(_zeros(shape, dtype, device) for _ in range(model.num_layers))
+
+    return KVCache(tensors(), tensors())
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    values = 2 * model.num_layers * model.num_kv_heads * block_size * model.head_dim
+    return int(values * dtype.itemsize)
+
+
+def blocks_in(available: int, size: int, name: str) -> int:
+    """How many blocks of `size` bytes `available` bytes hold; SetupError if fewer than two."""
+    count = available // size
+    if count < 2:
+        raise SetupError(
+            f"{available / 2**20:.1f} MiB are free for the KV cache, two blocks of "
+            f"{size / 2**20:.2f} MiB are the least; raise {name} or take a smaller model"
+        )
+    return count
+
+
+def measure_free_bytes(
+    device: torch.device, utilization: float, profile: Callable[[], None]
+) -> int:
+    """Bytes of a GPU that the KV cache may take: its share less weights and peak activations.
+
+    `profile` runs the largest forward pass, with the weights in place and no cache yet.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    profile()
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    # What other processes and the driver hold is neither in torch's pool nor free.
+    others = total - free - torch.cuda.memory_reserved(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.empty_cache()
+    return int(total * utilization - others - peak)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy takes zeroed pages from the system, which cost memory once they are written only.
+    size = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,158 @@
+"""From a configuration to a worker that can compute: model, backend, pool, limits."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pagewire.config import WorkerConfig
+from pagewire.models import resolve_model
+from pagewire.worker.backend import Backend
+from pagewire.worker.checkpoint import load_weights
+from pagewire.worker.decoder import Decoder
+from pagewire.worker.eager import EagerBackend
+from pagewire.worker.errors import SetupError
+from pagewire.worker.families import ModelConfig, read_model_config
+from pagewire.worker.graphed import GraphBackend
+from pagewire.worker.kv_cache import block_bytes, blocks_in, measure_free_bytes
+from pagewire.worker.limits import Limits, fit_to_pool, longest_sequence
+from pagewire.worker.ops import load_ops
+from pagewire.worker.plan import rehearsal
+from pagewire.worker.rope_table import rope_table
+from pagewire.worker.weights import dummy_weights
+
+CPU_BATCHED_TOKENS = 2048
+GPU_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """A backend that has its memory, and what it may be asked for."""
+
+    backend: Backend
+    limits: Limits
+    dtype: str
+    device: str
+
+
+def load_worker(config: WorkerConfig) -> LoadedWorker:
+    """Loads the model and takes the memory for its KV cache; does not warm up.
+
+    Must run on the thread that will run the steps: the number of CPU threads is set for it.
+    SetupError or FileNotFoundError say what cannot be served.
+    """
+    device = choose_device(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
+    with torch.inference_mode():
+        return _load(config, resolve_model(config.model), device)
+
+
+def _load(config: WorkerConfig, folder: Path, device: torch.device) -> LoadedWorker:
+    model = read_model_config(folder)
+    dtype = choose_dtype(config.dtype, model, device)
+    longest = longest_sequence(model, config.max_model_len)
+    kernels = choose_backend(config.backend, device)
+    if config.load_format == "dummy":
+        weights = dummy_weights(model, dtype, device, config.seed)
+    else:
+        weights = load_weights(folder, model, dtype, device)
+    table = rope_table(model.rope, model.head_dim, longest, device)
+    decoder = Decoder(model, weights, load_ops(kernels), table)
+    limits = _limits(config, model, longest, decoder, dtype)
+    graphs = device.type == "cuda" and kernels == "triton"
+    backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
+    return LoadedWorker(backend, limits, _name(dtype), _describe(device))
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of `--device`; SetupError if this machine or this torch does not have it."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SetupError(f"device {name!r} is none; take auto, cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
+        raise SetupError(
+            f"device {name!r} is not available: torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} CUDA devices; take --device cpu or a CUDA build of torch"
+        )
+    torch.cuda.set_device(device)
+    return torch.device("cuda", device.index or 0)
+
+
+def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The type of `--dtype`; `auto` is the model's own on a GPU and float32 on a CPU."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def choose_backend(
+    name: Literal["auto", "torch", "triton"], device: torch.device
+) -> Literal["torch", "triton"]:
+    """The ops of `--backend`; `auto` is triton on a GPU and torch on a CPU."""
+    if name == "auto":
+        return "torch" if device.type == "cpu" else "triton"
+    if name == "triton" and device.type == "cpu":
+        raise SetupError("--backend triton needs an NVIDIA GPU; take --backend torch on a CPU")
+    return name
+
+
+def _limits(
+    config: WorkerConfig, model: ModelConfig, longest: int, decoder: Decoder, dtype: torch.dtype
+) -> Limits:
+    """The limits, with as many blocks as `--num-blocks` says or the memory holds."""
+    device = decoder.weights.embedding.device
+    on_cpu = device.type == "cpu"
+    batched = config.worker_max_num_batched_tokens or (
+        CPU_BATCHED_TOKENS if on_cpu else GPU_BATCHED_TOKENS
+    )
+    if min(config.num_slots, batched, config.block_size) < 1:
+        raise SetupError("num_slots, worker_max_num_batched_tokens and block_size start at 1")
+
+    def limits(num_blocks: int, max_model_len: int) -> Limits:
+        return Limits(
+            vocab_size=model.vocab_size,
+            num_slots=config.num_slots,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=batched,
+        )
+
+    def profile() -> None:
+        # The largest step: all tokens in chunks, and a sampled row for every slot it can have.
+        trial = limits(1, longest)
+        rows = min(trial.num_slots, batched)
+        length = min(batched // rows, longest)
+        backend = EagerBackend(decoder, trial, dtype)
+        backend.wait(backend.submit(rehearsal(trial, decodes=0, chunks=rows, chunk_length=length)))
+
+    size = block_bytes(model, config.block_size, dtype)
+    if config.num_blocks is not None:
+        num_blocks = config.num_blocks
+    elif on_cpu:
+        num_blocks = blocks_in(config.cpu_kv_bytes, size, "--cpu-kv-bytes")
+    else:
+        free = measure_free_bytes(device, config.gpu_memory_utilization, profile)
+        num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
+    fitting = fit_to_pool(longest, config.max_model_len, num_blocks, config.block_size, size)
+    return limits(num_blocks, fitting)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _describe(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device} ({torch.cuda.get_device_name(device)})"

@@ -1,0 +1,60 @@
+"""Query/key normalization, rotary embedding and the KV write, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def qk_norm_rope_kv_write(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """Turn the fused QKV projection of T tokens into rotated queries and cached keys and values.
+
+    Each query and key head is RMS-normalized where a norm weight is given, then rotated by the
+    token's position (the two halves of a head are the real and imaginary parts, as in the
+    Llama family); everything is computed in float32 and rounded once. Keys and values go to
+    block `block_tables[slot, position // block_size]`, row `position % block_size`.
+
+    Args:
+        qkv: `[tokens, (query_heads + 2 * kv_heads) * head_dim]`, queries, then keys, then values.
+        q_norm, k_norm: `[head_dim]` weights of the per-head RMS norm, or None for no norm.
+        eps: added to the mean square, as in `rms_norm`.
+        cos_sin: `[max_positions, head_dim]` float32, cosines in the first half of a row and
+            sines in the second.
+        positions, slots: `[tokens]` int32. Tokens of the padding slot write to scratch block 0.
+        block_tables: `[slots, max_blocks]` int32.
+        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
+
+    Returns:
+        Queries `[tokens, query_heads, head_dim]` in the dtype of `qkv`.
+    """
+    _, kv_heads, block_size, head_dim = k_cache.shape
+    heads = qkv.view(qkv.shape[0], -1, head_dim)  # [tokens, query_heads + 2 kv_heads, head_dim]
+    query_heads = heads.shape[1] - 2 * kv_heads
+    q, k, v = heads.split([query_heads, kv_heads, kv_heads], dim=1)
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]
+
+    blocks = block_tables[slots, positions // block_size]  # [tokens]
+    rows = positions % block_size
+    k_cache[blocks, :, rows] = _norm_rotate(k, k_norm, eps, cos, sin).to(k_cache.dtype)
+    v_cache[blocks, :, rows] = v.to(v_cache.dtype)
+    return _norm_rotate(q, q_norm, eps, cos, sin).to(qkv.dtype)
+
+
+def _norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """Normalize and rotate `[tokens, heads, head_dim]` in float32."""
+    x = x.float()
+    if weight is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,165 @@
+"""The two ends of a decode step, one small kernel each: see the twins in `ops.reference.step`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.reference.step import NUM_INPUTS
+
+
+def begin_decode(
+    inputs: Tensor, embedding: Tensor, last_tokens: Tensor, block_tables: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `ops.reference.step.begin_decode`; one program a row."""
+    rows, hidden = inputs.shape[1], embedding.shape[1]
+    assert inputs.shape[0] == NUM_INPUTS
+    assert inputs.is_contiguous()
+    residual = torch.empty(rows, hidden, dtype=embedding.dtype, device=embedding.device)
+    lengths = torch.empty(rows, dtype=torch.int32, device=embedding.device)
+    _begin_kernel[(rows,)](
+        inputs,
+        embedding,
+        last_tokens,
+        block_tables,
+        residual,
+        lengths,
+        rows,
+        block_tables.stride(0),
+        HIDDEN=hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+    )
+    return residual, lengths
+
+
+def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> SamplingState:
+    """See `ops.reference.step.gather_sampling`."""
+    rows, stops = len(slots), by_slot.stop_token_ids.shape[1]
+    out = SamplingState(
+        temperature=torch.empty_like(by_slot.temperature[:rows]),
+        top_k=torch.empty_like(by_slot.top_k[:rows]),
+        top_p=torch.empty_like(by_slot.top_p[:rows]),
+        min_p=torch.empty_like(by_slot.min_p[:rows]),
+        seed=torch.empty_like(by_slot.seed[:rows]),
+        index=indices,
+        min_tokens=torch.empty_like(by_slot.min_tokens[:rows]),
+        stop_token_ids=torch.empty_like(by_slot.stop_token_ids[:rows]),
+    )
+    _gather_kernel[(rows,)](
+        slots,
+        by_slot.temperature,
+        by_slot.top_k,
+        by_slot.top_p,
+        by_slot.min_p,
+        by_slot.seed,
+        by_slot.min_tokens,
+        by_slot.stop_token_ids,
+        out.temperature,
+        out.top_k,
+        out.top_p,
+        out.min_p,
+        out.seed,
+        out.min_tokens,
+        out.stop_token_ids,
+        STOPS=stops,
+        num_warps=1,
+    )
+    return out
+
+
+def end_decode(tokens: Tensor, hidden: Tensor, slots: Tensor, last_tokens: Tensor) -> Tensor:
+    """See `ops.reference.step.end_decode`; one program a row."""
+    out = torch.empty_like(tokens)
+    _end_kernel[(len(tokens),)](
+        tokens,
+        hidden,
+        slots,
+        last_tokens,
+        out,
+        HIDDEN=hidden.shape[1],
+        BLOCK=triton.next_power_of_2(hidden.shape[1]),
+    )
+    return out
+
+
+@triton.jit
+def _begin_kernel(
+    inputs_ptr,
+    embedding_ptr,
+    last_tokens_ptr,
+    tables_ptr,
+    residual_ptr,
+    lengths_ptr,
+    rows,
+    table_stride,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.load(inputs_ptr + row)
+    position = tl.load(inputs_ptr + rows + row)
+    write_slot = tl.load(inputs_ptr + 3 * rows + row).to(tl.int64)
+    write_column = tl.load(inputs_ptr + 4 * rows + row)
+    write_block = tl.load(inputs_ptr + 5 * rows + row)
+    tl.store(tables_ptr + write_slot * table_stride + write_column, write_block)
+    tl.store(lengths_ptr + row, position + 1)
+    token = tl.load(last_tokens_ptr + slot).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    values = tl.load(embedding_ptr + token * HIDDEN + columns, mask)
+    tl.store(residual_ptr + row.to(tl.int64) * HIDDEN + columns, values, mask)
+
+
+@triton.jit
+def _gather_kernel(
+    slots_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    min_tokens_ptr,
+    stops_ptr,
+    out_temperature_ptr,
+    out_top_k_ptr,
+    out_top_p_ptr,
+    out_min_p_ptr,
+    out_seed_ptr,
+    out_min_tokens_ptr,
+    out_stops_ptr,
+    STOPS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    tl.store(out_temperature_ptr + row, tl.load(temperature_ptr + slot))
+    tl.store(out_top_k_ptr + row, tl.load(top_k_ptr + slot))
+    tl.store(out_top_p_ptr + row, tl.load(top_p_ptr + slot))
+    tl.store(out_min_p_ptr + row, tl.load(min_p_ptr + slot))
+    tl.store(out_seed_ptr + row, tl.load(seed_ptr + slot))
+    tl.store(out_min_tokens_ptr + row, tl.load(min_tokens_ptr + slot))
+    columns = tl.arange(0, STOPS)
+    tl.store(out_stops_ptr + row * STOPS + columns, tl.load(stops_ptr + slot * STOPS + columns))
+
+
+@triton.jit
+def _end_kernel(
+    tokens_ptr,
+    hidden_ptr,
+    slots_ptr,
+    last_tokens_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    offsets = row.to(tl.int64) * HIDDEN + columns
+    values = tl.load(hidden_ptr + offsets, columns < HIDDEN, other=0.0).to(tl.float32)
+    # NaN and infinity are the values whose difference with themselves is not 0.
+    bad = tl.sum((values - values != 0.0).to(tl.int32), axis=0)
+    token = tl.load(tokens_ptr + row)
+    tl.store(last_tokens_ptr + tl.load(slots_ptr + row), tl.where(bad == 0, token, 0))
+    tl.store(out_ptr + row, tl.where(bad == 0, token, -1))

@@ -1,0 +1,150 @@
+"""The worker process: start, readiness, drain, end."""
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from functools import partial
+from typing import NoReturn, TypeVar
+
+import grpc
+
+from pagewire import logs
+from pagewire.config import WorkerConfig
+from pagewire.metrics import serve_metrics
+from pagewire.models import served_name
+from pagewire.process import run_service
+from pagewire.rpc import SERVER_OPTIONS, Health, bind
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.engine import Engine
+from pagewire.worker.instruments import Instruments
+from pagewire.worker.loading import LoadedWorker, load_worker
+from pagewire.worker.serial_thread import SerialThread
+from pagewire.worker.service import SERVICE_NAME, WorkerService
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def run_worker(config: WorkerConfig) -> None:
+    """Serves until SIGTERM or SIGINT; SystemExit 1, with one line in the log, if it cannot."""
+    logs.configure("worker", config.log_level)
+    run_service(partial(_serve, config))
+
+
+async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
+    began = time.monotonic()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service, health = WorkerService(), Health(SERVICE_NAME)
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    health.attach(server)
+    await health.set_serving(False)
+    launcher = SerialThread("launcher", _end_process)
+    instruments = Instruments()
+    try:
+        (port,) = bind(server, [config.worker_address])
+        _serve_metrics(config)
+        await server.start()
+        loaded = await _unless(stop, launcher.call(partial(load_worker, config)))
+        if loaded is not None:
+            service.load(_info(config, loaded))
+            await _unless(stop, launcher.call(loaded.backend.warm_up))
+    except Exception as error:
+        _refuse_to_start(error)
+    if loaded is None or stop.is_set():
+        await server.stop(None)
+        return
+    engine = Engine(loaded.backend, launcher, instruments, _end_process)
+    service.serve(engine, loaded.limits)
+    _report(config, loaded, instruments, port, time.monotonic() - began)
+    await health.set_serving(True)
+
+    await stop.wait()
+    log.info("draining, for %g s at most", config.drain_timeout)
+    await health.set_serving(False)
+    await service.drain(config.drain_timeout)
+    await server.stop(1.0)
+    engine.close()
+    log.info("stopped")
+
+
+async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
+    """What `work` returns; None as soon as `stop` is set."""
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    return work.result() if work.done() else None
+
+
+def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
+    limits = loaded.limits
+    return pb.WorkerInfo(
+        model=served_name(config.model, config.served_model_name),
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_slots=limits.num_slots,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        weight_bytes=loaded.backend.weight_bytes,
+        kv_cache_bytes=loaded.backend.kv_cache_bytes,
+        instance_id=uuid.uuid4().hex,
+    )
+
+
+def _serve_metrics(config: WorkerConfig) -> None:
+    """On the interface that gRPC listens on; on the loopback one for a socket file."""
+    host = config.worker_address.rpartition(":")[0].strip("[]")
+    on_socket = config.worker_address.startswith("unix:")
+    serve_metrics("127.0.0.1" if on_socket else host, config.worker_metrics_port)
+
+
+def _report(
+    config: WorkerConfig,
+    loaded: LoadedWorker,
+    instruments: Instruments,
+    port: int,
+    seconds: float,
+) -> None:
+    backend, limits = loaded.backend, loaded.limits
+    instruments.weight_bytes.set(backend.weight_bytes)
+    instruments.kv_cache_bytes.set(backend.kv_cache_bytes)
+    instruments.kv_cache_blocks.set(limits.num_blocks)
+    instruments.slots.set(limits.num_slots)
+    address = config.worker_address
+    if not address.startswith("unix:"):
+        address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
+    log.info(
+        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, "
+        "%d slots, up to %d tokens, in %.1f s",
+        address,
+        served_name(config.model, config.served_model_name),
+        loaded.dtype,
+        loaded.device,
+        backend.weight_bytes / 1e9,
+        limits.num_blocks,
+        limits.block_size,
+        backend.kv_cache_bytes / 1e9,
+        limits.num_slots,
+        limits.max_model_len,
+        seconds,
+    )
+
+
+def _refuse_to_start(error: Exception) -> NoReturn:
+    log.error(
+        "cannot start: %s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None
+    )
+    raise SystemExit(1)
+
+
+def _end_process(error: BaseException) -> NoReturn:
+    """Ends the process at once: without its device or its threads it must not look healthy."""
+    log.critical("fatal: %s: %s", type(error).__name__, error, exc_info=error)
+    logging.shutdown()
+    os._exit(1)

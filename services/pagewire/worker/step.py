@@ -1,0 +1,101 @@
+"""A step as it arrives: the wire message decoded into numpy arrays."""
+
+from dataclasses import dataclass
+
+from pagewire.errors import invalid
+from pagewire.packing import Int32Array, unpack
+from pagewire.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a sequence's tokens are drawn; `SlotSampling` of worker.proto says what values mean."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sequence that takes a slot."""
+
+    slot: int
+    token_ids: Int32Array  # [known]
+    num_generated: int
+    num_computed: int
+    blocks: Int32Array  # [blocks]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What changes and what is computed; `Step` of worker.proto says what fields mean."""
+
+    number: int
+    starts: tuple[Start, ...]
+    append_slots: Int32Array  # [appends]
+    append_blocks: Int32Array  # [appends]
+    prefill_slots: Int32Array  # [chunks]
+    prefill_counts: Int32Array  # [chunks]
+    decode_slots: Int32Array | None  # [decodes]; None: as in the step before
+
+
+def decode_step(message: pb.Step) -> Step:
+    """The step in a message; RequestError INVALID_ARGUMENT if its arrays are not well formed."""
+    step = Step(
+        number=message.step,
+        starts=tuple(_start(start) for start in message.starts),
+        append_slots=_array("append_slots", message.append_slots),
+        append_blocks=_array("append_blocks", message.append_blocks),
+        prefill_slots=_array("prefill_slots", message.prefill_slots),
+        prefill_counts=_array("prefill_counts", message.prefill_counts),
+        decode_slots=(
+            _array("decode_slots", message.decode_slots)
+            if message.HasField("decode_slots")
+            else None
+        ),
+    )
+    _same_length("append_blocks", step.append_blocks, "append_slots", step.append_slots)
+    _same_length("prefill_counts", step.prefill_counts, "prefill_slots", step.prefill_slots)
+    return step
+
+
+def _start(message: pb.SequenceStart) -> Start:
+    sampling = message.sampling
+    return Start(
+        slot=message.slot,
+        token_ids=_array("starts.token_ids", message.token_ids),
+        num_generated=message.num_generated,
+        num_computed=message.num_computed,
+        blocks=_array("starts.blocks", message.blocks),
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=tuple(sampling.stop_token_ids),
+        ),
+    )
+
+
+def _array(field: str, data: bytes) -> Int32Array:
+    try:
+        return unpack(data)
+    except ValueError as error:
+        raise invalid(
+            field, f"{field} has {len(data)} bytes; int32 values take a multiple of 4"
+        ) from error
+
+
+def _same_length(name: str, values: Int32Array, other: str, others: Int32Array) -> None:
+    if len(values) != len(others):
+        raise invalid(
+            name, f"{name} has {len(values)} values and {other} {len(others)}; they are parallel"
+        )

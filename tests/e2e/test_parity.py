@@ -1,0 +1,38 @@
+"""The worker generates what transformers generates: every family, however a batch is cut."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from support.step_driver import Sequence, StepDriver, local_worker
+from support.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
+
+LENGTHS = (1, 5, 16, 33, 80)
+COUNT = 64
+
+
+def prompts() -> list[list[int]]:
+    generator = random.Random(7)
+    return [[generator.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
+    model = save_model(tmp_path, variant)
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts()]
+    assert len({tuple(tokens) for tokens in expected}) == len(LENGTHS)
+    async with local_worker(tmp_path) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+
+        whole = await driver.run([Sequence(prompt, COUNT) for prompt in prompts()])
+        assert whole == expected
+
+        chunked = [Sequence(prompt, COUNT) for prompt in prompts()]
+        assert await driver.run(chunked, chunk=7, run_ahead=3) == expected
+
+        resumed = [
+            Sequence(prompt + tokens[:20], COUNT - 20, generated=20)
+            for prompt, tokens in zip(prompts(), expected, strict=True)
+        ]
+        assert await driver.run(resumed, chunk=50) == [tokens[20:] for tokens in expected]

@@ -1,0 +1,293 @@
+"""The host's mirror of the slots: plans, and how malformed steps and bad sequences are told."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewire.errors import Code, RequestError
+from pagewire.packing import pack
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.limits import Limits
+from pagewire.worker.slots import PlannedStep, Slots
+from pagewire.worker.step import Sampling, Start, Step, decode_step
+
+LIMITS = Limits(
+    vocab_size=100,
+    num_slots=4,
+    block_size=4,
+    num_blocks=20,
+    max_model_len=32,
+    max_num_batched_tokens=24,
+)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def start(slot: int, tokens: int, blocks: tuple[int, ...] = (), **changes: Any) -> Start:
+    begin = Start(slot, np.arange(tokens, dtype=np.int32), 0, 0, ints(*blocks), Sampling())
+    return replace(begin, **changes)
+
+
+def step(
+    *starts: Start,
+    append: tuple[tuple[int, int], ...] = (),
+    prefill: tuple[tuple[int, int], ...] = (),
+    decode: tuple[int, ...] | None = None,
+) -> Step:
+    return Step(
+        number=1,
+        starts=starts,
+        append_slots=ints(*(slot for slot, _ in append)),
+        append_blocks=ints(*(block for _, block in append)),
+        prefill_slots=ints(*(slot for slot, _ in prefill)),
+        prefill_counts=ints(*(count for _, count in prefill)),
+        decode_slots=None if decode is None else ints(*decode),
+    )
+
+
+@pytest.fixture
+def slots() -> Slots:
+    return Slots(LIMITS)
+
+
+@pytest.fixture
+def running(slots: Slots) -> Slots:
+    """Slots 0 and 1 have 3 and 6 known tokens, all prefilled."""
+    slots.plan(step(start(0, 3, (1,)), start(1, 6, (2, 3)), prefill=((0, 3), (1, 6))))
+    return slots
+
+
+def messages(planned: PlannedStep) -> dict[int, str]:
+    assert not any(failure.retryable for failure in planned.failures)
+    return {failure.slot: failure.message for failure in planned.failures}
+
+
+def test_chunks_decodes_and_their_rows(slots: Slots) -> None:
+    first = slots.plan(step(start(2, 7, (5, 6)), start(0, 3, (1,)), prefill=((2, 4), (0, 3))))
+    chunks = first.plan.chunks
+    assert chunks is not None
+    assert chunks.slots.tolist() == [2, 0]
+    assert chunks.starts.tolist() == [0, 4, 7]
+    assert chunks.tokens.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert chunks.positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert chunks.lengths.tolist() == [4, 3]
+    assert chunks.samples.tolist() == [False, True]
+    assert first.plan.sample_slots.tolist() == [0]
+    assert first.plan.sample_indices.tolist() == [0]
+    writes = first.plan.writes
+    assert writes is not None
+    assert [writes.slots.tolist(), writes.columns.tolist(), writes.blocks.tolist()] == [
+        [2, 2, 0],
+        [0, 1, 0],
+        [5, 6, 1],
+    ]
+
+    second = slots.plan(step(prefill=((2, 3),), decode=(0,)))
+    assert second.plan.decode_positions.tolist() == [3]
+    assert second.plan.chunks is not None
+    assert second.plan.chunks.positions.tolist() == [4, 5, 6]
+    assert second.plan.sample_slots.tolist() == [0, 2]
+    assert second.plan.sample_indices.tolist() == [1, 0]
+
+    third = slots.plan(step(append=((0, 9),), decode=(2, 0)))
+    assert third.plan.chunks is None
+    assert third.plan.decode_slots.tolist() == [2, 0]
+    assert third.plan.decode_positions.tolist() == [7, 4]
+    assert third.plan.sample_indices.tolist() == [1, 2]
+    assert third.plan.writes is not None
+    assert third.plan.writes.columns.tolist() == [1]
+
+    fourth = slots.plan(step(append=((2, 10),)))
+    assert fourth.plan.decode_slots is third.plan.decode_slots
+    assert fourth.plan.decode_positions.tolist() == [8, 5]
+    assert all(planned.rows is None for planned in (first, second, third, fourth))
+    assert not any(planned.failures for planned in (first, second, third, fourth))
+
+
+def test_resumed_sequence_goes_on_with_its_index_and_its_cached_tokens(slots: Slots) -> None:
+    resumed = start(1, 10, (4, 5, 6), num_generated=4, num_computed=8)
+    planned = slots.plan(step(resumed, prefill=((1, 2),)))
+    assert planned.plan.chunks is not None
+    assert planned.plan.chunks.tokens.tolist() == [8, 9]
+    assert planned.plan.chunks.positions.tolist() == [8, 9]
+    assert planned.plan.sample_indices.tolist() == [4]
+
+
+def test_several_blocks_for_one_slot_are_appended_in_order(slots: Slots) -> None:
+    slots.plan(step(start(0, 20, (1,)), start(1, 20)))
+    appended = ((1, 7), (0, 8), (1, 9), (0, 10), (1, 11))
+    planned = slots.plan(step(append=appended, prefill=((0, 12), (1, 12))))
+    assert planned.plan.writes is not None
+    assert planned.plan.writes.columns.tolist() == [0, 1, 1, 2, 2]
+    assert slots.blocks(0).tolist() == [1, 8, 10]
+    assert slots.blocks(1).tolist() == [7, 9, 11]
+    assert not planned.failures
+
+
+def test_filters_are_looked_at_only_where_a_sampled_row_has_one(slots: Slots) -> None:
+    filtered = start(0, 3, (1,), sampling=Sampling(temperature=1.0, top_k=5))
+    plain = start(1, 3, (2,), sampling=Sampling(temperature=1.0))
+    assert not slots.plan(step(filtered, plain, prefill=((0, 2), (1, 3)))).plan.filtered
+    assert slots.plan(step(prefill=((0, 1),), decode=(1,))).plan.filtered
+
+
+@pytest.mark.parametrize(
+    ("malformed", "words"),
+    [
+        (step(decode=(4,)), "decode_slots names slot 4; this worker has slots 0 to 3"),
+        (step(decode=(-1,)), "slot -1"),
+        (step(decode=(0, 1, 0)), "decode_slots names a slot twice"),
+        (step(prefill=((9, 1),)), "prefill_slots names slot 9"),
+        (step(prefill=((0, 1), (0, 1))), "prefill_slots names a slot twice"),
+        (step(prefill=((0, 0),)), "a chunk has 0 tokens"),
+        (step(prefill=((0, -3),)), "a chunk has -3 tokens"),
+        (step(prefill=((0, 25),)), "25 tokens; this worker takes at most 24"),
+        (step(prefill=((2, 2**31 - 1), (3, 2**31 - 1))), "takes at most 24"),
+        (step(append=((7, 1),)), "append_slots names slot 7"),
+        (step(start(4, 3)), "starts names slot 4"),
+        (step(start(2, 3), start(2, 3)), "starts names a slot twice"),
+    ],
+)
+def test_malformed_steps_are_refused_and_change_nothing(
+    running: Slots, malformed: Step, words: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        running.plan(malformed)
+    assert error.value.code == Code.INVALID_ARGUMENT
+    assert words in error.value.message
+    planned = running.plan(step(append=((1, 4),), decode=(0, 1)))
+    assert planned.plan.decode_positions.tolist() == [3, 6]
+    assert not planned.failures
+
+
+def test_budget_counts_decodes_that_go_on(running: Slots) -> None:
+    running.plan(step(decode=(0, 1)))
+    with pytest.raises(RequestError, match="computes 25 tokens"):
+        running.plan(step(start(2, 23), prefill=((2, 23),)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (start(2, 0), "0 known tokens; a sequence has 1 to 32"),
+        (start(2, 33, tuple(range(1, 9))), "33 known tokens"),
+        (start(2, 3, (1,), token_ids=ints(1, 100, 2)), "token id 100 is not in the vocabulary"),
+        (start(2, 3, (1,), token_ids=ints(1, -1, 2)), "token id -1"),
+        (start(2, 3, (0,)), "block 0 is none of this worker's blocks 1 to 19"),
+        (start(2, 3, (20,)), "block 20"),
+        (start(2, 3, tuple(range(1, 10))), "9 blocks; the longest sequence has 8"),
+        (start(2, 3, (1,), num_computed=3), "num_computed 3 is not less than the 3"),
+        (start(2, 6, (1,), num_computed=5), "num_computed 5 tokens do not fit into 1 blocks"),
+        (start(2, 3, (1,), num_generated=4), "num_generated 4"),
+        (start(2, 3, (1,), sampling=Sampling(temperature=-1.0)), "temperature -1.0"),
+        (start(2, 3, (1,), sampling=Sampling(temperature=float("nan"))), "temperature nan"),
+        (start(2, 3, (1,), sampling=Sampling(top_p=0.0)), "top_p 0.0"),
+        (start(2, 3, (1,), sampling=Sampling(top_p=1.5)), "top_p 1.5"),
+        (start(2, 3, (1,), sampling=Sampling(min_p=2.0)), "min_p 2.0"),
+        (start(2, 3, (1,), sampling=Sampling(top_k=2**31)), "top_k 2147483648"),
+        (start(2, 3, (1,), sampling=Sampling(stop_token_ids=(1,) * 17)), "17 stop_token_ids"),
+        (start(2, 3, (1,), sampling=Sampling(stop_token_ids=(100,))), "stop token id"),
+    ],
+)
+def test_bad_sequence_fails_alone(running: Slots, bad: Start, words: str) -> None:
+    count = min(len(bad.token_ids), 20)
+    prefill = ((2, count),) if count else ()
+    planned = running.plan(step(bad, prefill=prefill, decode=(0,)))
+    assert words in messages(planned)[2]
+    assert planned.plan.sample_slots.tolist() == [0]
+    assert planned.plan.chunks is None
+    # Steps that were sent before the failure was known are answered with -1, without a word.
+    later = running.plan(step(append=((2, 8), (0, 9)), decode=(2, 0)))
+    assert later.rows is not None
+    assert later.rows.tolist() == [-1, 0]
+    assert later.plan.decode_slots.tolist() == [0]
+    assert not later.failures
+
+
+def test_failed_chunks_answer_rows_as_if_they_were_computed(slots: Slots) -> None:
+    bad, good = start(0, 6, (1, 0)), start(1, 6, (2, 3))
+    first = slots.plan(step(bad, good, prefill=((0, 4), (1, 4))))
+    assert list(messages(first)) == [0]
+    assert first.rows is None  # neither chunk samples
+    second = slots.plan(step(prefill=((0, 2), (1, 2))))
+    assert second.rows is not None
+    assert second.rows.tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "slot", "words", "rows"),
+    [
+        (step(decode=(3,)), 3, "slot 3 holds no sequence", [-1]),
+        (step(prefill=((3, 2),)), 3, "slot 3 holds no sequence", [-1]),
+        (step(append=((3, 5),)), 3, "slot 3 holds no sequence", None),
+        (step(append=((0, 0),), decode=(0, 1)), 0, "block 0", [-1, 0]),
+        (step(append=((0, 20),), decode=(0, 1)), 0, "block 20", [-1, 0]),
+        (step(append=((0, 5),) * 8, decode=(0,)), 0, "more than 8 blocks", [-1]),
+        (step(prefill=((0, 1),), decode=(1,)), 0, "has 3 known tokens; a chunk ends at 4", [0, -1]),
+        (step(start(2, 3, (9,)), decode=(2, 1)), 2, "only 0 of its 3 tokens", [-1, 0]),
+        (
+            step(start(2, 3, (9,)), prefill=((2, 3),), decode=(2, 1)),
+            2,
+            "only 0 of its 3 tokens",
+            [-1, 0, -1],
+        ),
+        (step(start(2, 9, (8, 9)), prefill=((2, 9),)), 2, "room for 8; a chunk ends at 9", [-1]),
+    ],
+)
+def test_wrongly_named_slot_fails_alone(
+    running: Slots, wrong: Step, slot: int, words: str, rows: list[int] | None
+) -> None:
+    planned = running.plan(wrong)
+    assert list(messages(planned)) == [slot]
+    assert words in messages(planned)[slot]
+    assert (None if planned.rows is None else planned.rows.tolist()) == rows
+
+
+def test_decode_needs_a_block_for_its_position(running: Slots) -> None:
+    planned = running.plan(step(decode=(0,)))
+    assert planned.plan.decode_positions.tolist() == [3]
+    planned = running.plan(step())
+    assert messages(planned) == {0: "slot 0 has 1 blocks, too few for position 4"}
+
+
+def test_sequence_ends_at_max_model_len() -> None:
+    slots = Slots(replace(LIMITS, max_model_len=30))
+    slots.plan(step(start(0, 29, tuple(range(1, 9)), num_computed=20), prefill=((0, 9),)))
+    assert slots.plan(step(decode=(0,))).plan.decode_positions.tolist() == [29]
+    assert messages(slots.plan(step())) == {0: "slot 0 is full: max_model_len is 30 tokens"}
+
+
+def test_new_start_forgets_the_failure(running: Slots) -> None:
+    assert running.fail(0)
+    assert not running.fail(0)
+    assert running.plan(step(decode=(0,))).plan.num_decodes == 0
+    planned = running.plan(step(start(0, 2, (7,)), prefill=((0, 2),), decode=()))
+    assert planned.plan.sample_slots.tolist() == [0]
+    assert not planned.failures
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (pb.Step(decode_slots=b"abc"), "decode_slots has 3 bytes"),
+        (pb.Step(append_slots=pack([1, 2]), append_blocks=pack([1])), "append_blocks has 1 values"),
+        (pb.Step(prefill_slots=pack([1])), "prefill_counts has 0 values and prefill_slots 1"),
+        (pb.Step(starts=[pb.SequenceStart(token_ids=b"1")]), "starts.token_ids has 1 bytes"),
+    ],
+)
+def test_arrays_of_a_message_must_be_well_formed(message: pb.Step, words: str) -> None:
+    with pytest.raises(RequestError) as error:
+        decode_step(message)
+    assert error.value.code == Code.INVALID_ARGUMENT
+    assert words in error.value.message
+
+
+def test_absent_and_empty_decode_slots_differ(running: Slots) -> None:
+    running.plan(decode_step(pb.Step(decode_slots=pack([0]))))
+    assert running.plan(decode_step(pb.Step(append_slots=pack([0]), append_blocks=pack([5])))).plan
+    assert running.plan(decode_step(pb.Step())).plan.num_decodes == 1
+    assert running.plan(decode_step(pb.Step(decode_slots=b""))).plan.num_decodes == 0
