@@ -52,6 +52,9 @@ class SchedulerConfig(ProcessConfig):
     served_model_name: str | None = setting(
         None, "Name that requests use for the model; by default the last part of its path."
     )
+    skip_tokenizer: bool = setting(
+        False, "Serve token ids only, without text; the model's folder needs no tokenizer then."
+    )
     grpc_host: str = setting("127.0.0.1", "Address to listen on for gRPC.")
     grpc_port: int = setting(50051, "Port to listen on for gRPC; 0 takes a free one.")
     workers: str = setting(

@@ -10,7 +10,12 @@ from pagewire.errors import Code, RequestError
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
 from pagewire.scheduler.text_stream import TextStream
-from pagewire.scheduler.tokenizer import ByteLevelDetokenizer, PrefixDetokenizer, Tokenizer
+from pagewire.scheduler.tokenizer import (
+    ByteLevelDetokenizer,
+    PrefixDetokenizer,
+    TokenIdsOnly,
+    Tokenizer,
+)
 from pagewire.v1 import inference_pb2 as pb
 from support.tokenizer_folders import CORPUS, byte_fallback_folder, byte_level_folder
 
@@ -151,6 +156,19 @@ def test_chat_template_cannot_reach_the_interpreter() -> None:
 def test_chat_template_sees_special_tokens_and_variables() -> None:
     template = ChatTemplate("{{ bos_token }}{{ enable_thinking }}", {"bos_token": "<s>"})
     assert template.render([], True, {"enable_thinking": False}) == "<s>False"
+
+
+def test_a_model_without_tokenizer_takes_token_ids(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8]}')
+    ids_only = TokenIdsOnly(tmp_path)
+    assert ids_only.eos_token_ids == (7, 8)
+    for refused in (
+        ids_only.detokenizer,
+        lambda: ids_only.encode("a"),
+        lambda: ids_only.decode([1]),
+    ):
+        with pytest.raises(RequestError, match="no tokenizer"):
+            refused()
 
 
 def test_missing_tokenizer_is_named(tmp_path: Path) -> None:

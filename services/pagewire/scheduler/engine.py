@@ -22,7 +22,7 @@ from pagewire.scheduler.core.waiting import WaitingQueue
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.open_request import Request, error_finish, hand_out
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
-from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
@@ -62,7 +62,7 @@ class Engine:
         self,
         config: SchedulerConfig,
         model: str,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | TokenIdsOnly,
         on_readiness: Callable[[], None],
     ) -> None:
         """`on_readiness` is called when a worker was gained or lost."""

@@ -12,7 +12,7 @@ from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.scheduler.core.sequence import Sampling
 from pagewire.scheduler.text_stream import TextStream
-from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -53,7 +53,7 @@ def check_model(given: str, served: str) -> None:
 
 
 def parse_request(
-    message: pb.GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits
+    message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
 ) -> ParsedRequest:
     """Checks and tokenizes a request; takes milliseconds for long prompts, so run it in a thread.
 
@@ -93,7 +93,9 @@ def parse_request(
 
 
 def tokenize_input(
-    message: pb.GenerateRequest | pb.TokenizeRequest, tokenizer: Tokenizer, vocab_size: int
+    message: pb.GenerateRequest | pb.TokenizeRequest,
+    tokenizer: Tokenizer | TokenIdsOnly,
+    vocab_size: int,
 ) -> Int32Array:
     """The prompt's token ids [n], n >= 1."""
     kind: str | None = message.WhichOneof("input")
@@ -113,7 +115,7 @@ def tokenize_input(
     return ids
 
 
-def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer) -> str:
+def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
     """The text of a conversation by the model's template."""
     if tokenizer.chat_template is None:
         raise invalid("messages", "this model has no chat template; use a plain prompt")
@@ -177,7 +179,7 @@ def _resolve_max_tokens(prompt: int, max_tokens: int | None, limits: ModelLimits
 
 
 def _text_stream(
-    message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer
+    message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer | TokenIdsOnly
 ) -> TextStream | None:
     if _default_true(message, "detokenize"):
         return TextStream(tokenizer.detokenizer(), stop.stop, stop.include_stop_str_in_output)

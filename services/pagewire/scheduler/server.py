@@ -15,7 +15,7 @@ from pagewire.process import run_service
 from pagewire.rpc import SERVER_OPTIONS, Health, bind
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.service import InferenceService
-from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink
 from pagewire.v1 import inference_pb2_grpc
 
@@ -35,7 +35,7 @@ def run_scheduler(config: SchedulerConfig) -> None:
 
 
 async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
-    tokenizer = await asyncio.to_thread(Tokenizer, resolve_model(config.model))
+    tokenizer = await asyncio.to_thread(_read_tokenizer, config)
     health = Health(SERVICE_NAME)
     changed = asyncio.Event()
     engine = Engine(
@@ -60,6 +60,11 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     for task in tasks:
         task.cancel()
     await server.stop(grace=0.5)
+
+
+def _read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
+    folder = resolve_model(config.model)
+    return TokenIdsOnly(folder) if config.skip_tokenizer else Tokenizer(folder)
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:

@@ -77,12 +77,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> pb.DetokenizeResponse:
         """Text of token ids."""
         tokenizer = self._engine.tokenizer
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         try:
             check_model(request.model, self._engine.model)
+            text = await asyncio.to_thread(tokenizer.decode, list(request.token_ids), skip)
         except RequestError as error:
             await _abort(context, error.code, error.message)
-        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        text = await asyncio.to_thread(tokenizer.decode, list(request.token_ids), skip)
         return pb.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802

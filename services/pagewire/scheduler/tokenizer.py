@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
@@ -69,6 +70,28 @@ class Tokenizer:
         if self._table is not None:
             return ByteLevelDetokenizer(*self._table)
         return PrefixDetokenizer(self._backend, self._special_ids, self._fallback_ids)
+
+
+class TokenIdsOnly:
+    """Stands in for a Tokenizer where the model has none: refuses text, takes token ids."""
+
+    chat_template = None
+
+    def __init__(self, folder: Path) -> None:
+        self.eos_token_ids = _eos_token_ids(folder)
+        self.default_sampling = _default_sampling(folder)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
+        """Refused."""
+        raise invalid("prompt", "this server has no tokenizer; give the prompt as token ids")
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Refused."""
+        raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
+
+    def detokenizer(self) -> Detokenizer:
+        """Refused."""
+        raise invalid("detokenize", "this server has no tokenizer; set detokenize to false")
 
 
 class ByteLevelDetokenizer:
