@@ -113,7 +113,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         errors = [error for slot in rows if (error := self._scripted_error(slot))]
         failed = {error.slot for error in errors}
         tokens = [-1 if slot in failed else self._sample(slot) for slot in rows]
-        return pb.StepResult(step=step.step, token_ids=pack(tokens), errors=errors, duration_us=1)
+        return pb.StepResult(
+            step=step.step,
+            token_ids=pack(tokens),
+            errors=errors,
+            duration_us=int(self.step_seconds * 1e6),
+        )
 
     def _advance(self, slot: int, count: int) -> None:
         state = self.slots[slot]

@@ -4,8 +4,8 @@ Steps with prefill chunks or new sequences run eagerly on the same state and the
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from pagewire.worker.ops.reference.step import (
     WRITE_COLUMNS,
     WRITE_SLOTS,
 )
-from pagewire.worker.plan import StepPlan
+from pagewire.worker.plan import StepPlan, rehearsal
 from pagewire.worker.timer import DeviceTimer
 
 # Copies to the device that may be under way; run-ahead is far below it.
@@ -76,7 +76,8 @@ class GraphBackend(EagerBackend):
 
     def warm_up(self) -> None:
         """Compiles every kernel variant, then captures a graph for every bucket, largest first."""
-        super().warm_up()
+        for plan in rehearsals(self.limits):
+            self.wait(super().submit(plan))
         with torch.inference_mode():
             self._inputs.copy_(self._idle_inputs(self._buckets[-1]))
             pool = None
@@ -157,6 +158,23 @@ class GraphBackend(EagerBackend):
         packed = torch.zeros(NUM_INPUTS, rows, dtype=torch.int32)
         packed[[SLOTS, WRITE_SLOTS]] = self.limits.padding_slot
         return packed.view(-1)
+
+
+def rehearsals(limits: Limits) -> Iterator[StepPlan]:
+    """Steps that between them need every variant of the kernels that eager steps use.
+
+    Kernels differ by numbers of rows up to 8, and by powers of two of rows, chunks and lengths.
+    """
+    most_rows = min(limits.num_slots, limits.max_num_batched_tokens)
+    counts = [*range(1, 9), *(2**n for n in range(4, 14))]
+    sizes = {(decodes, 1, 1) for decodes in (0, *counts)}
+    sizes |= {(1, chunks, length) for chunks in (1, 17, 65, 257) for length in counts}
+    for decodes, chunks, length in sorted(sizes):
+        fits = decodes + chunks * length <= limits.max_num_batched_tokens
+        if fits and decodes + chunks <= most_rows and length <= limits.max_model_len:
+            plan = rehearsal(limits, decodes, chunks, length)
+            yield plan
+            yield replace(plan, filtered=False)
 
 
 def batch_buckets(most: int) -> list[int]:

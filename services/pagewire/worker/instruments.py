@@ -25,6 +25,11 @@ class Instruments:
         self.failures = Counter(
             name("failed_sequences"), "Sequences that failed on this worker.", registry=registry
         )
+        self.late_compilations = Counter(
+            name("late_compilations"),
+            "Kernel variants that were compiled while serving.",
+            registry=registry,
+        )
         self.slots_in_use = Gauge(
             name("slots_in_use"), "Sequences in the latest step.", registry=registry
         )

@@ -35,6 +35,7 @@ class LoadedWorker:
     limits: Limits
     dtype: str
     device: str
+    uses_triton: bool
 
 
 def load_worker(config: WorkerConfig) -> LoadedWorker:
@@ -64,7 +65,7 @@ def _load(config: WorkerConfig, folder: Path, device: torch.device) -> LoadedWor
     limits = _limits(config, model, longest, decoder, dtype)
     graphs = device.type == "cuda" and kernels == "triton"
     backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
-    return LoadedWorker(backend, limits, _name(dtype), _describe(device))
+    return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
 
 
 def choose_device(name: str) -> torch.device:

@@ -57,6 +57,8 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     if loaded is None or stop.is_set():
         await server.stop(None)
         return
+    if loaded.uses_triton:
+        _watch_compilations(instruments)
     engine = Engine(loaded.backend, launcher, instruments, _end_process)
     service.serve(engine, loaded.limits)
     _report(config, loaded, instruments, port, time.monotonic() - began)
@@ -102,6 +104,17 @@ def _serve_metrics(config: WorkerConfig) -> None:
     host = config.worker_address.rpartition(":")[0].strip("[]")
     on_socket = config.worker_address.startswith("unix:")
     serve_metrics("127.0.0.1" if on_socket else host, config.worker_metrics_port)
+
+
+def _watch_compilations(instruments: Instruments) -> None:
+    """Counts what the warm-up should have compiled."""
+    from pagewire.worker.compilations import on_compilation
+
+    def report(kernel: str) -> None:
+        instruments.late_compilations.inc()
+        log.warning("kernel %s was compiled while serving; the warm-up has missed it", kernel)
+
+    on_compilation(report)
 
 
 def _report(

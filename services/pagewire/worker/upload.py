@@ -1,10 +1,12 @@
 """Moving small integer arrays from the host to the device without waiting for it."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
+
+# In values of 4 bytes. Triton compiles a kernel anew for a pointer that is not aligned to 16.
+ALIGNMENT = 4
 
 
 def upload(device: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
@@ -14,5 +16,11 @@ def upload(device: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
     """
     if device.type == "cpu":
         return tuple(torch.from_numpy(array) for array in arrays)
-    packed = torch.from_numpy(np.concatenate(arrays)).pin_memory().to(device, non_blocking=True)
-    return tuple(packed.split([len(array) for array in arrays]))
+    padded = [len(array) + -len(array) % ALIGNMENT for array in arrays]
+    packed = torch.zeros(sum(padded), dtype=torch.int32, pin_memory=True)
+    at = 0
+    for array, size in zip(arrays, padded, strict=True):
+        packed[at : at + len(array)] = torch.from_numpy(array)
+        at += size
+    pieces = packed.to(device, non_blocking=True).split(padded)
+    return tuple(piece[: len(array)] for piece, array in zip(pieces, arrays, strict=True))
