@@ -12,6 +12,7 @@ import pytest
 from pagewire.config import SchedulerConfig
 from pagewire.packing import unpack
 from pagewire.rpc import open_channel
+from pagewire.scheduler import metrics
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1 import worker_pb2 as worker_pb
 from support.scripted_worker import ScriptedWorker, token_at
 from support.tokenizer_folders import byte_level_folder
+from support.waiting import eventually
 
 VOCAB = 300
 MODEL = "scripted"
@@ -284,6 +286,21 @@ async def test_a_waiting_request_can_be_aborted_by_id(start) -> None:
     assert finish.reason == pb.FINISH_REASON_ABORT
     assert (await running)[0] == expected([3], 50)
     await stack.settle()
+
+
+async def test_states_are_visible_in_the_metrics(start) -> None:
+    stack = await start(worker_info(num_slots=1))
+    stack.workers[0].step_seconds = 0.01
+    calls = [asyncio.create_task(collect(stack.stub.Generate(request([n], 30)))) for n in (1, 2)]
+
+    def states() -> dict[str, float]:
+        samples = metrics.OPEN_REQUESTS.collect()[0].samples
+        return {sample.labels["state"]: sample.value for sample in samples}
+
+    await eventually(lambda: states() == {"pending": 1, "prefill": 0, "decode": 1})
+    await asyncio.gather(*calls)
+    await stack.settle()
+    assert set(states().values()) == {0}
 
 
 async def test_priority_goes_first(start) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError
@@ -93,6 +94,7 @@ class Engine:
         self._arrivals = 0
         self._preemptions = 0
         self._pump_scheduled = False
+        self._publish()
 
     # What clients ask for
 
@@ -433,6 +435,20 @@ class Engine:
         self._close(request, State.CANCELLED, pb.Finish(reason=pb.FINISH_REASON_ABORT))
         self._pump_soon()
         return True
+
+    def _publish(self) -> None:
+        """Lets metrics read the state when they are asked for, which costs a step nothing."""
+
+        def in_state(state: State) -> int:
+            sequences = (request.sequence for request in self._open.values())
+            return sum(s is not None and s.state is state for s in sequences)
+
+        for state in (State.PENDING, State.PREFILL, State.DECODE):
+            gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
+            gauge.set_function(partial(in_state, state))
+        metrics.BLOCKS.labels("used").set_function(lambda: self.load().used_blocks)
+        metrics.BLOCKS.labels("total").set_function(lambda: self.load().total_blocks)
+        metrics.READY_WORKERS.set_function(lambda: len(self._workers))
 
     def _finish_running(self, sequence: Sequence) -> None:
         for worker in self._workers.values():

@@ -1,10 +1,15 @@
 """The scheduler's Prometheus metrics."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
 
 REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
+OPEN_REQUESTS = Gauge(
+    "pagewire_scheduler_open_requests", "Requests that have not ended, by state.", ["state"]
+)
+BLOCKS = Gauge("pagewire_scheduler_blocks", "KV blocks of all workers.", ["state"])
+READY_WORKERS = Gauge("pagewire_scheduler_ready_workers", "Workers connected and ready.")
 PROMPT_TOKENS = Counter("pagewire_scheduler_prompt_tokens", "Prompt tokens of admitted requests.")
 OUTPUT_TOKENS = Counter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
 STEPS = Counter("pagewire_scheduler_steps", "Steps answered by workers.")
