@@ -160,7 +160,7 @@ class Engine:
 
     def load(self) -> pb.Load:
         """How busy this scheduler is."""
-        batches = [worker.batch for worker in self._workers.values()]
+        batches = [worker.batch for worker in list(self._workers.values())]
         return pb.Load(
             waiting=len(self._waiting),
             running=sum(batch.num_running for batch in batches),
@@ -437,10 +437,14 @@ class Engine:
         return True
 
     def _publish(self) -> None:
-        """Lets metrics read the state when they are asked for, which costs a step nothing."""
+        """Lets metrics read the state when they are asked for, which costs a step nothing.
+
+        They are asked for on another thread, hence the copies: `list` of a dict's values is one
+        operation under the interpreter's lock.
+        """
 
         def in_state(state: State) -> int:
-            sequences = (request.sequence for request in self._open.values())
+            sequences = [request.sequence for request in list(self._open.values())]
             return sum(s is not None and s.state is state for s in sequences)
 
         for state in (State.PENDING, State.PREFILL, State.DECODE):
