@@ -1,0 +1,375 @@
+"""Time the attention and RoPE kernels on one NVIDIA GPU.
+
+    PYTHONPATH=services:shared python3 benchmarks/kernels/attention.py [--sweep] [--json FILE]
+
+Kernels are timed in CUDA graphs that rotate over several KV caches, so that no call finds its keys
+and values in the L2 cache. With `--sweep` many schedules are timed at every point and the best ones
+are printed beside the configured one. A table comes last. What the kernels compute is held by
+`tests/kernels`, which runs on the GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+import triton
+
+from pagewire.worker.ops.triton import attention_decode, attention_prefill, rope
+from pagewire.worker.ops.triton.attention_decode import DecodeConfig
+from pagewire.worker.ops.triton.attention_prefill import PrefillConfig
+from pagewire.worker.ops.triton.rope import RopeConfig
+
+DEVICE = torch.device("cuda")
+BLOCK_SIZE = 16
+WORKERS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The head layout of a model and its dtype."""
+
+    query: int
+    kv: int
+    dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv}x{self.dim} {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Some layers' KV caches of some sequences, their blocks in no order."""
+
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    tables: torch.Tensor
+    slots: torch.Tensor
+    lengths: torch.Tensor
+
+
+def paged(lengths: list[int], heads: Heads, copies: int = 1) -> Paged:
+    """Draw `copies` random caches of sequences of these lengths, blocks and slots in no order."""
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    total = sum(counts) + 1
+    blocks = (torch.randperm(total - 1) + 1).int()
+    width = max(16, -(-max(counts) // 16) * 16)
+    order = torch.randperm(len(lengths))
+    tables = torch.zeros(len(lengths) + 1, width, dtype=torch.int32)
+    for row, run in zip(order.tolist(), blocks.split(counts), strict=True):
+        tables[row, : len(run)] = run
+    shape = (total, heads.kv, BLOCK_SIZE, heads.dim)
+    caches = []
+    for _ in range(copies):
+        pair = tuple(torch.randn(shape, device=DEVICE, dtype=heads.dtype) for _ in range(2))
+        caches.append(pair)
+    to = {"device": DEVICE, "dtype": torch.int32}
+    return Paged(caches, tables.to(**to), order.to(**to), torch.tensor(lengths, **to))
+
+
+def prefill_starts(counts: list[int]) -> torch.Tensor:
+    starts = [0, *itertools.accumulate(counts)]
+    return torch.tensor(starts, dtype=torch.int32, device=DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeInputs:
+    """Arguments of the RoPE kernel for tokens that stand in no order."""
+
+    qkv: torch.Tensor
+    norm: torch.Tensor
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+    shape: tuple[int, int, int, int]
+
+    def arguments(self) -> tuple:
+        places = (self.positions, self.slots, self.tables)
+        return (self.norm, self.norm, 1e-6, self.cos_sin, *places)
+
+
+def rope_inputs(heads: Heads, tokens: int) -> RopeInputs:
+    blocks = -(-tokens // BLOCK_SIZE)
+    width = (heads.query + 2 * heads.kv) * heads.dim
+    angles = torch.outer(torch.arange(tokens), 1e4 ** -torch.linspace(0, 1, heads.dim // 2))
+    table = 1 + torch.randperm(blocks)
+    return RopeInputs(
+        qkv=torch.randn(tokens, width, device=DEVICE, dtype=heads.dtype),
+        norm=torch.randn(heads.dim, device=DEVICE, dtype=heads.dtype),
+        cos_sin=torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE),
+        positions=torch.randperm(tokens, device=DEVICE).int(),
+        slots=torch.ones(tokens, device=DEVICE, dtype=torch.int32),
+        tables=torch.stack((torch.zeros_like(table), table)).int().to(DEVICE),
+        shape=(blocks + 1, heads.kv, BLOCK_SIZE, heads.dim),
+    )
+
+
+def seconds(calls: list[Callable[[], object]], budget: float = 0.012) -> float:
+    """Return the median time of one call: all of them in one CUDA graph, replayed."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        graph.replay()
+        times: list[float] = []
+        while sum(times) < budget or len(times) < 5:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times) / len(calls)
+
+
+def copies_beyond_cache(size: int) -> int:
+    """Return how many buffers of `size` bytes together outgrow the L2 cache several times."""
+    return max(1, min(8, math.ceil(3e8 / size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A workload: what it computes, and the bytes or operations that bound it."""
+
+    name: str
+    bound: float  # bytes, or floating-point operations
+    unit: str  # "TB/s" or "TFLOP/s"
+    run: Callable[[object], list[Callable[[], object]]]  # config (or None) -> calls to time
+
+
+def decode_point(name: str, heads: Heads, lengths: list[int]) -> Callable[[], Point]:
+    def make() -> Point:
+        size = 2 * sum(lengths) * heads.kv * heads.dim * heads.dtype.itemsize
+        cache = paged(lengths, heads, copies_beyond_cache(size))
+        q = torch.randn(len(lengths), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
+        arguments = (cache.tables, cache.slots, cache.lengths, heads.dim**-0.5)
+
+        def run(config: object) -> list[Callable[[], object]]:
+            return [
+                lambda k=k, v=v: attention_decode.decode_attention(
+                    q, k, v, *arguments, config=config
+                )
+                for k, v in cache.caches
+            ] * (8 if size < 3e7 else 2)
+
+        traffic = size + 2 * q.numel() * q.element_size()
+        return Point(f"decode {name} {heads}", traffic, "TB/s", run)
+
+    return make
+
+
+def prefill_point(name: str, heads: Heads, chunks: list[tuple[int, int]]) -> Callable[[], Point]:
+    def make() -> Point:
+        counts = [count for count, _ in chunks]
+        cache = paged([length for _, length in chunks], heads)
+        (k, v), starts = cache.caches[0], prefill_starts(counts)
+        q = torch.randn(sum(counts), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
+        scores = sum(n * (length - n) + n * (n + 1) // 2 for n, length in chunks)
+        arguments = (cache.tables, cache.slots, starts, cache.lengths, heads.dim**-0.5, max(counts))
+
+        def run(config: object) -> list[Callable[[], object]]:
+            def call() -> object:
+                return attention_prefill.prefill_attention(q, k, v, *arguments, config=config)
+
+            return [call] * 3
+
+        operations = 4 * scores * heads.query * heads.dim
+        return Point(f"prefill {name} {heads}", operations, "TFLOP/s", run)
+
+    return make
+
+
+def rope_point(heads: Heads, tokens: int) -> Callable[[], Point]:
+    def make() -> Point:
+        inputs = rope_inputs(heads, tokens)
+        size = inputs.qkv.numel() * inputs.qkv.element_size()
+        copies = copies_beyond_cache(size)
+        rows = [torch.randn_like(inputs.qkv) for _ in range(copies)]
+        caches = [
+            [torch.zeros(inputs.shape, device=DEVICE, dtype=heads.dtype) for _ in range(2)]
+            for _ in range(copies)
+        ]
+
+        def run(config: object) -> list[Callable[[], object]]:
+            return [
+                lambda qkv=qkv, pair=pair: rope.qk_norm_rope_kv_write(
+                    qkv, *inputs.arguments(), *pair, config=config
+                )
+                for qkv, pair in zip(rows, caches, strict=True)
+            ] * 2
+
+        traffic = 2 * size + inputs.cos_sin.shape[1] * 4 * tokens
+        return Point(f"rope {tokens} {heads}", traffic, "TB/s", run)
+
+    return make
+
+
+def points() -> Iterator[Callable[[], Point]]:
+    for heads in (Heads(16, 8), Heads(32, 8)):
+        for rows, length in ((1, 504), (1, 4096), (1, 32768), (8, 720), (64, 2048), (256, 720)):
+            yield decode_point(f"{rows}x{length}", heads, [length] * rows)
+        yield decode_point("63x500+1x32k", heads, [500] * 31 + [32768] + [500] * 32)
+        yield prefill_point("8192", heads, [(8192, 8192)])
+        yield prefill_point("2048", heads, [(2048, 2048)])
+        yield prefill_point("4x2000+192", heads, [(2000, 2000)] * 4 + [(192, 192)])
+        yield prefill_point("2048 after 6144", heads, [(2048, 8192)])
+        yield prefill_point("64x16 after 500", heads, [(16, 516)] * 64)
+        yield prefill_point("16x64 after 1000", heads, [(64, 1064)] * 16)
+        for tokens in (1, 64, 512, 4096):
+            yield rope_point(heads, tokens)
+    for heads in (Heads(32, 8, 64), Heads(14, 2, 64)):
+        for rows, length in ((1, 504), (64, 2048)):
+            yield decode_point(f"{rows}x{length}", heads, [length] * rows)
+        yield prefill_point("8192", heads, [(8192, 8192)])
+
+
+def sweep(kind: str) -> list[object]:
+    """Return schedules worth a try: the configured ones and what lies around them."""
+    if kind == "decode":
+        loops = [(64, 4, 2), (64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (64, 8, 3)]
+        return [
+            DecodeConfig(*loop, programs, share)
+            for loop in loops
+            for programs in (2, 3, 4, 8)
+            for share in (64, 128)
+        ]
+    if kind == "prefill":
+        tiles = [(128, 64, 8, 3), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3)]
+        return [PrefillConfig(*tile) for tile in tiles]
+    return [
+        RopeConfig(tokens, heads, warps)
+        for tokens in (1, 2, 4)
+        for heads in (4, 8)
+        for warps in (2, 4)
+    ]
+
+
+def compile_ahead(task: tuple[str, object, Heads, int]) -> None:
+    """Fill Triton's disk cache with one variant; a variant that does not fit is left out."""
+    kind, config, heads, rows = task
+    try:
+        if kind == "decode":
+            decode_point("", heads, [16] * rows)().run(config)[0]()
+        elif kind == "prefill":
+            prefill_point("", heads, [(16, 16)] * rows)().run(config)[0]()
+        else:
+            rope_point(heads, 16)().run(config)[0]()
+        torch.cuda.synchronize()
+    except Exception as fault:
+        print(kind, config, repr(fault)[:200], file=sys.stderr)
+
+
+def compile_all() -> None:
+    """Compile the variants of the sweep, some at a time."""
+    tasks = []
+    for heads in (Heads(16, 8), Heads(32, 8), Heads(32, 8, 64), Heads(14, 2, 64)):
+        # Programs and shares are arguments: they do not make a variant.
+        decode = {(c.tile, c.warps, c.stages): c for c in sweep("decode")}
+        tasks += [("decode", c, heads, rows) for c in decode.values() for rows in (1, 8, 256)]
+        tasks += [("prefill", c, heads, rows) for c in sweep("prefill") for rows in (1, 64)]
+        tasks += [("rope", c, heads, 0) for c in sweep("rope")]
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_ahead, tasks, chunksize=1))
+
+
+def timed(point: Point, config: object) -> dict:
+    elapsed = seconds(point.run(config))
+    return {
+        "point": point.name,
+        "config": None if config is None else asdict(config),
+        "microseconds": round(elapsed * 1e6, 2),
+        "rate": round(point.bound / elapsed / 1e12, 3),
+        "unit": point.unit,
+    }
+
+
+def measure(swept: bool, deadline: float) -> list[dict]:
+    results = []
+    for make in points():
+        torch.manual_seed(0)
+        point = make()
+        results.append(timed(point, None))
+        for config in sweep(point.name.split()[0]) if swept else []:
+            if time.monotonic() > deadline:
+                break
+            try:
+                results.append(timed(point, config))
+            except Exception as fault:
+                print(point.name, config, repr(fault)[:200], file=sys.stderr)
+        del point
+        torch.cuda.empty_cache()
+    return results
+
+
+def ceilings() -> dict[str, float]:
+    """Measure the device's own copy bandwidth and bf16 matrix rate."""
+    source = torch.randn(2**30, device=DEVICE)
+    target = torch.empty_like(source)
+    copy = triton.testing.do_bench(lambda: target.copy_(source), return_mode="median") / 1e3
+    a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    product = triton.testing.do_bench(lambda: a @ a, return_mode="median") / 1e3
+    return {
+        "copy_tb_per_s": round(2 * source.numel() * 4 / copy / 1e12, 2),
+        "matmul_tflop_per_s": round(2 * 8192**3 / product / 1e12, 1),
+    }
+
+
+def short(config: dict | None) -> str:
+    return "configured" if config is None else " ".join(f"{k}={v}" for k, v in config.items())
+
+
+def print_table(results: list[dict], best: int) -> None:
+    for name, rows in itertools.groupby(results, key=lambda row: row["point"]):
+        first, *others = rows
+        for row in [first, *sorted(others, key=lambda row: row["microseconds"])[:best]]:
+            rate = f"{row['rate']:8.3f} {row['unit']}"
+            print(f"{name:42} {row['microseconds']:10.1f} us {rate:16} {short(row['config'])}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true", help="time many schedules")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument(
+        "--limit", type=float, default=250, help="seconds after which no more is swept"
+    )
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.limit
+
+    if options.sweep:
+        compile_all()
+        print(f"compiled, {deadline - time.monotonic():.0f} s left", file=sys.stderr)
+    report = {
+        "date": date.today().isoformat(),
+        "command": "python3 benchmarks/kernels/attention.py" + " --sweep" * options.sweep,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "ceilings": ceilings(),
+        "results": measure(options.sweep, deadline),
+    }
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1))
+    print_table(report["results"], best=3)
+    print(report["gpu"], report["torch"], report["triton"], report["ceilings"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

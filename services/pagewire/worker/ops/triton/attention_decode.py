@@ -1,0 +1,352 @@
+"""Decode attention over the paged KV cache: one query token a row.
+
+The work of a batch is a line of *units*. A unit is one tile of KV positions of one KV head of one
+row; a row's heads follow one another, and so do the rows. A fixed number of programs cuts that
+line into equal shares, whatever the lengths are, so one long sequence among short ones spreads
+over the whole device, and the grid depends on nothing but the device. Lengths are read on the
+device only: a captured CUDA graph stays right as they grow.
+
+A program walks the *segments* (one row, one KV head) that its share touches. A segment that lies
+within one share is written straight to the output. One that is cut leaves a *piece* in each share:
+an output normalized over its own KV range, float32, with its log-sum-exp (base 2, of the scaled
+scores). Pieces of one segment merge by
+
+    lse = log2(sum_i 2^lse_i)        out = sum_i 2^(lse_i - lse) out_i
+
+A share holds two pieces at most: one whose segment began in an earlier share (index 0), and one
+whose segment goes on in the next (index 1). `(out, lse)` of a KV range is also what a prefix
+shared by several rows would leave, so such ranges can join the merge as further pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How decode attention is cut and scheduled.
+
+    `tile` KV positions a step of the loop, `share` KV positions at least a program (shorter
+    shares cost more to merge than they save), `programs` a multiprocessor.
+    """
+
+    tile: int
+    warps: int
+    stages: int
+    programs: int
+    share: int
+    pdl: bool = True
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    *,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """Attend from one new token of each sequence to all of its cached tokens.
+
+    Args:
+        q: `[rows, query_heads, head_dim]`, contiguous.
+        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous.
+        block_tables: `[slots, max_blocks]` int32.
+        slots: `[rows]` int32, the block table row of each query row.
+        lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
+            length 0 gives zeros.
+        scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+        config: the schedule; chosen by dtype, head size and rows when None.
+
+    Returns:
+        `[rows, query_heads, head_dim]` in the dtype of `q`.
+
+    Raises:
+        ValueError: the tensors' layout is not the one described.
+    """
+    check_layout(q, k_cache, v_cache)
+    rows, query_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    group = query_heads // kv_heads
+    config = config or _config(q.dtype, head_dim, rows)
+    programs = multiprocessors(q.device) * config.programs
+    merge_step = _merge_step(programs, rows * kv_heads)
+    least_share = max(1, config.share // config.tile)
+    pdl = config.pdl and dependent_launch(q.device)
+    common = {
+        "HEAD_DIM": head_dim,
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "TILE": config.tile,
+        "PADDED_ROWS": padded_rows(rows),
+        "PDL": pdl,
+    } | ({"launch_pdl": True} if pdl else {})
+
+    out = torch.empty_like(q)
+    pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
+    sums = q.new_empty((programs, 2, group), dtype=torch.float32)
+    _decode_kernel[(programs,)](
+        out,
+        pieces,
+        sums,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        slots,
+        lengths,
+        scale * LOG2_E,
+        rows,
+        least_share,
+        block_tables.stride(0),
+        BLOCK_SIZE=block_size,
+        BLOCK_M=max(16, triton.next_power_of_2(group)),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **common,
+    )
+    _merge_kernel[(rows, query_heads)](
+        out,
+        pieces,
+        sums,
+        lengths,
+        rows,
+        least_share,
+        programs,
+        STEP=merge_step,
+        num_warps=max(1, merge_step // 16),
+        **common,
+    )
+    return out
+
+
+def padded_rows(rows: int) -> int:
+    """Round a row count up to one of a few sizes, so that few variants are compiled.
+
+    A single row has a size of its own, because then nothing need be summed over rows.
+    """
+    sizes = (1, 64, 256, int(triton.next_power_of_2(rows)))
+    return next(size for size in sizes if rows <= size)
+
+
+def _config(dtype: torch.dtype, head_dim: int, rows: int) -> DecodeConfig:
+    """Choose a schedule, as `benchmarks/kernels/attention.py --sweep` found them on an H200.
+
+    Shares are equal, so a multiprocessor must hold just as many programs as it is given: registers
+    and shared memory leave room for `programs` of them, which `test_compile_sm90` holds. Two stages
+    are fastest for a single row, but lost a fifth at 64 rows behind an early launch.
+    """
+    if dtype == torch.float32:
+        return DecodeConfig(tile=32, warps=4, stages=2, programs=2, share=64)
+    if head_dim > 128:
+        return DecodeConfig(tile=32, warps=4, stages=3, programs=2, share=64)
+    if rows == 1:
+        return DecodeConfig(tile=64, warps=4, stages=2, programs=3, share=64)
+    programs = 3 if head_dim > 64 else 4
+    return DecodeConfig(tile=64, warps=4, stages=3, programs=programs, share=64)
+
+
+def _merge_step(programs: int, segments: int) -> int:
+    """Return how many pieces are merged at a time: all that a segment has when all are alike."""
+    return min(64, max(8, int(triton.next_power_of_2(programs // segments + 2))))
+
+
+@triton.jit
+def _tiles(length, TILE: tl.constexpr):
+    """Count the tiles of a sequence; an empty one has a tile too, fully masked."""
+    return tl.maximum(tl.cdiv(length, TILE), 1)
+
+
+@triton.jit
+def _row_units(
+    lengths_ptr, rows, TILE: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_ROWS: tl.constexpr
+):
+    """Return the units of every row, `[PADDED_ROWS]`."""
+    index = tl.arange(0, PADDED_ROWS)
+    lengths = tl.load(lengths_ptr + index, mask=index < rows, other=0)
+    return tl.where(index < rows, _tiles(lengths, TILE) * KV_HEADS, 0)
+
+
+@triton.jit
+def _cut(total, programs, least_share):
+    """Cut the line into shares: return the units of a share, and how many first ones have one more.
+
+    As many programs get a share as there are shares of `least_share` units, or all of them.
+    """
+    used = tl.minimum(programs, tl.cdiv(total, least_share))
+    return total // used, total % used
+
+
+@triton.jit
+def _share_of(unit, share, longer):
+    """Return the share that a unit lies in."""
+    border = longer * (share + 1)
+    return tl.where(
+        unit < border, unit // (share + 1), longer + tl.maximum(unit - border, 0) // share
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "least_share"])
+def _decode_kernel(
+    out_ptr,  # [rows, kv_heads * group, head_dim]
+    pieces_ptr,  # [programs, 2, group, head_dim]
+    sums_ptr,  # [programs, 2, group]
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    tables_ptr,
+    slots_ptr,
+    lengths_ptr,
+    scale_log2,
+    rows,
+    least_share,  # units
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    ends = tl.cumsum(_row_units(lengths_ptr, rows, TILE, KV_HEADS, PADDED_ROWS), 0)
+    total = tl.max(ends, 0)
+    share, longer = _cut(total, tl.num_programs(0), least_share)
+    # Programs past the last share begin at the end of the line or behind it.
+    unit = program * share + tl.minimum(program, longer)
+    stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
+
+    # Where the share begins: a row, a head of it, a tile of that.
+    if PADDED_ROWS == 1:
+        row = 0
+        within = unit
+    else:
+        row = tl.sum((ends <= unit).to(tl.int32), 0)
+        within = unit - tl.max(tl.where(ends <= unit, ends, 0), 0)
+    head_row = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, HEAD_DIM)
+    present = (head_row < GROUP)[:, None]
+
+    while unit < stop:
+        length = tl.load(lengths_ptr + row)
+        table_ptr = tables_ptr + tl.load(slots_ptr + row) * table_stride
+        tiles = _tiles(length, TILE)
+        head = within // tiles
+        tile = within % tiles
+        end_tile = tl.minimum(tiles, tile + stop - unit)
+        at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_M, head_dim]
+        heads_at = (row * KV_HEADS + head) * (GROUP * HEAD_DIM)
+        q = tl.load(q_ptr + heads_at + at, mask=present, other=0.0)
+
+        highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+        norm = tl.zeros([BLOCK_M], tl.float32)
+        out = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+        position = tile * TILE + tl.arange(0, TILE)
+        block = lookup(table_ptr, position, length, BLOCK_SIZE)
+        for _ in range(tile, end_tile):
+            valid = position < length
+            at_kv = lines(block, position, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+            k = tl.load(k_ptr + at_kv, mask=valid[:, None], other=0.0)  # [TILE, head_dim]
+            v = tl.load(v_ptr + at_kv, mask=valid[:, None], other=0.0)
+            position += TILE
+            block = lookup(table_ptr, position, length, BLOCK_SIZE)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+            scores = tl.where(valid[None, :], scores, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(scores, 1))
+            decay = tl.exp2(highest - new_highest)
+            weights = tl.exp2(scores - new_highest[:, None])
+            norm = norm * decay + tl.sum(weights, 1)
+            out = out * decay[:, None]
+            out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
+            highest = new_highest
+        # An empty row has seen no position: its sum is 0 and its output stays 0.
+        out = out / tl.maximum(norm, 1e-30)[:, None]
+
+        if (tile == 0) & (end_tile == tiles):
+            tl.store(out_ptr + heads_at + at, out.to(out_ptr.dtype.element_ty), mask=present)
+        else:
+            piece = (program * 2 + tl.where(tile == 0, 1, 0)) * GROUP
+            lse = highest + tl.log2(norm)
+            tl.store(pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
+            tl.store(sums_ptr + piece + head_row, lse, mask=head_row < GROUP)
+
+        unit += end_tile - tile
+        within += end_tile - tile
+        if within == tiles * KV_HEADS:
+            within = 0
+            row += 1
+
+
+@triton.jit(do_not_specialize=["rows", "least_share", "programs"])
+def _merge_kernel(
+    out_ptr,  # [rows, kv_heads * group, head_dim]
+    pieces_ptr,  # [programs, 2, group, head_dim]
+    sums_ptr,  # [programs, 2, group]
+    lengths_ptr,
+    rows,
+    least_share,  # units
+    programs,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Merge the pieces of one query head of one row, `STEP` at a time."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0)
+    query_head = tl.program_id(1)
+    units = _row_units(lengths_ptr, rows, TILE, KV_HEADS, PADDED_ROWS)
+    share, longer = _cut(tl.sum(units, 0), programs, least_share)
+    tiles = _tiles(tl.load(lengths_ptr + row), TILE)
+    row_begin = tl.sum(tl.where(tl.arange(0, PADDED_ROWS) < row, units, 0), 0)
+    segment = row_begin + (query_head // GROUP) * tiles
+    first = _share_of(segment, share, longer)
+    last = _share_of(segment + tiles - 1, share, longer)
+    if first == last:
+        return
+
+    dim = tl.arange(0, HEAD_DIM)
+    highest = tl.full([], LOWEST, tl.float32)
+    norm = tl.full([], 0.0, tl.float32)
+    out = tl.zeros([HEAD_DIM], tl.float32)
+    for begin in range(first, last + 1, STEP):
+        program = begin + tl.arange(0, STEP)
+        held = program <= last
+        # The segment begins in its first share, as that share's last piece.
+        piece = (program * 2 + tl.where(program == first, 1, 0)) * GROUP + query_head % GROUP
+        lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
+        at = piece[:, None] * HEAD_DIM + dim[None, :]  # [STEP, head_dim]
+        part = tl.load(pieces_ptr + at, mask=held[:, None], other=0.0)
+        new_highest = tl.maximum(highest, tl.max(lse, 0))
+        decay = tl.exp2(highest - new_highest)
+        weight = tl.exp2(lse - new_highest)
+        norm = norm * decay + tl.sum(weight, 0)
+        out = out * decay + tl.sum(weight[:, None] * part, 0)
+        highest = new_highest
+    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + dim
+    tl.store(to, (out / norm).to(out_ptr.dtype.element_ty))

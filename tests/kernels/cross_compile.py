@@ -1,0 +1,97 @@
+"""Compile Triton kernels for Hopper on any machine, from the very calls that launch them.
+
+`recorded_launches` lets a public operator run on meta tensors: each kernel launch is compiled for
+sm_90 with the constants, options and argument specialization the launch has, and not executed.
+Needs a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction, mangle_type
+
+HOPPER = GPUTarget("cuda", 90, 32)
+_OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+_PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One compiled kernel. Sizes are bytes."""
+
+    kernel: str
+    ptx: str
+    threads: int
+    shared: int
+    registers: int
+    spilled: int
+
+    @property
+    def resident(self) -> int:
+        """How many programs a multiprocessor of Hopper holds at once."""
+        registers = -(-self.registers // 8) * 8 * self.threads
+        return min(65536 // registers, 228 * 1024 // (self.shared + 1024), 2048 // self.threads)
+
+    def count(self, instruction: str) -> int:
+        return self.ptx.count(instruction)
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """Compile for sm_90 what is launched inside, instead of running it."""
+    launches: list[Launch] = []
+
+    def compile_launch(kernel: JITFunction, *args, grid, warmup, **kwargs) -> None:
+        launches.append(_compile(kernel, args, kwargs))
+
+    with patch.object(JITFunction, "run", compile_launch):
+        yield launches
+
+
+def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
+    options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+    bound = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    constexprs, signature, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name] = "constexpr"
+            constexprs[parameter.name] = value
+            continue
+        signature[parameter.name] = mangle_type(value)
+        aligned = isinstance(value, int) and value % 16 == 0
+        if hasattr(value, "data_ptr") or (aligned and not parameter.do_not_specialize):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    report = _assemble(compiled.asm["ptx"])
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
+    registers = int(re.search(r"Used (\d+) registers", report).group(1))
+    return Launch(
+        kernel=kernel.__name__,
+        ptx=compiled.asm["ptx"],
+        threads=32 * compiled.metadata.num_warps,
+        shared=compiled.metadata.shared,
+        registers=registers,
+        spilled=spilled,
+    )
+
+
+def _assemble(ptx: str) -> str:
+    """Return what the assembler says of the resources of `ptx`."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [_PTXAS, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr

@@ -1,0 +1,163 @@
+"""The attention and RoPE kernels compile for Hopper as they are meant to, on any machine.
+
+The launches are compiled in a process of their own, because the interpreter that the other tests
+use takes the place of the compiler. Run as a script, this file prints what it compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.worker.ops.triton import attention_decode
+
+SHARED_LIMIT = 227 * 1024
+INT = torch.int32
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def decode(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.attention import decode_attention
+
+    cache = meta(1000, kv_heads, 16, head_dim)
+    q, tables = meta(rows, query_heads, head_dim), meta(rows + 1, 512, dtype=INT)
+    decode_attention(q, cache, cache, tables, meta(rows, dtype=INT), meta(rows, dtype=INT), 0.1)
+
+
+def prefill(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.attention import prefill_attention
+
+    cache = meta(1000, kv_heads, 16, head_dim)
+    q, tables = meta(tokens, query_heads, head_dim), meta(9, 512, dtype=INT)
+    of_chunks = (meta(8, dtype=INT), meta(9, dtype=INT), meta(8, dtype=INT))
+    prefill_attention(q, cache, cache, tables, *of_chunks, 0.1, tokens // 8)
+
+
+def rope(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write
+
+    cache = meta(1000, kv_heads, 16, head_dim)
+    qkv = meta(tokens, (query_heads + 2 * kv_heads) * head_dim)
+    norm, cos_sin = meta(head_dim), meta(4096, head_dim, dtype=torch.float32)
+    places = (meta(tokens, dtype=INT), meta(tokens, dtype=INT), meta(9, 512, dtype=INT))
+    qk_norm_rope_kv_write(qkv, norm, norm, 1e-6, cos_sin, *places, cache, cache)
+
+
+def in_flight(ptx: str) -> list[str]:
+    """Return what runs between the issue of each warpgroup product and the next wait for one."""
+    issued = ptx.split("wgmma.commit_group")[1:]
+    return [part.split("wgmma.wait_group")[0] for part in issued]
+
+
+Case = tuple[Callable[[int, int, int, int], None], int, int, int, int]
+CASES: dict[str, Case] = {
+    "decode one row": (decode, 1, 16, 8, 128),
+    "decode": (decode, 64, 32, 8, 128),
+    "decode of small heads": (decode, 64, 14, 2, 64),
+    "decode of large heads": (decode, 64, 8, 4, 256),
+    "prefill": (prefill, 8192, 32, 8, 128),
+    "prefill of short chunks": (prefill, 64, 16, 8, 128),
+    "prefill of small heads": (prefill, 8192, 14, 2, 64),
+    "prefill of large heads": (prefill, 8192, 8, 4, 256),
+    "rope": (rope, 4096, 32, 8, 128),
+    "rope of few tokens": (rope, 1, 16, 8, 128),
+}
+
+
+def compile_cases() -> dict[str, list[dict]]:
+    """Compile what every case launches; return the counts that the tests look at."""
+    from cross_compile import recorded_launches
+
+    from pagewire.worker.ops.triton import attention_prefill
+    from pagewire.worker.ops.triton import rope as rope_module
+
+    attention_decode.multiprocessors = lambda device: 132
+    for module in (attention_decode, attention_prefill, rope_module):
+        module.dependent_launch = lambda device: True
+    found = {}
+    for name, (function, *sizes) in CASES.items():
+        with recorded_launches() as launches:
+            function(*sizes)
+        found[name] = [
+            {
+                "kernel": launch.kernel,
+                "shared": launch.shared,
+                "spilled": launch.spilled,
+                "wgmma": launch.count("wgmma.mma_async"),
+                "mma": launch.count("mma.sync"),
+                "async_copies": launch.count("cp.async.cg.shared.global"),
+                "resident": launch.resident,
+                "waits": launch.count("griddepcontrol.wait"),
+                "overlapped": sum("ex2.approx" in part for part in in_flight(launch.ptx)),
+            }
+            for launch in launches
+        ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def launches() -> dict[str, list[dict]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    process = subprocess.run(
+        [sys.executable, Path(__file__)], capture_output=True, text=True, env=environment
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_the_multiprocessor(case, launches):
+    for launch in launches[case]:
+        assert launch["shared"] <= SHARED_LIMIT
+        # Heads of 256 hold two accumulators' worth of registers in prefill.
+        assert launch["spilled"] <= (64 if case == "prefill of large heads" else 0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_waits_for_its_predecessor(case, launches):
+    assert all(launch["waits"] == 1 for launch in launches[case])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("prefill")])
+def test_prefill_runs_on_warpgroup_products(case, launches):
+    (launch,) = launches[case]
+    assert launch["wgmma"] > 0
+    assert launch["mma"] == 0
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("prefill")])
+def test_prefill_computes_a_softmax_beside_a_product(case, launches):
+    assert launches[case][0]["overlapped"] == 2  # in the unmasked loop and in the diagonal one
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("decode")])
+def test_decode_runs_on_warp_products(case, launches):
+    launch, merge = launches[case]
+    assert launch["mma"] > 0
+    assert launch["wgmma"] == merge["wgmma"] == 0
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("decode")])
+def test_all_programs_of_decode_run_at_once(case, launches):
+    _, rows, *_, head_dim = CASES[case]
+    config = attention_decode._config(torch.bfloat16, head_dim, rows)
+    assert launches[case][0]["resident"] >= config.programs
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("rope")])
+def test_keys_and_values_are_copied_asynchronously(case, launches):
+    assert launches[case][0]["async_copies"] >= 8
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_cases()))
