@@ -1,0 +1,63 @@
+# `make demo` and `make run` need Python 3.11 or newer and nothing else; they make .venv first.
+#
+#   TORCH=...       what pip installs as torch: on a GPU machine the build for its CUDA version
+#   VENV_FLAGS=...  for python3 -m venv; with `TORCH= VENV_FLAGS=--system-site-packages` the torch
+#                   that PYTHON already has is used, if it is 2.11 or newer
+#   PYTHON=...      the interpreter to make .venv with
+#   ARGS=...        further arguments of `make run`, `demo`, `test` and `bench`
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0 triton==3.7.1
+VENV_FLAGS ?=
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: help run demo test check format protos bench clean
+
+help:
+	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
+	@echo "make demo    start, ask one question, show the answer and its speed, end"
+	@echo "make test    all tests that this machine can run"
+	@echo "make check   lint, format, types, import rules, generated code"
+	@echo "make format  format the code, mend what lint can mend"
+	@echo "make protos  generate shared/pagewire/v1 from protos/"
+	@echo "make bench   16 requests at once on this CPU, against transformers"
+	@echo "make clean   remove .venv and caches"
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}; give another with PYTHON=")'
+	$(PYTHON) -m venv $(VENV_FLAGS) .venv
+	$(if $(strip $(TORCH)),$(BIN)/python -m pip install --quiet $(TORCH))
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+run: $(INSTALLED)
+	$(BIN)/pagewire run $(ARGS)
+
+demo: $(INSTALLED)
+	$(BIN)/pagewire demo $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/pytest $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_stubs.py --check
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+protos: $(INSTALLED)
+	$(BIN)/python scripts/generate_stubs.py
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.json $(ARGS)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

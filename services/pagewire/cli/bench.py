@@ -1,0 +1,13 @@
+"""`pagewire bench`: the benchmarks as commands."""
+
+import typer
+
+from pagewire.cli import bench_http, bench_offline
+
+
+def make_app() -> typer.Typer:
+    """The commands under `pagewire bench`."""
+    app = typer.Typer(help="Measure speed, offline or over HTTP.", no_args_is_help=True)
+    app.command("offline")(bench_offline.offline)
+    app.command("http")(bench_http.http)
+    return app

@@ -1,0 +1,119 @@
+"""A streaming client of the OpenAI-style API, for the commands that talk to a server."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pagewire.cli.errors import CommandError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class Answer:
+    """One streamed answer: iterate for its text, then read what was measured.
+
+    Times are in seconds from sending the request; `tokens` is what the server counted.
+    """
+
+    def __init__(self, url: str, path: str, body: dict[str, Any]) -> None:
+        self._url = url.rstrip("/") + path
+        self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        self.text = ""
+        self.ttft: float | None = None
+        self.duration = 0.0
+        self.tokens = 0
+        self.prompt_tokens = 0
+        self.finish_reason: str | None = None
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        started = time.perf_counter()
+        async for event in _events(self._url, self._body):
+            piece = self._take(event)
+            if piece:
+                self.duration = time.perf_counter() - started
+                if self.ttft is None:
+                    self.ttft = self.duration
+                self.text += piece
+                yield piece
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed: tokens after the first over the time after the first; 0 without any."""
+        decoding = self.duration - (self.ttft or 0.0)
+        return (self.tokens - 1) / decoding if self.tokens > 1 and decoding > 0 else 0.0
+
+    def _take(self, event: dict[str, Any]) -> str:
+        """The new text of an event; its other news are noted."""
+        if "error" in event:
+            raise CommandError(f"the answer failed: {_message(event)}")
+        if event.get("usage"):
+            self.tokens = event["usage"]["completion_tokens"]
+            self.prompt_tokens = event["usage"]["prompt_tokens"]
+        if not event.get("choices"):
+            return ""
+        choice = event["choices"][0]
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+        return text or ""
+
+
+def chat_answer(url: str, model: str, messages: list[dict[str, str]], **options: Any) -> Answer:
+    """The answer to a conversation; options that are None are left to the server."""
+    body = {"model": model, "messages": messages, **_given(options)}
+    return Answer(url, "/v1/chat/completions", body)
+
+
+def text_answer(url: str, model: str, prompt: str, **options: Any) -> Answer:
+    """The continuation of a text; options that are None are left to the server."""
+    return Answer(url, "/v1/completions", {"model": model, "prompt": prompt, **_given(options)})
+
+
+async def served_models(url: str) -> list[str] | None:
+    """Names of the models that a server serves; None when no server answers at the URL."""
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+            response = await client.get(url.rstrip("/") + "/v1/models")
+    except httpx.TransportError:
+        return None
+    if response.status_code != 200:
+        raise CommandError(
+            f"{url} answers with HTTP status {response.status_code}: {response.text}"
+        )
+    return [str(model["id"]) for model in response.json()["data"]]
+
+
+async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The server-sent events of a response, parsed."""
+    import httpx
+
+    # No limit on time: a request may wait in the server's queue for long, and rightly so.
+    client = httpx.AsyncClient(timeout=None, trust_env=False)
+    try:
+        async with client, client.stream("POST", url, json=body) as response:
+            if response.status_code != 200:
+                raise CommandError(_refusal(response.status_code, await response.aread()))
+            async for line in response.aiter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield json.loads(line.removeprefix("data: "))
+    except httpx.TransportError as error:
+        raise CommandError(f"the connection to {url} failed: {error!r}") from error
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        return f"the server refused with HTTP status {status}: {_message(json.loads(body))}"
+    except (ValueError, KeyError, TypeError):
+        return (
+            f"the server refused with HTTP status {status}: {body[:300].decode(errors='replace')}"
+        )
+
+
+def _message(event: dict[str, Any]) -> str:
+    return str(event["error"]["message"])
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,164 @@
+"""Streaming load on an OpenAI-style server: what one process sends and times."""
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+# fmt: off
+_WORDS = [
+    "able", "apple", "autumn", "bread", "bridge", "bright", "castle", "circle", "cloud",
+    "copper", "corner", "dance", "desert", "dream", "early", "earth", "evening", "family",
+    "farmer", "field", "finger", "flower", "forest", "garden", "gentle", "glass", "golden",
+    "green", "happy", "harbor", "heavy", "hidden", "hollow", "honest", "island", "journey",
+    "kitchen", "ladder", "letter", "little", "market", "meadow", "mirror", "morning",
+    "mountain", "music", "narrow", "ocean", "orange", "paper", "pepper", "planet", "pocket",
+    "quiet", "rabbit", "river", "rocket", "school", "season", "shadow", "silver", "simple",
+    "singer", "slowly", "smooth", "spring", "square", "stone", "story", "street", "summer",
+    "table", "teacher", "thunder", "ticket", "travel", "valley", "velvet", "village", "violin",
+    "water", "weather", "whisper", "window", "winter", "wonder", "yellow",
+]
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What one load process sends. One of concurrency and request_rate is set."""
+
+    url: str
+    model: str
+    output_tokens: int
+    requests: int = 1
+    input_words: int = 1
+    concurrency: int | None = 1
+    request_rate: float | None = None  # requests a second, Poisson arrivals
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Timing:
+    """What was seen of one request. Times are in seconds; `started` is on the clock that all
+    processes of a machine share."""
+
+    started: float
+    ttft: float = 0.0  # to the first chunk with text
+    e2e: float = 0.0  # to the last chunk with text
+    itls: list[float] = field(default_factory=list)  # between one chunk with text and the next
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None where there is no second."""
+        if self.output_tokens < 2:
+            return None
+        return (self.e2e - self.ttft) / (self.output_tokens - 1)
+
+
+def words(rng: random.Random, count: int) -> str:
+    """A prompt of random words."""
+    return " ".join(rng.choices(_WORDS, k=count))
+
+
+def run_plan(plan: LoadPlan) -> list[Timing]:
+    """Sends the plan's requests, one timing each."""
+    return asyncio.run(_drive(plan))
+
+
+async def _drive(plan: LoadPlan) -> list[Timing]:
+    import aiohttp
+
+    rng = random.Random(plan.seed)
+    bodies = [completion_body(plan, words(rng, plan.input_words)) for _ in range(plan.requests)]
+    url = plan.url.rstrip("/") + "/v1/completions"
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None),
+        connector=aiohttp.TCPConnector(limit=0),
+        read_bufsize=1 << 20,
+    ) as session:
+        if plan.request_rate is not None:
+            return await _open_loop(session, url, bodies, plan.request_rate, rng)
+        return await _closed_loop(session, url, bodies, plan.concurrency or 1)
+
+
+async def _closed_loop(
+    session: Any, url: str, bodies: list[dict[str, Any]], concurrency: int
+) -> list[Timing]:
+    """As many at once as `concurrency`; each that ends makes room for the next."""
+    remaining = iter(bodies)
+
+    async def lane() -> list[Timing]:
+        return [await send(session, url, body) for body in remaining]
+
+    lanes = await asyncio.gather(*(lane() for _ in range(concurrency)))
+    return [timing for timings in lanes for timing in timings]
+
+
+async def _open_loop(
+    session: Any, url: str, bodies: list[dict[str, Any]], rate: float, rng: random.Random
+) -> list[Timing]:
+    """Poisson arrivals: sent when they are due, whatever became of those before."""
+    due = time.perf_counter()
+    tasks = []
+    for body in bodies:
+        due += rng.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        tasks.append(asyncio.create_task(send(session, url, body)))
+    return await asyncio.gather(*tasks)
+
+
+async def send(session: Any, url: str, body: dict[str, Any]) -> Timing:
+    """Sends one streaming request and times its chunks."""
+    import aiohttp
+
+    timing = Timing(started=time.perf_counter())
+    try:
+        async with session.post(url, json=body) as response:
+            if response.status != 200:
+                timing.error = f"HTTP status {response.status}: {(await response.text())[:200]}"
+                return timing
+            await _time_chunks(response.content, timing)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        timing.error = repr(error)
+    if timing.error is None and timing.output_tokens == 0:
+        timing.error = "the stream ended without usage"
+    return timing
+
+
+async def _time_chunks(lines: Any, timing: Timing) -> None:
+    last = None
+    async for line in lines:
+        if not line.startswith(b"data: {"):
+            continue
+        now = time.perf_counter() - timing.started
+        event = json.loads(line[6:])
+        if "error" in event:
+            timing.error = str(event["error"])
+            return
+        if event.get("usage"):
+            timing.prompt_tokens = event["usage"]["prompt_tokens"]
+            timing.output_tokens = event["usage"]["completion_tokens"]
+        if event.get("choices") and event["choices"][0].get("text"):
+            if last is None:
+                timing.ttft = now
+            else:
+                timing.itls.append(now - last)
+            last = timing.e2e = now
+
+
+def completion_body(plan: LoadPlan, prompt: str) -> dict[str, Any]:
+    """The JSON body of one request of a plan."""
+    return {
+        "model": plan.model,
+        "prompt": prompt,
+        "max_tokens": plan.output_tokens,
+        "temperature": plan.temperature,
+        "ignore_eos": plan.ignore_eos,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }

@@ -1,0 +1,87 @@
+"""The `pagewire` command."""
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from pagewire.cli import bench, demo, generate, run, services
+from pagewire.cli import chat as chat_command
+from pagewire.cli.errors import CommandError
+from pagewire.cli.parent import die_with_parent
+
+# Of its usage errors (exit status 2) typer exports this one; their common base is what to catch.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
+
+
+def make_app() -> typer.Typer:
+    """The command line with all its commands."""
+    app = typer.Typer(
+        name="pagewire",
+        help="Pagewire serves large language models: an OpenAI-style API in front of a scheduler "
+        "that drives GPU workers over gRPC.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_root)
+    for function in (
+        run.run,
+        chat_command.chat,
+        generate.generate,
+        demo.demo,
+        services.gateway,
+        services.scheduler,
+        services.worker,
+        services.health,
+    ):
+        app.command()(function)
+    app.add_typer(bench.make_app(), name="bench")
+    return app
+
+
+def main() -> None:
+    """Runs the command line; failures become one message and an exit status."""
+    die_with_parent()
+    try:
+        status = make_app()(standalone_mode=False)
+    except _UsageError as error:
+        _fail(error, 2)
+    except CommandError as error:
+        _fail(error, 1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "pagewire"
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    if text:  # without any the help text has been shown instead
+        print(f"{command}: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"pagewire {version('pagewire')}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

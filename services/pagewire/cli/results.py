@@ -1,0 +1,61 @@
+"""Files of measurements, each saying what was measured where."""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("pagewire", "torch", "triton", "transformers", "grpcio", "numpy")
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result together with date, commit, machine and versions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**result, **provenance()}, indent=2) + "\n")
+
+
+def provenance() -> dict[str, Any]:
+    """Where and with what a measurement is being made."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source this runs from, `+` for changes on top; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*command, "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,53 @@
+"""The commands that run one service each, and ask one for its health."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from pagewire.cli.errors import CommandError
+from pagewire.cli.health import problem_of
+from pagewire.cli.options import configured
+from pagewire.cli.settings import build, settings_of
+from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig
+
+# The services are imported when they run: no image holds what all of them need, and
+# `pagewire --help` need not wait for torch.
+
+
+@configured(settings_of(GatewayConfig))
+def gateway(values: dict[str, Any]) -> None:
+    """Run a gateway: the OpenAI-style HTTP API in front of schedulers."""
+    from pagewire.gateway.server import run_gateway
+
+    run_gateway(build(GatewayConfig, values))
+
+
+@configured(settings_of(SchedulerConfig))
+def scheduler(values: dict[str, Any]) -> None:
+    """Run a scheduler: the control plane in front of workers."""
+    from pagewire.scheduler.server import run_scheduler
+
+    run_scheduler(build(SchedulerConfig, values))
+
+
+@configured(settings_of(WorkerConfig))
+def worker(values: dict[str, Any]) -> None:
+    """Run a worker: a model on one device."""
+    from pagewire.worker.server import run_worker
+
+    run_worker(build(WorkerConfig, values))
+
+
+def health(
+    address: Annotated[
+        str,
+        typer.Argument(help="host:port or unix:PATH of a gRPC service, or an http:// URL."),
+    ],
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
+) -> None:
+    """Ask a service whether it is healthy; the exit status is 0 if it is."""
+    problem = asyncio.run(problem_of(address, timeout))
+    if problem is not None:
+        raise CommandError(f"{address} is not healthy: {problem}")
+    print(f"{address} is healthy")

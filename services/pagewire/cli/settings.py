@@ -1,0 +1,145 @@
+"""Settings as the command line sees them: the fields of configuration dataclasses, and their text.
+
+Flags, environment variables, configuration files and the arguments of child processes are all
+derived from the same dataclass fields, so none of them can drift from the others.
+"""
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Config = TypeVar("Config")
+
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a configuration dataclass.
+
+    Its metadata may hold `help`, `minimum`, `maximum` and `env` (the environment variable, where
+    it is not PAGEWIRE_ and the name).
+    """
+
+    name: str
+    kind: type  # bool, int, float or str
+    choices: tuple[str, ...]
+    default: Any
+    help: str
+    env: str
+    minimum: float | None
+    maximum: float | None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in help texts."""
+        if self.choices:
+            return "[" + "|".join(self.choices) + "]"
+        return {int: "INTEGER", float: "NUMBER", str: "TEXT", bool: "BOOLEAN"}[self.kind]
+
+    def parse(self, text: str) -> Any:
+        """The value that a text stands for; ValueError says what is wrong and what is right."""
+        if self.kind is bool:
+            return _parse_bool(text)
+        if self.choices and text not in self.choices:
+            raise ValueError(f"{text!r} is not a choice; give one of {', '.join(self.choices)}")
+        if self.kind is str:
+            return text
+        value = _parse_number(self.kind, text)
+        if not _within(value, self.minimum, self.maximum):
+            raise ValueError(f"{text} is out of range; give {self._range()}")
+        return value
+
+    def _range(self) -> str:
+        if self.maximum is None:
+            return f"at least {self.minimum:g}"
+        if self.minimum is None:
+            return f"at most {self.maximum:g}"
+        return f"{self.minimum:g} to {self.maximum:g}"
+
+
+def settings_of(config_type: type) -> dict[str, Setting]:
+    """The settings of a configuration dataclass by name, in the order of its fields."""
+    hints = get_type_hints(config_type)
+    found = {}
+    for field in fields(config_type):
+        kind, choices = _kind(hints[field.name])
+        found[field.name] = Setting(
+            name=field.name,
+            kind=kind,
+            choices=choices,
+            default=field.default,
+            help=str(field.metadata["help"]),
+            env=field.metadata.get("env", f"PAGEWIRE_{field.name.upper()}"),
+            minimum=field.metadata.get("minimum"),
+            maximum=field.metadata.get("maximum"),
+        )
+    return found
+
+
+def union_of(config_types: Iterable[type], without: Iterable[str] = ()) -> dict[str, Setting]:
+    """The settings of several dataclasses; of a name that several have, the first one's."""
+    left_out = set(without)
+    union: dict[str, Setting] = {}
+    for config_type in config_types:
+        for name, setting in settings_of(config_type).items():
+            if name not in left_out:
+                union.setdefault(name, setting)
+    return union
+
+
+def build(config_type: type[Config], values: Mapping[str, Any], **given: Any) -> Config:
+    """A configuration from those of `values` that it has, and from `given`, which must fit."""
+    names = {field.name for field in fields(config_type)}  # type: ignore[arg-type]
+    chosen = {name: value for name, value in values.items() if name in names}
+    return config_type(**{**chosen, **given})
+
+
+def arguments(config: Any) -> list[str]:
+    """The flags that give another process this very configuration."""
+    flags = []
+    for setting in settings_of(type(config)).values():
+        value = getattr(config, setting.name)
+        if value is None:
+            continue
+        if setting.kind is bool:
+            flags.append(setting.flag if value else "--no-" + setting.flag[2:])
+        else:
+            flags.append(f"{setting.flag}={value}")
+    return flags
+
+
+def _kind(annotation: Any) -> tuple[type, tuple[str, ...]]:
+    """The plain type of an annotation, and the choices of a Literal; `X | None` counts as X."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Literal:
+        return str, get_args(annotation)
+    return annotation, ()
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _parse_number(kind: type, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{text!r} is not {wanted}") from None
+
+
+def _within(value: float, minimum: float | None, maximum: float | None) -> bool:
+    # Written so that NaN is within no range.
+    above = minimum is None or value >= minimum
+    below = maximum is None or value <= maximum
+    return above and below and value == value

@@ -1,0 +1,112 @@
+"""What a whole Pagewire on one machine consists of: workers, one scheduler, one gateway."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pagewire.cli.gpus import visible_gpus
+from pagewire.cli.ports import claim_port, reachable_host
+from pagewire.cli.settings import Setting, arguments, build, settings_of, union_of
+from pagewire.cli.supervisor import Service
+from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig, setting
+
+# A service that has drained still has to end: close its sockets, free its device.
+_GRACE_AFTER_DRAIN = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """What only a whole stack has."""
+
+    workers: int = setting(1, "Worker processes, one a GPU where there are GPUs.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Services in tiers, each depending on those before it, and where they are reached."""
+
+    tiers: Sequence[Sequence[Service]]
+    grpc_address: str
+    # None without a gateway.
+    url: str | None
+
+
+def stack_settings() -> dict[str, Setting]:
+    """The settings of a full stack, less the addresses that it chooses itself."""
+    return _settings(WorkerConfig, SchedulerConfig, GatewayConfig)
+
+
+def control_settings() -> dict[str, Setting]:
+    """The settings of workers and a scheduler, less the addresses that the stack chooses."""
+    return _settings(WorkerConfig, SchedulerConfig)
+
+
+def _settings(*configs: type) -> dict[str, Setting]:
+    union = union_of(configs, without=("worker_address", "workers", "schedulers"))
+    # PAGEWIRE_WORKERS is the scheduler's list of addresses.
+    workers = settings_of(StackConfig)["workers"]
+    return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
+
+
+def control_stack(values: Mapping[str, Any], folder: Path) -> Stack:
+    """Workers and a scheduler, without a gateway; `folder` holds the workers' sockets."""
+    worker = build(WorkerConfig, _of_worker(values))
+    addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(values["workers"])]
+    workers = [
+        _worker_service(replace(worker, worker_address=address), index, len(addresses))
+        for index, address in enumerate(addresses)
+    ]
+    scheduler = build(SchedulerConfig, values, workers=",".join(addresses))
+    scheduler = replace(
+        scheduler,
+        grpc_port=claim_port(scheduler.grpc_host, scheduler.grpc_port, "--grpc-port"),
+    )
+    address = f"{reachable_host(scheduler.grpc_host)}:{scheduler.grpc_port}"
+    return Stack((workers, [_service("scheduler", scheduler, address)]), address, None)
+
+
+def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
+    """Workers, a scheduler and a gateway; `folder` holds the workers' sockets."""
+    control = control_stack(values, folder)
+    gateway = build(GatewayConfig, values, schedulers=control.grpc_address)
+    gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
+    url = f"http://{reachable_host(gateway.host)}:{gateway.port}"
+    services = [_service("gateway", gateway, f"{url}/readyz")]
+    return Stack((*control.tiers, services), control.grpc_address, url)
+
+
+def _of_worker(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Unless told otherwise workers share the cores, less one for scheduler and gateway: torch's
+    threads wait busily, and on a core that is contended every step would wait for them."""
+    threads = values["torch_threads"]
+    if threads is None:
+        threads = max(1, ((os.cpu_count() or 1) - 1) // values["workers"])
+    return {**values, "torch_threads": threads}
+
+
+def _worker_service(config: WorkerConfig, index: int, count: int) -> Service:
+    """Worker `index` of `count`: a metrics port and, where there are some, a GPU of its own."""
+    if config.worker_metrics_port is not None:
+        config = replace(config, worker_metrics_port=config.worker_metrics_port + index)
+    gpus = visible_gpus() if count > 1 and config.device in ("auto", "cuda") else []
+    environment = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
+    return _service(f"worker-{index}", config, config.worker_address, environment)
+
+
+def _service(
+    name: str,
+    config: GatewayConfig | SchedulerConfig | WorkerConfig,
+    health: str,
+    environment: Mapping[str, str] | None = None,
+) -> Service:
+    command = name.split("-")[0]
+    return Service(
+        name=name,
+        command=(sys.executable, "-m", "pagewire.cli.main", command, *arguments(config)),
+        health=health,
+        grace=config.drain_timeout + _GRACE_AFTER_DRAIN,
+        environment=environment or {},
+    )
