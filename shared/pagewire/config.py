@@ -9,9 +9,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
-def setting(default: Any, help_text: str) -> Any:
-    """A dataclass field with a default and the help text that the command line shows."""
-    return field(default=default, metadata={"help": help_text})
+def setting(
+    default: Any,
+    help_text: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field with a default, the help text and the range that the command line uses."""
+    bounds = {"minimum": minimum, "maximum": maximum}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    return field(default=default, metadata={"help": help_text, **given})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +29,7 @@ class ProcessConfig:
         "info", "Least severe log messages shown."
     )
     drain_timeout: float = setting(
-        30.0, "Seconds that running requests have to finish after SIGTERM."
+        30.0, "Seconds that running requests have to finish after SIGTERM.", minimum=0
     )
 
 
@@ -31,13 +38,15 @@ class GatewayConfig(ProcessConfig):
     """The OpenAI-style HTTP service."""
 
     host: str = setting("127.0.0.1", "Address to listen on for HTTP.")
-    port: int = setting(8000, "Port to listen on for HTTP; 0 takes a free one.")
+    port: int = setting(
+        8000, "Port to listen on for HTTP; 0 takes a free one.", minimum=0, maximum=65535
+    )
     schedulers: str = setting(
         "127.0.0.1:50051",
         "Addresses of the schedulers, separated by commas: host:port or unix:PATH. A DNS name "
         "stands for every address it resolves to.",
     )
-    max_body_bytes: int = setting(16 << 20, "Largest request body that is read.")
+    max_body_bytes: int = setting(16 << 20, "Largest request body that is read.", minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,9 @@ class SchedulerConfig(ProcessConfig):
         False, "Serve token ids only, without text; the model's folder needs no tokenizer then."
     )
     grpc_host: str = setting("127.0.0.1", "Address to listen on for gRPC.")
-    grpc_port: int = setting(50051, "Port to listen on for gRPC; 0 takes a free one.")
+    grpc_port: int = setting(
+        50051, "Port to listen on for gRPC; 0 takes a free one.", minimum=0, maximum=65535
+    )
     workers: str = setting(
         "127.0.0.1:50061",
         "Addresses of the workers, separated by commas: host:port or unix:PATH.",
@@ -65,29 +76,39 @@ class SchedulerConfig(ProcessConfig):
         "fcfs", "Order of admission, and choice of victim when memory runs out."
     )
     max_num_seqs: int | None = setting(
-        None, "Most sequences running on one worker; by default as many as it has slots."
+        None, "Most sequences running on one worker; by default as many as it has slots.", minimum=1
     )
     max_num_batched_tokens: int | None = setting(
-        None, "Most tokens computed in one step; by default as many as the worker takes."
+        None, "Most tokens computed in one step; by default as many as the worker takes.", minimum=1
     )
     memory_threshold: float = setting(
         0.9,
         "New requests are admitted while at most this fraction of a worker's KV blocks is in use; "
         "the rest is room for running ones to grow.",
+        minimum=0,
+        maximum=1,
     )
     max_waiting: int = setting(
-        8192, "Most requests waiting for admission; further ones are refused as too many."
+        8192,
+        "Most requests waiting for admission; further ones are refused as too many.",
+        minimum=1,
     )
     max_retry_attempts: int = setting(
-        2, "How often a request is run again after failing on a worker without any progress."
+        2,
+        "How often a request is run again after failing on a worker without any progress.",
+        minimum=0,
     )
     run_ahead: int = setting(
         2,
         "Steps sent to a worker before the first of them is answered; at least 4 while steps "
         "take less than 2 ms.",
+        minimum=1,
     )
     scheduler_metrics_port: int | None = setting(
-        None, "Port for the scheduler's Prometheus metrics; none by default."
+        None,
+        "Port for the scheduler's Prometheus metrics; none by default.",
+        minimum=0,
+        maximum=65535,
     )
 
 
@@ -119,25 +140,34 @@ class WorkerConfig(ProcessConfig):
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights from config.json alone."
     )
-    block_size: int = setting(16, "Tokens a KV block.")
+    block_size: int = setting(16, "Tokens a KV block.", minimum=1)
     num_blocks: int | None = setting(
-        None, "KV blocks in the pool; by default as many as the free memory holds."
+        None, "KV blocks in the pool; by default as many as the free memory holds.", minimum=2
     )
     gpu_memory_utilization: float = setting(
-        0.9, "Fraction of the device's memory for weights, activations and KV cache together."
+        0.9,
+        "Fraction of the device's memory for weights, activations and KV cache together.",
+        minimum=0,
+        maximum=1,
     )
-    cpu_kv_bytes: int = setting(1 << 30, "Bytes of KV cache on a CPU when num_blocks is not given.")
-    num_slots: int = setting(256, "Most sequences at once.")
+    cpu_kv_bytes: int = setting(
+        1 << 30, "Bytes of KV cache on a CPU when num_blocks is not given.", minimum=1
+    )
+    num_slots: int = setting(256, "Most sequences at once.", minimum=1)
     max_model_len: int | None = setting(
-        None, "Most tokens of a sequence; by default what config.json allows."
+        None, "Most tokens of a sequence; by default what config.json allows.", minimum=1
     )
     worker_max_num_batched_tokens: int | None = setting(
-        None, "Most tokens computed in one step; by default 8192 on a GPU, 2048 on a CPU."
+        None,
+        "Most tokens computed in one step; by default 8192 on a GPU, 2048 on a CPU.",
+        minimum=1,
     )
     seed: int = setting(0, "Seed of dummy weights.")
-    torch_threads: int | None = setting(None, "CPU threads of torch; by default all cores.")
+    torch_threads: int | None = setting(
+        None, "CPU threads of torch; by default all cores.", minimum=1
+    )
     worker_metrics_port: int | None = setting(
-        None, "Port for the worker's Prometheus metrics; none by default."
+        None, "Port for the worker's Prometheus metrics; none by default.", minimum=0, maximum=65535
     )
 
 

@@ -70,7 +70,10 @@ class Health:
 
 
 def bind(server: grpc.aio.Server, addresses: Sequence[str]) -> list[int]:
-    """Listens on each address; the ports, 0 for a socket file. RuntimeError names one in use."""
+    """Listens on each address; the ports chosen. RuntimeError names an address in use.
+
+    A socket file has no port; gRPC answers 1 for it.
+    """
     ports = []
     for address in addresses:
         try:
