@@ -1,0 +1,305 @@
+"""Linear layers for small batches: matrix-vector and skinny matrix products.
+
+At a few tokens a product is as fast as its weights arrive, so both kernels stream the weights once
+and fold their neighbours in. A norm folds by linearity: `rms_norm(x) @ W.T` is
+`((x * g) @ W.T) * rsqrt(mean(x^2) + eps)`, so products and sum of squares come from one pass, and
+no program waits for another's statistics. With more tokens, cuBLAS and the pointwise kernels do the
+same work in pieces; `linear_config` draws the line.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.triton.activation import silu_mul, silu_of
+from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.linear_config import (
+    Config,
+    SkinnyConfig,
+    VectorConfig,
+    linear_config,
+)
+from pagewire.worker.ops.triton.norm import rms_norm
+
+
+@triton.jit
+def _weight_rows(row, features, GATED: tl.constexpr):
+    """Map a program's rows to those of the weight: GATED alternates gate and up rows."""
+    if GATED:
+        row = row // 2 + row % 2 * features
+    return row.to(tl.int64)
+
+
+@triton.jit
+def _vector_kernel(
+    x_ptr,
+    norm_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    features,
+    x_stride,
+    eps,
+    TOKENS: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """ROWS weight rows times TOKENS tokens; for more than one token, BLOCK_K covers K.
+
+    GATED: `weight` is `[2 * features, K]`, and the outputs are `silu(gate) * up`.
+    ADD: the outputs are added to what `out` holds.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    OUTPUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    inside = row < features * (ROWS // OUTPUTS)
+    column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+    weight = weight_ptr + _weight_rows(row, features, GATED) * K + column  # [ROWS, BLOCK_K]
+
+    # The first tile is on its way before the kernel that computes `x` has ended.
+    w = tl.load(weight, mask=inside & (column < K), other=0.0, eviction_policy="evict_first")
+    if NORM:
+        g = tl.load(norm_ptr + column, mask=column < K, other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + output, mask=output < features, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+
+    # All inputs are on their way before the first is used.
+    inputs = ()
+    residuals = ()
+    for token in tl.static_range(TOKENS):
+        x = tl.load(x_ptr + token * x_stride + column, mask=column < K, other=0.0)
+        inputs += (x,)  # type: ignore[assignment]
+        if ADD:
+            held = out_ptr + token * features + output
+            residual = tl.load(held, mask=output < features, other=0.0)
+            residuals += (residual,)  # type: ignore[assignment]
+
+    for token in tl.static_range(TOKENS):
+        x = inputs[token].to(tl.float32)  # [1, BLOCK_K]
+        if NORM:
+            squares = x * x
+            x *= g.to(tl.float32)
+        product = w.to(tl.float32) * x  # [ROWS, BLOCK_K]
+        if TOKENS == 1:
+            for start in tl.static_range(BLOCK_K, K, BLOCK_K):
+                mask = start + column < K
+                w = tl.load(weight + start, inside & mask, 0.0, eviction_policy="evict_first")
+                x = tl.load(x_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+                if NORM:
+                    squares += x * x
+                    x *= tl.load(norm_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+                product += w.to(tl.float32) * x
+        out = tl.sum(product, axis=1)  # [ROWS]
+        if NORM:
+            out *= tl.rsqrt(tl.sum(squares) / K + eps)
+        if GATED:
+            gate, up = tl.split(tl.reshape(out, (OUTPUTS, 2)))
+            out = silu_of(gate) * up
+        if BIAS:
+            out += bias
+        if ADD:
+            out += residuals[token].to(tl.float32)
+        out = out.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token * features + output, out, mask=output < features)
+
+
+# Compiled once, not again for 1, 16 or 32 tokens.
+@triton.jit(do_not_specialize=["tokens"])
+def _skinny_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    features,
+    K,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """ROWS weight rows times up to BLOCK_T tokens on the tensor cores; flags as above.
+
+    Weights are the left operand, so that the long side of the product meets the long side of the
+    matrix instruction; K is a multiple of BLOCK_K.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    OUTPUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    # Rows past the end repeat the last one and are not stored.
+    row = tl.minimum(row, features * (ROWS // OUTPUTS) - 1)
+    token = tl.arange(0, BLOCK_T)[:, None]  # [BLOCK_T, 1]
+    column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+    weight = weight_ptr + _weight_rows(row, features, GATED) * K + column  # [ROWS, BLOCK_K]
+    x_tile = x_ptr + token * x_stride + column  # [BLOCK_T, BLOCK_K]
+
+    # The first tile is on its way before the kernel that computes `x` has ended.
+    w = tl.load(weight)
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_tile, mask=token < tokens, other=0.0)
+    acc = tl.dot(w, x.T, input_precision="ieee")  # [ROWS, BLOCK_T]
+    for start in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+        w = tl.load(weight + start)
+        x = tl.load(x_tile + start, mask=token < tokens, other=0.0)
+        acc = tl.dot(w, x.T, acc, input_precision="ieee")
+
+    if GATED:
+        pairs = tl.permute(tl.reshape(acc, (OUTPUTS, 2, BLOCK_T)), (0, 2, 1))
+        gate, up = tl.split(pairs)
+        acc = silu_of(gate) * up  # [OUTPUTS, BLOCK_T]
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)[:, None]
+    token = tl.arange(0, BLOCK_T)[None, :]
+    mask = (output < features) & (token < tokens)
+    out = out_ptr + token * features + output
+    if BIAS:
+        acc += tl.load(bias_ptr + output, mask=output < features, other=0.0)
+    if ADD:
+        acc += tl.load(out, mask=mask, other=0.0)
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """Twin of `reference.linear.linear`; `weight` is contiguous, as in all functions here."""
+    config = config or _choose(x, weight)
+    if config is None:
+        return F.linear(x, weight, bias)
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    return _launch(x, weight, out, config, bias=bias)
+
+
+def norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """Twin of `reference.linear.norm_linear`."""
+    config = config or _choose(x, weight)
+    if not isinstance(config, VectorConfig):
+        return linear(rms_norm(x, norm_weight, eps), weight, bias, config=config)
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    return _launch(x, weight, out, config, bias=bias, norm_weight=norm_weight, eps=eps)
+
+
+def linear_add(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """Twin of `reference.linear.linear_add`; the sum is rounded once."""
+    config = config or _choose(x, weight)
+    if config is None:
+        return residual.addmm_(x, weight.t())
+    return _launch(x, weight, residual, config, add=True)
+
+
+def norm_gate_up_silu_mul(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """Twin of `reference.linear.norm_gate_up_silu_mul`."""
+    config = config or _choose(x, weight)
+    if config is None:
+        return silu_mul(norm_linear(x, norm_weight, eps, weight))
+    out = x.new_empty((x.shape[0], weight.shape[0] // 2))
+    if isinstance(config, SkinnyConfig):
+        return _launch(rms_norm(x, norm_weight, eps), weight, out, config, gated=True)
+    return _launch(x, weight, out, config, norm_weight=norm_weight, eps=eps, gated=True)
+
+
+def _choose(x: Tensor, weight: Tensor) -> Config | None:
+    rows, k = weight.shape
+    return linear_config(x.shape[0], rows, k, weight.element_size())
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    config: Config,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    add: bool = False,
+) -> Tensor:
+    tokens, features = out.shape
+    pdl = dependent_launch(x.device)
+    flags = {
+        "GATED": gated,
+        "ADD": add,
+        "BIAS": bias is not None,
+        "PDL": pdl,
+        "launch_pdl": pdl,
+        "num_warps": config.warps,
+        "ROWS": config.rows,
+        "BLOCK_K": config.block_k,
+    }
+    grid = (triton.cdiv(weight.shape[0], config.rows),)
+    if isinstance(config, VectorConfig):
+        _vector_kernel[grid](
+            x,
+            weight if norm_weight is None else norm_weight,
+            weight,
+            weight if bias is None else bias,
+            out,
+            features,
+            x.stride(0),
+            eps,
+            TOKENS=tokens,
+            K=weight.shape[1],
+            NORM=norm_weight is not None,
+            **flags,
+        )
+    else:
+        _skinny_kernel[grid](
+            x,
+            weight,
+            weight if bias is None else bias,
+            out,
+            tokens,
+            features,
+            weight.shape[1],
+            x.stride(0),
+            BLOCK_T=max(8, triton.next_power_of_2(tokens)),
+            STAGES=config.stages,
+            **flags,
+        )
+    return out

@@ -1,0 +1,153 @@
+"""Which kernel, with which tiles, computes a small-batch product.
+
+The table was measured on an H200 (`benchmarks/kernels/pointwise.py --tune`), each entry in a graph
+of a decode step's linear layers with weights of their own: a kernel timed alone reads part of its
+weights from the cache and does not meet its neighbours. An absent entry is cuBLAS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+
+@dataclass(frozen=True, slots=True)
+class VectorConfig:
+    """A matrix-vector program: `rows` weight rows, `block_k` columns at a time, `warps` warps.
+
+    For more than one token `block_k` covers the rows; gated products need two rows at least.
+    """
+
+    rows: int
+    block_k: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyConfig:
+    """A skinny program: a tile of `rows` weight rows by `block_k`, `stages` tiles in flight.
+
+    `block_k` divides the length of a row.
+    """
+
+    rows: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+Config = VectorConfig | SkinnyConfig
+V, S = VectorConfig, SkinnyConfig
+
+# Shape of the weight -> tokens, rounded up to a power of two -> kernel.
+TABLE: dict[tuple[int, int], dict[int, Config]] = {
+    # Qwen3-0.6B: QKV, attention output, gate and up, down, head.
+    (4096, 1024): {
+        1: V(4, 1024, 2),
+        2: V(4, 1024, 2),
+        4: V(4, 1024, 2),
+        8: S(16, 256, 2, 8),
+        16: S(32, 256, 4, 6),
+        32: S(64, 128, 4, 6),
+    },
+    (1024, 2048): {
+        1: V(2, 2048, 8),
+        2: V(2, 2048, 2),
+        4: V(4, 2048, 8),
+        8: V(4, 2048, 8),
+        16: S(16, 256, 2, 6),
+        32: S(64, 128, 4, 6),
+    },
+    (6144, 1024): {
+        1: V(4, 1024, 4),
+        2: V(4, 1024, 2),
+        4: S(16, 512, 2, 3),
+        8: S(16, 512, 2, 3),
+        16: S(64, 128, 4, 6),
+        32: S(64, 128, 4, 6),
+        64: S(64, 64, 4, 8),
+    },
+    (1024, 3072): {
+        1: V(2, 4096, 8),
+        2: V(2, 4096, 8),
+        4: V(4, 4096, 8),
+        8: S(16, 256, 2, 8),
+        16: S(16, 256, 2, 6),
+    },
+    (151936, 1024): {
+        1: V(4, 1024, 4),
+        2: S(32, 128, 2, 5),
+        4: S(32, 128, 2, 5),
+        8: S(128, 128, 8, 3),
+        16: S(64, 64, 4, 8),
+        32: S(64, 64, 4, 8),
+    },
+    # Llama-3.1-8B, in the same order.
+    (6144, 4096): {
+        1: V(4, 2048, 8),
+        2: S(16, 256, 2, 6),
+        4: S(16, 256, 2, 6),
+        8: S(16, 256, 2, 6),
+        16: S(64, 128, 4, 6),
+        32: S(64, 128, 4, 6),
+    },
+    (4096, 4096): {
+        1: V(2, 1024, 1),
+        2: S(16, 256, 2, 8),
+        4: S(16, 256, 2, 8),
+        8: S(16, 256, 2, 8),
+        16: S(16, 256, 2, 6),
+        32: S(64, 128, 4, 6),
+    },
+    (28672, 4096): {
+        1: V(4, 2048, 4),
+        2: S(32, 128, 2, 5),
+        4: S(32, 128, 2, 5),
+        8: S(32, 128, 2, 5),
+        16: S(64, 64, 4, 8),
+        32: S(64, 64, 4, 8),
+        64: S(128, 64, 8, 5),
+    },
+    (4096, 14336): {
+        1: V(2, 2048, 4),
+        2: S(32, 512, 4, 4),
+        4: S(16, 256, 2, 8),
+        8: S(16, 256, 2, 8),
+        16: S(32, 256, 4, 6),
+    },
+    (128256, 4096): {
+        1: V(4, 4096, 8),
+        2: S(64, 256, 4, 4),
+        4: S(64, 256, 4, 4),
+        8: S(32, 128, 2, 5),
+        16: S(32, 128, 2, 5),
+        32: S(64, 64, 4, 8),
+        64: S(128, 128, 8, 3),
+    },
+}
+
+
+def linear_config(tokens: int, rows: int, k: int, item_size: int) -> Config | None:
+    """Choose the kernel for a weight `[rows, k]`, None for cuBLAS.
+
+    The matrix-vector kernel is compiled for its number of tokens, so it takes those of the table
+    alone; the skinny one is compiled for the power of two above.
+
+    Args:
+        tokens: rows of the input.
+        rows, k: the shape of the weight.
+        item_size: bytes of an element. The tiles of the table are of two-byte elements.
+    """
+    entries = TABLE.get((rows, k), {}) if item_size == 2 else {}
+    config = entries.get(triton.next_power_of_2(tokens))
+    if tokens == 1:
+        return config or _any_vector(k)
+    return None if isinstance(config, VectorConfig) and tokens not in entries else config
+
+
+def _any_vector(k: int) -> VectorConfig:
+    """One token times a weight that the table does not name: 16 to 32 weights a thread."""
+    if k <= 1024:
+        return VectorConfig(rows=4, block_k=1024, warps=4)
+    return VectorConfig(rows=2, block_k=2048, warps=4)

@@ -1,0 +1,138 @@
+"""Log probabilities of drawn tokens and of the most likely ones."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.triton.device import dependent_launch
+
+CHUNK = 2048
+WARPS = 4
+MAX_LOGPROBS = 20
+
+
+@triton.jit
+def _top_kernel(
+    logits_ptr,
+    stride,
+    peaks_ptr,
+    masses_ptr,
+    values_ptr,
+    ids_ptr,
+    vocabulary,
+    CHUNK: tl.constexpr,
+    TOP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write a chunk's peak, its exponential mass and its TOP largest logits with their ids."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    chunk, row = tl.program_id(0), tl.program_id(1)
+    at = row * tl.num_programs(0) + chunk
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    logits = logits_ptr + row.to(tl.int64) * stride + ids
+    x = tl.load(logits, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
+    peak = tl.max(x)
+    tl.store(peaks_ptr + at, peak)
+    tl.store(masses_ptr + at, tl.sum(tl.exp(x - peak)))
+    for i in range(TOP):
+        value, position = tl.max(x, axis=0, return_indices=True)
+        tl.store(values_ptr + at * TOP + i, value)
+        tl.store(ids_ptr + at * TOP + i, chunk * CHUNK + position)
+        x = tl.where(ids == chunk * CHUNK + position, -float("inf"), x)
+
+
+@triton.jit
+def _logprobs_kernel(
+    logits_ptr,
+    stride,
+    tokens_ptr,
+    peaks_ptr,
+    masses_ptr,
+    values_ptr,
+    ids_ptr,
+    chosen_ptr,
+    top_ids_ptr,
+    top_ptr,
+    chunks,
+    CHUNKS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    TOP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Merge a row's chunks: normalize, and choose the TOP largest of their candidates."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    chunk = tl.arange(0, CHUNKS)
+    peaks = tl.load(peaks_ptr + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+    masses = tl.load(masses_ptr + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+    peak = tl.max(peaks)
+    normalizer = peak + tl.log(tl.sum(masses * tl.exp(peaks - peak)))
+    token = tl.load(tokens_ptr + row)
+    logit = tl.load(logits_ptr + row.to(tl.int64) * stride + token).to(tl.float32)
+    tl.store(chosen_ptr + row, logit - normalizer)
+    if TOP > 0:
+        candidate = tl.arange(0, CANDIDATES)
+        mask = candidate < chunks * TOP
+        at = row * chunks * TOP + candidate
+        values = tl.load(values_ptr + at, mask=mask, other=-float("inf"))
+        for i in range(TOP):
+            value, best = tl.max(values, axis=0, return_indices=True)
+            tl.store(top_ptr + row * TOP + i, value - normalizer)
+            tl.store(top_ids_ptr + row * TOP + i, tl.load(ids_ptr + row * chunks * TOP + best))
+            values = tl.where(candidate == best, -float("inf"), values)
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Twin of `reference.sampling.logprobs`; the rows of `logits` may lie apart."""
+    if not 0 <= k <= MAX_LOGPROBS:
+        raise ValueError(f"k is {k}: at most {MAX_LOGPROBS} log probabilities a token are given")
+    rows, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    chosen = logits.new_empty(rows, dtype=torch.float32)
+    top = logits.new_empty((rows, k), dtype=torch.float32)
+    top_ids = torch.empty_like(top, dtype=torch.int32)
+    peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
+    masses = torch.empty_like(peaks)
+    values = logits.new_empty((rows, chunks, k), dtype=torch.float32)
+    ids = torch.empty_like(values, dtype=torch.int32)
+    if rows == 0:
+        return chosen, top_ids, top
+    partial = (logits, logits.stride(0))
+    pdl = dependent_launch(logits.device)
+    launch = {"PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
+    _top_kernel[(chunks, rows)](
+        *partial,
+        peaks,
+        masses,
+        values,
+        ids,
+        vocabulary,
+        CHUNK=CHUNK,
+        TOP=k,
+        **launch,
+    )
+    _logprobs_kernel[(rows,)](
+        *partial,
+        tokens,
+        peaks,
+        masses,
+        values,
+        ids,
+        chosen,
+        top_ids,
+        top,
+        chunks,
+        CHUNKS=triton.next_power_of_2(chunks),
+        CANDIDATES=triton.next_power_of_2(chunks * max(k, 1)),
+        TOP=k,
+        **launch,
+    )
+    return chosen, top_ids, top

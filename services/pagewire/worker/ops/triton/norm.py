@@ -1,0 +1,104 @@
+"""Root-mean-square normalization kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.triton.device import dependent_launch
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    tokens,
+    x_stride,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Normalize ROWS rows; with ADD, first add them to the residual stream."""
+    if PDL:
+        gdc_launch_dependents()
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)  # [ROWS, 1]
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    mask = (row < tokens) & (column < HIDDEN)
+    weight = tl.load(weight_ptr + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+
+    x = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        residual = residual_ptr + row * HIDDEN + column
+        total = (x + tl.load(residual, mask=mask, other=0.0)).to(residual_ptr.dtype.element_ty)
+        tl.store(residual, total, mask=mask)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HIDDEN + eps)  # [ROWS, 1]
+    out = (x * scale * weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * HIDDEN + column, out, mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class NormConfig:
+    """A program normalizes `rows` rows with `warps` warps."""
+
+    rows: int
+    warps: int
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, config: NormConfig | None = None) -> Tensor:
+    """Twin of `reference.norm.rms_norm`; the rows of `x` may lie apart, its columns may not."""
+    return _launch(x, None, weight, eps, config)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, config: NormConfig | None = None
+) -> Tensor:
+    """Twin of `reference.norm.add_rms_norm`; `residual` is contiguous."""
+    return _launch(x, residual, weight, eps, config)
+
+
+def norm_config(tokens: int, hidden: int) -> NormConfig:
+    """Spread few tokens over programs and warps, give many tokens 4 to 8 KiB a program."""
+    block = triton.next_power_of_2(hidden)
+    if tokens <= 256:
+        return NormConfig(rows=1, warps=max(1, min(8, block // 512)))
+    return NormConfig(rows=2 if block <= 2048 else 1, warps=max(4, min(16, block // 1024)))
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, config: NormConfig | None
+) -> Tensor:
+    tokens, hidden = x.shape
+    out = x.new_empty((tokens, hidden))
+    if tokens == 0:
+        return out
+    config = config or norm_config(tokens, hidden)
+    pdl = dependent_launch(x.device)
+    _rms_norm_kernel[(triton.cdiv(tokens, config.rows),)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        tokens,
+        x.stride(0),
+        eps,
+        HIDDEN=hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+        ROWS=config.rows,
+        ADD=residual is not None,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    return out

@@ -1,0 +1,197 @@
+"""Drawing tokens from logits without leaving the device.
+
+A vocabulary is cut into chunks of ids. A program takes one chunk when there are few rows, so that a
+single row fills the device, and a run of chunks when there are many.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
+
+from pagewire.worker.ops.reference import sampling as reference
+from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.triton.logprobs import logprobs
+from pagewire.worker.ops.triton.sampling_filters import kept_thresholds, load_chunk
+
+__all__ = ["SamplingState", "logprobs", "sample"]
+
+CHUNK = 2048
+WARPS = 8
+# Enough programs to fill a device several times over; more would only repeat the preambles.
+PROGRAMS_A_PROCESSOR = 12
+
+_GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
+_SEED_LOW_OFFSET = tl.constexpr(reference.SEED_LOW_OFFSET)
+_SEED_HIGH_OFFSET = tl.constexpr(reference.SEED_HIGH_OFFSET)
+_MIX_FIRST = tl.constexpr(reference.MIX_FIRST)
+_MIX_SECOND = tl.constexpr(reference.MIX_SECOND)
+_LARGEST_BELOW_ONE = tl.constexpr(reference.LARGEST_BELOW_ONE)
+_SERIES_BELOW = tl.constexpr(reference.SERIES_BELOW)
+
+
+@triton.jit
+def _mix(x):
+    """MurmurHash3's 32-bit finalizer of uint32."""
+    x ^= x >> 16
+    x *= _MIX_FIRST
+    x ^= x >> 13
+    x *= _MIX_SECOND
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _noise_bits(seed, index, ids):
+    """Twin of `reference.sampling.noise_bits` for one row; uint32."""
+    first = _mix(_mix(seed.to(tl.uint32) + _SEED_LOW_OFFSET) + index.to(tl.uint32))
+    second = _mix(((seed >> 32).to(tl.uint32) + _SEED_HIGH_OFFSET) ^ first)
+    return _mix(_mix(ids.to(tl.uint32) + first) ^ second)
+
+
+@triton.jit
+def _log(x, FAST: tl.constexpr):
+    """Natural logarithm; FAST is the device's own to 22 bits, which the interpreter lacks."""
+    if FAST:
+        return libdevice.fast_logf(x)
+    else:
+        return tl.log(x)
+
+
+@triton.jit
+def _gumbel_noise(seed, index, ids, FAST: tl.constexpr):
+    """Twin of `reference.sampling.gumbel_noise` for one row."""
+    upper = (_noise_bits(seed, index, ids) >> 1).to(tl.float32)
+    v = tl.minimum((upper + 0.5) * 0.5**31, _LARGEST_BELOW_ONE)
+    series = v * (1.0 + v * (1.0 / 2.0 + v * (1.0 / 3.0 + v * 0.25)))
+    exponential = tl.where(v < _SERIES_BELOW, series, -_log(1.0 - v, FAST))
+    return -_log(exponential, FAST)
+
+
+@triton.jit(do_not_specialize=["run"])
+def _draw_kernel(
+    logits_ptr,
+    stride,
+    temperature_ptr,
+    seed_ptr,
+    index_ptr,
+    min_tokens_ptr,
+    stop_ids_ptr,
+    thresholds_ptr,
+    scores_ptr,
+    ids_ptr,
+    vocabulary,
+    run,
+    CHUNK: tl.constexpr,
+    FILTERED: tl.constexpr,
+    FAST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the best score of each run of chunks and its id to `scores`, `ids [rows, runs]`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(1)
+    temperature = tl.load(temperature_ptr + row)
+    drawn = temperature >= _GREEDY_BELOW
+    inverse = tl.div_rn(1.0, temperature)
+    seed, index = tl.load(seed_ptr + row), tl.load(index_ptr + row)
+    if FILTERED:
+        threshold = tl.load(thresholds_ptr + row)
+    start = tl.program_id(0) * run * CHUNK
+    best = tl.full((CHUNK,), -float("inf"), tl.float32)
+    best_ids = start + tl.arange(0, CHUNK)
+    for first in range(start, min(start + run * CHUNK, vocabulary), CHUNK):
+        ids = first + tl.arange(0, CHUNK)
+        x = load_chunk(
+            logits_ptr, stride, row, ids, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr
+        )
+        needed = drawn
+        if FILTERED:  # most chunks keep nothing of a filtered row: they need no noise
+            x = tl.where(x >= threshold, x, -float("inf"))
+            needed = drawn & (tl.max(x) > -float("inf"))
+        if needed:
+            x = x * inverse + _gumbel_noise(seed, index, ids, FAST)
+        best_ids = tl.where(x > best, ids, best_ids)
+        best = tl.maximum(best, x)
+    score = tl.max(best)
+    out = row * tl.num_programs(0) + tl.program_id(0)
+    tl.store(scores_ptr + out, score)
+    tl.store(ids_ptr + out, tl.min(tl.where(best == score, best_ids, 0x7FFFFFFF)))
+
+
+@triton.jit(do_not_specialize=["runs"])
+def _choose_kernel(
+    scores_ptr,
+    ids_ptr,
+    tokens_ptr,
+    runs,
+    RUNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Choose a row's best run; the first of tied ones has the lowest id."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    run = tl.arange(0, RUNS)
+    scores = tl.load(scores_ptr + row * runs + run, mask=run < runs, other=-float("inf"))
+    _, best = tl.max(scores, axis=0, return_indices=True)
+    tl.store(tokens_ptr + row, tl.load(ids_ptr + row * runs + best))
+
+
+def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
+    """Twin of `reference.sampling.sample`; the rows of `logits` may lie apart.
+
+    With `filtered` False the filters' kernels are not launched: this is the variant to capture
+    for batches in which no row has a filter.
+    """
+    rows, vocabulary = logits.shape
+    tokens = logits.new_empty(rows, dtype=torch.int32)
+    if rows == 0:
+        return tokens
+    pdl = dependent_launch(logits.device)
+    launch = {"PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
+    run, runs = _runs(logits)
+    scores = logits.new_empty((rows, runs), dtype=torch.float32)
+    ids = torch.empty_like(scores, dtype=torch.int32)
+    thresholds = kept_thresholds(logits, state) if filtered else scores  # scores: not read
+    _draw_kernel[(runs, rows)](
+        logits,
+        logits.stride(0),
+        state.temperature,
+        state.seed,
+        state.index,
+        state.min_tokens,
+        state.stop_token_ids,
+        thresholds,
+        scores,
+        ids,
+        vocabulary,
+        run,
+        CHUNK=CHUNK,
+        FILTERED=filtered,
+        FAST=logits.device.type != "cpu",
+        **launch,
+    )
+    _choose_kernel[(rows,)](
+        scores,
+        ids,
+        tokens,
+        runs,
+        RUNS=triton.next_power_of_2(triton.cdiv(vocabulary, CHUNK)),
+        **launch,
+    )
+    return tokens
+
+
+def _runs(logits: Tensor) -> tuple[int, int]:
+    """Return how many chunks a program takes, and how many such runs a row has."""
+    rows, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    programs = PROGRAMS_A_PROCESSOR * multiprocessors(logits.device)
+    run = min(chunks, max(1, rows * chunks // programs))
+    return run, triton.cdiv(chunks, run)

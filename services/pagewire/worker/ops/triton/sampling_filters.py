@@ -1,0 +1,296 @@
+"""Top-k, top-p and min-p without sorting: the search for the smallest logit kept.
+
+float32 maps to unsigned keys of the same order, and each step fixes `DIGIT_BITS` bits of the
+pivot's key, from the top, by counting (top-k) or weighing (top-p) what lies at or above each
+candidate. A step is one kernel; each of its programs first reads what the step before summed. Sums
+are of fixed chunks of the vocabulary and meet in a fixed order, so what a row keeps does not depend
+on its batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.reference import sampling as reference
+from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.triton.device import dependent_launch
+
+CHUNK = 4096
+WARPS = 4
+DIGIT_BITS = 4
+
+# How many of the upper bits of a logit as float32 differ between logits.
+_KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
+
+_GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
+_STOP_IDS = tl.constexpr(8)
+_DIGIT_BITS = tl.constexpr(DIGIT_BITS)
+_DIGITS = tl.constexpr(1 << DIGIT_BITS)
+
+
+@triton.jit
+def load_chunk(logits_ptr, stride, row, ids, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr):
+    """Load one row's logits at `ids` as float32, -inf at stop tokens that may not come yet."""
+    logits = logits_ptr + row.to(tl.int64) * stride + ids
+    x = tl.load(logits, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
+    if tl.load(index_ptr + row) < tl.load(min_tokens_ptr + row):
+        for i in tl.static_range(_STOP_IDS):
+            stop = tl.load(stop_ids_ptr + row * _STOP_IDS + i)
+            x = tl.where(ids == stop, -float("inf"), x)
+    return x
+
+
+@triton.jit
+def _least_logit(key):
+    """The least float32 whose key is at least `key`: the order of keys is the order of floats.
+
+    Keys of positive floats are their bits with the sign set, those of negative ones their
+    complement; those below -inf, which no number has, give -inf.
+    """
+    key = tl.maximum(key, 0x007FFFFF)
+    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _row_peak(peaks_ptr, row, chunks, CHUNKS: tl.constexpr):
+    """Reduce `peaks [rows, chunks]` over the chunks of a row."""
+    chunk = tl.arange(0, CHUNKS)
+    return tl.max(tl.load(peaks_ptr + row * chunks + chunk, chunk < chunks, -float("inf")))
+
+
+@triton.jit
+def _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS: tl.constexpr):
+    """Reduce step `step` of `sums [steps, rows, chunks, digits]` over the chunks of a row."""
+    chunk = tl.arange(0, CHUNKS)[:, None]
+    offset = ((step * rows + row) * chunks + chunk) * _DIGITS + tl.arange(0, _DIGITS)[None, :]
+    return tl.sum(tl.load(sums_ptr + offset, mask=chunk < chunks, other=0.0), axis=0)  # [digits]
+
+
+@triton.jit
+def _narrow(prefix, sums, target, shift):
+    """Append to the pivot's prefix the largest digit whose sum still reaches the target."""
+    reached = tl.sum((sums >= target).to(tl.int32))
+    return prefix | (tl.maximum(reached - 1, 0).to(tl.uint32) << shift)
+
+
+@triton.jit
+def _final_pivot(
+    prefixes_ptr, sums_ptr, step, target, row, chunks, rows, steps, CHUNKS: tl.constexpr
+):
+    """The pivot that a search arrived at, from what its last step `step` summed; a logit."""
+    sums = _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS)
+    prefix = tl.load(prefixes_ptr + step * rows + row).to(tl.uint32, bitcast=True)
+    return _least_logit(_narrow(prefix, sums, target, 32 - _DIGIT_BITS * steps))
+
+
+@triton.jit
+def _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS: tl.constexpr):
+    """The mass to keep: of all that top-k and min-p left, which is digit 0 of the first step."""
+    return top_p * tl.max(_step_sums(sums_ptr, steps, row, chunks, rows, CHUNKS))
+
+
+@triton.jit
+def _kept_floor(
+    prefixes_ptr,
+    sums_ptr,
+    peak,
+    top_k,
+    min_p_ptr,
+    temperature,
+    row,
+    chunks,
+    rows,
+    steps,
+    CHUNKS: tl.constexpr,
+):
+    """The logit from which top-k and min-p keep tokens."""
+    floor = peak + tl.log(tl.load(min_p_ptr + row)) * temperature  # log(0) = -inf keeps all
+    if top_k > 0:
+        target = top_k.to(tl.float32)
+        pivot = _final_pivot(
+            prefixes_ptr, sums_ptr, steps - 1, target, row, chunks, rows, steps, CHUNKS
+        )
+        floor = tl.maximum(floor, pivot)
+    return floor
+
+
+@triton.jit(do_not_specialize=["step"])
+def _search_kernel(
+    logits_ptr,
+    stride,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    index_ptr,
+    min_tokens_ptr,
+    stop_ids_ptr,
+    peaks_ptr,
+    prefixes_ptr,
+    sums_ptr,
+    step,
+    steps,
+    vocabulary,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    MASS: tl.constexpr,
+    FIRST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Fix one digit of a pivot and sum a chunk for the next.
+
+    Steps 0 to `steps - 1` count for top-k, and the first also finds the chunks' peaks; the next
+    `steps` weigh for top-p (MASS). A step writes the prefix it arrived at to
+    `prefixes [2 * steps, rows]`, and for each digit that may follow the sum over logits at or
+    above it to `sums [2 * steps, rows, chunks, digits]`.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    chunk, row = tl.program_id(0), tl.program_id(1)
+    chunks, rows = tl.num_programs(0), tl.num_programs(1)
+    temperature = tl.load(temperature_ptr + row)
+    top_k = tl.minimum(tl.load(top_k_ptr + row), vocabulary)
+    top_p = tl.load(top_p_ptr + row)
+    searched = temperature >= _GREEDY_BELOW
+    if MASS:
+        searched = searched & (top_p < 1)
+    else:
+        searched = searched & (top_k > 0)
+    peaked = FIRST and not MASS
+    if searched | peaked:
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        x = load_chunk(
+            logits_ptr, stride, row, ids, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr
+        )
+        if peaked:
+            tl.store(peaks_ptr + row * chunks + chunk, tl.max(x))
+        if searched:
+            shift = 32 - _DIGIT_BITS * (step % steps + 1)
+            prefix = tl.full((), 0, tl.uint32)
+            if not FIRST:
+                target = top_k.to(tl.float32)
+                if MASS:
+                    target = _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS)
+                prefix = tl.load(prefixes_ptr + (step - 1) * rows + row).to(tl.uint32, bitcast=True)
+                sums = _step_sums(sums_ptr, step - 1, row, chunks, rows, CHUNKS)
+                prefix = _narrow(prefix, sums, target, shift + _DIGIT_BITS)
+            if chunk == 0:
+                tl.store(prefixes_ptr + step * rows + row, prefix.to(tl.int32, bitcast=True))
+
+            weight = tl.full((CHUNK,), 1.0, tl.float32)
+            if MASS:
+                peak = _row_peak(peaks_ptr, row, chunks, CHUNKS)
+                floor = _kept_floor(
+                    prefixes_ptr,
+                    sums_ptr,
+                    peak,
+                    top_k,
+                    min_p_ptr,
+                    temperature,
+                    row,
+                    chunks,
+                    rows,
+                    steps,
+                    CHUNKS,
+                )
+                inverse = tl.div_rn(1.0, temperature)
+                weight = tl.where(x >= floor, tl.exp((x - peak) * inverse), 0.0)
+            out = sums_ptr + ((step * rows + row) * chunks + chunk) * _DIGITS
+            for digit in tl.static_range(_DIGITS):
+                candidate = _least_logit(prefix | (tl.full((), digit, tl.uint32) << shift))
+                tl.store(out + digit, tl.sum(tl.where(x >= candidate, weight, 0.0)))
+
+
+@triton.jit
+def _threshold_kernel(
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    peaks_ptr,
+    prefixes_ptr,
+    sums_ptr,
+    thresholds_ptr,
+    steps,
+    vocabulary,
+    chunks,
+    CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the logit from which a row's tokens are kept to `thresholds [rows]`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    threshold = tl.full((), -float("inf"), tl.float32)
+    temperature = tl.load(temperature_ptr + row)
+    if temperature >= _GREEDY_BELOW:
+        top_k = tl.minimum(tl.load(top_k_ptr + row), vocabulary)
+        top_p = tl.load(top_p_ptr + row)
+        peak = _row_peak(peaks_ptr, row, chunks, CHUNKS)
+        threshold = _kept_floor(
+            prefixes_ptr,
+            sums_ptr,
+            peak,
+            top_k,
+            min_p_ptr,
+            temperature,
+            row,
+            chunks,
+            rows,
+            steps,
+            CHUNKS,
+        )
+        if top_p < 1:
+            target = _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS)
+            last = 2 * steps - 1
+            pivot = _final_pivot(
+                prefixes_ptr, sums_ptr, last, target, row, chunks, rows, steps, CHUNKS
+            )
+            threshold = tl.maximum(threshold, tl.minimum(pivot, peak))
+    tl.store(thresholds_ptr + row, threshold)
+
+
+def kept_thresholds(logits: Tensor, state: SamplingState) -> Tensor:
+    """Twin of `reference.sampling.kept_thresholds`, but for every row of the state."""
+    rows, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    steps = _KEY_BITS[logits.dtype] // DIGIT_BITS
+    peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
+    prefixes = logits.new_empty((2 * steps, rows), dtype=torch.int32)
+    sums = logits.new_empty((2 * steps, rows, chunks, 1 << DIGIT_BITS), dtype=torch.float32)
+    thresholds = logits.new_empty(rows, dtype=torch.float32)
+    pdl = dependent_launch(logits.device)
+    launch = {
+        "CHUNKS": triton.next_power_of_2(chunks),
+        "PDL": pdl,
+        "launch_pdl": pdl,
+        "num_warps": WARPS,
+    }
+    filters = (state.temperature, state.top_k, state.top_p, state.min_p)
+    found = (peaks, prefixes, sums)
+    for step in range(2 * steps):
+        _search_kernel[(chunks, rows)](
+            logits,
+            logits.stride(0),
+            *filters,
+            state.index,
+            state.min_tokens,
+            state.stop_token_ids,
+            *found,
+            step,
+            steps,
+            vocabulary,
+            CHUNK=CHUNK,
+            MASS=step >= steps,
+            FIRST=step % steps == 0,
+            **launch,
+        )
+    _threshold_kernel[(rows,)](*filters, *found, thresholds, steps, vocabulary, chunks, **launch)
+    return thresholds

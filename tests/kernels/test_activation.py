@@ -1,0 +1,31 @@
+"""The gated activation kernel against its twin."""
+
+import pytest
+import torch
+from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+
+from pagewire.worker.ops.reference import activation as reference
+from pagewire.worker.ops.triton import activation
+
+SHAPES = [(1, 1), (3, 96), (2, 1025), (40, 7)]
+if CUDA:
+    SHAPES += [(1, 3072), (4096, 3072), (70000, 64), (513, 14336)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "intermediate"), SHAPES)
+def test_silu_mul(tokens, intermediate, dtype, device):
+    torch.manual_seed(tokens + intermediate)
+    gate_up = (4 * torch.randn(tokens, 2 * intermediate, device=device)).to(dtype)
+    with poisoned_outputs():
+        out = activation.silu_mul(gate_up)
+    assert_near(out, reference.silu_mul(gate_up), TOLERANCE[dtype])
+
+
+def test_large_gates_saturate(device):
+    gate_up = torch.tensor([[-200.0, 200.0, 0.0, 3.0, 2.0, 5.0]], device=device)
+    assert activation.silu_mul(gate_up).tolist() == [[0.0, 400.0, 0.0]]
+
+
+def test_no_tokens(device):
+    assert activation.silu_mul(torch.empty(0, 64, device=device)).shape == (0, 32)

@@ -1,0 +1,58 @@
+"""The normalization kernels against their twins."""
+
+import pytest
+import torch
+from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+
+from pagewire.worker.ops.reference import norm as reference
+from pagewire.worker.ops.triton import norm
+
+SHAPES = [(1, 1), (1, 64), (3, 100), (17, 640), (300, 24)]
+if CUDA:
+    SHAPES += [(1, 1024), (255, 4096), (4096, 1024), (513, 5120), (1000, 16384)]
+
+
+def _inputs(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> tuple:
+    torch.manual_seed(tokens + hidden)
+    x, residual = torch.randn(2, tokens, hidden, device=device).to(dtype)
+    weight = torch.randn(hidden, device=device).to(dtype)
+    return x, residual, weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
+def test_rms_norm(tokens, hidden, dtype, device):
+    x, _, weight = _inputs(tokens, hidden, dtype, device)
+    with poisoned_outputs():
+        out = norm.rms_norm(x, weight, 1e-5)
+    assert_near(out, reference.rms_norm(x, weight, 1e-5), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
+def test_add_rms_norm(tokens, hidden, dtype, device):
+    x, residual, weight = _inputs(tokens, hidden, dtype, device)
+    stream = residual.clone()
+    with poisoned_outputs():
+        out = norm.add_rms_norm(x, stream, weight, 1e-5)
+    expected_stream = residual.clone()
+    expected = reference.add_rms_norm(x, expected_stream, weight, 1e-5)
+    assert_near(out, expected, TOLERANCE[dtype])
+    assert torch.equal(stream, expected_stream)
+
+
+def test_rows_may_lie_apart(device):
+    x = torch.randn(5, 96, device=device)
+    weight = torch.randn(64, device=device)
+    out = norm.rms_norm(x[:, :64], weight, 1e-6)
+    assert_near(out, reference.rms_norm(x[:, :64], weight, 1e-6), 2e-6)
+
+
+def test_no_tokens(device):
+    weight = torch.ones(64, device=device)
+    assert norm.rms_norm(torch.empty(0, 64, device=device), weight, 1e-6).shape == (0, 64)
+
+
+def test_zero_row_stays_zero(device):
+    x = torch.zeros(2, 32, device=device)
+    assert norm.rms_norm(x, torch.ones(32, device=device), 1e-6).abs().max() == 0

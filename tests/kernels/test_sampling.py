@@ -1,0 +1,297 @@
+"""Sampling: the noise and its statistics, the filters' kept sets, and kernels against twins."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from comparison import CUDA, DTYPES, poisoned_outputs
+
+from pagewire.worker.ops.reference import sampling as reference
+from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.triton import sampling, sampling_filters
+
+# A ragged last chunk, one chunk, and several.
+VOCABULARIES = [50, sampling.CHUNK, 2 * sampling.CHUNK + 77]
+if CUDA:
+    VOCABULARIES += [128256, 151936]
+
+TOP_K = [0, 1, 5, 40, 0, 0, 0, 7, 0, 10**9]
+TOP_P = [1.0, 1.0, 1.0, 0.9, 0.6, 0.999, 1e-6, 0.5, 1.0, 0.8]
+MIN_P = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.02, 0.1, 0.001]
+TEMPERATURE = [1.0, 0.7, 1.3, 1.0, 0.9, 1.0, 1.0, 2.0, 1.0, 1.5]
+ROWS = len(TOP_K)
+
+
+def make_state(rows: int, device: torch.device, **given) -> SamplingState:
+    """Sample at temperature 1 with no filter, but for what is given."""
+
+    def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
+        values = torch.as_tensor(given.get(name, default), dtype=dtype, device=device)
+        return values.expand(rows).clone()
+
+    stops = torch.full((rows, 8), -1, dtype=torch.int32, device=device)
+    return SamplingState(
+        temperature=column("temperature", 1.0, torch.float32),
+        top_k=column("top_k", 0, torch.int32),
+        top_p=column("top_p", 1.0, torch.float32),
+        min_p=column("min_p", 0.0, torch.float32),
+        seed=column("seed", 0, torch.int64),
+        index=column("index", 0, torch.int32),
+        min_tokens=column("min_tokens", 0, torch.int32),
+        stop_token_ids=given.get("stop_token_ids", stops),
+    )
+
+
+def filtered_state(device: torch.device, seed: int = 3) -> SamplingState:
+    """One row of each kind of filter and mixture."""
+    seeds = torch.arange(ROWS) * 0x123456789AB - seed
+    return make_state(
+        ROWS,
+        device,
+        temperature=TEMPERATURE,
+        top_k=TOP_K,
+        top_p=TOP_P,
+        min_p=MIN_P,
+        seed=seeds,
+        index=torch.arange(ROWS),
+    )
+
+
+def assert_same_draws(
+    out: torch.Tensor,
+    logits: torch.Tensor,
+    state: SamplingState,
+) -> None:
+    """Tokens equal the twin's, or tie with them to a rounding of the score."""
+    assert out.dtype == torch.int32
+    expected = reference.sample(logits, state)
+    noise = reference.gumbel_noise(state.seed, state.index, logits.shape[1])
+    scores = logits.float() / state.temperature.clamp(min=1e-5)[:, None] + noise
+    for row in (out != expected).nonzero()[:, 0].tolist():
+        drawn, best = scores[row, out[row]], scores[row, expected[row]]
+        assert abs(drawn - best) < 1e-4, f"row {row}: drew {out[row]}, not {expected[row]}"
+
+
+def kept_set(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
+    """What the sort-based twin keeps of each row, `[rows, vocabulary]`."""
+    rows = torch.arange(len(logits), device=logits.device)
+    thresholds = reference.kept_thresholds(logits.float(), state, rows)
+    return logits >= thresholds[:, None]
+
+
+def finalize(x: int) -> int:
+    """MurmurHash3's finalizer, of one integer."""
+    x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF])
+@pytest.mark.parametrize("index", [0, 77, 2**31 - 1])
+def test_noise_bits_equal_plain_integers(seed, index, device):
+    low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    first = finalize((finalize(low + 0x9E3779B9 & 0xFFFFFFFF) + index) & 0xFFFFFFFF)
+    second = finalize((high + 0x85EBCA77 & 0xFFFFFFFF) ^ first)
+    expected = [finalize(finalize(i + first & 0xFFFFFFFF) ^ second) for i in range(100)]
+    state = make_state(1, device, seed=seed, index=index)
+    bits = reference.noise_bits(state.seed, state.index, 100)[0]
+    assert [b & 0xFFFFFFFF for b in bits.tolist()] == expected
+
+
+def test_noise_kernel_has_the_twins_bits(device):
+    """With equal logits the token is the argmax of the hash, so its bits decide alone."""
+    rows = 16
+    seed = torch.arange(rows) * 0x9876543210F
+    state = make_state(rows, device, seed=seed, index=torch.arange(rows))
+    bits = reference.noise_bits(state.seed, state.index, 3000)
+    # A draw takes the smallest of -log(1 - v), v the upper 31 bits.
+    expected = (bits >> 1).bitwise_and(0x7FFFFFFF).argmin(-1).int()
+    logits = torch.zeros(rows, 3000, device=device)
+    assert torch.equal(sampling.sample(logits, state, filtered=False), expected)
+    assert torch.equal(reference.sample(logits, state), expected)
+
+
+def test_uniform_is_inside_zero_and_one(device):
+    seed = torch.arange(64, device=device)
+    v = reference.noise_uniform(seed, torch.zeros_like(seed, dtype=torch.int32), 40000)
+    assert 0 < v.min() < 1e-6
+    assert 1 - 1e-6 < v.max() < 1
+    assert torch.isfinite(reference.gumbel_noise(seed, seed.int(), 40000)).all()
+
+
+def chi_square_limit(degrees: int) -> float:
+    """Five standard deviations above the mean of a chi-square variable."""
+    return degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_uniform_bins_are_even_and_independent_over_index(device):
+    seed = torch.full((2,), 42, device=device)
+    bins = 16
+    pairs = torch.zeros(bins, bins, device=device)
+    for index in range(0, 40, 2):
+        at = torch.tensor([index, index + 1], dtype=torch.int32, device=device)
+        v = (reference.noise_uniform(seed, at, 20000) * bins).long()
+        pairs += torch.bincount(v[0] * bins + v[1], minlength=bins**2).view(bins, bins)
+    expected = pairs.sum() / bins**2
+    assert ((pairs - expected) ** 2 / expected).sum() < chi_square_limit(bins**2 - 1)
+
+
+@pytest.mark.parametrize("varied", ["seed", "index"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1, "temperature": 1.5},
+        {"top_k": 12, "top_p": 0.7, "min_p": 0.05},
+    ],
+)
+def test_draws_follow_the_filtered_softmax(given, varied, device):
+    draws, vocabulary = 20000, 32
+    torch.manual_seed(0)
+    logits = (2 * torch.randn(1, vocabulary, device=device)).expand(draws, -1)
+    state = make_state(draws, device, **given, **{varied: torch.arange(draws)})
+    counts = torch.bincount(reference.sample(logits, state).long(), minlength=vocabulary)
+
+    one = make_state(1, device, **given)
+    kept = kept_set(logits[:1], one)
+    scaled = (logits[:1] / one.temperature).masked_fill(~kept, -torch.inf)
+    expected = scaled.softmax(-1)[0] * draws
+    assert counts[~kept[0]].sum() == 0
+    seen = kept[0] & (expected > 5)
+    error = (counts[seen] - expected[seen]) ** 2 / expected[seen]
+    assert error.sum() < chi_square_limit(int(seen.sum()))
+
+
+def test_kept_tokens_of_known_distribution(device):
+    p = torch.tensor([[0.05, 0.4, 0.1, 0.15, 0.3]], device=device)
+
+    def kept(**given) -> list[int]:
+        return kept_set(p.log(), make_state(1, device, **given))[0].nonzero()[:, 0].tolist()
+
+    assert kept() == [0, 1, 2, 3, 4]
+    assert kept(top_k=2) == [1, 4]
+    assert kept(top_p=0.5) == [1, 4]
+    assert kept(top_p=0.3) == [1]
+    assert kept(top_p=1e-9) == [1]
+    assert kept(min_p=0.3) == [1, 3, 4]
+    # Of the three that top-k leaves, 0.7 of 0.85 is enough for 0.8.
+    assert kept(top_k=3, top_p=0.8) == [1, 4]
+    assert kept(top_p=0.84) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", list(dict.fromkeys([*DTYPES, torch.float32])))
+@pytest.mark.parametrize("vocabulary", [50, sampling_filters.CHUNK + 77, *VOCABULARIES[3:]])
+def test_pivot_search_keeps_the_sorts_set(vocabulary, dtype, device):
+    torch.manual_seed(vocabulary)
+    spread = torch.tensor([0.5, 4.0], device=device).repeat(ROWS // 2)[:, None]
+    logits = (spread * torch.randn(ROWS, vocabulary, device=device)).to(dtype)
+    logits[:, ::7] = logits[:, :1]  # ties
+    logits[:, 1::9] = 0.0
+    logits[:, 2::9] = -0.0
+    logits[3:5] -= 100  # negative alone
+    state = filtered_state(device)
+    with poisoned_outputs():
+        thresholds = sampling_filters.kept_thresholds(logits, state)
+    kept = kept_set(logits, state)
+    differ = (logits.float() >= thresholds[:, None]) != kept
+    # Exactly the same set, but for what lies within a rounding of the mass that top-p keeps.
+    exact = state.top_p >= 1
+    assert not differ[exact].any()
+    mass = (logits.float() / state.temperature[:, None]).softmax(-1)
+    assert (mass * differ).sum(-1).max() < (2e-6 if dtype == torch.float32 else 1e-30)
+
+
+def test_filtered_draws_equal_the_twins(device):
+    torch.manual_seed(1)
+    logits = (3 * torch.randn(ROWS, sampling.CHUNK + 77, device=device)).to(torch.float16)
+    state = filtered_state(device)
+    kept = kept_set(logits, state)
+    for index in range(12 if CUDA else 1):
+        at = replace(state, index=state.index + index)
+        with poisoned_outputs():
+            out = sampling.sample(logits, at)
+        assert kept.gather(1, out.long()[:, None]).all()
+        assert_same_draws(out, logits, at)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_rows_beside_greedy_ones(vocabulary, dtype, device):
+    torch.manual_seed(vocabulary)
+    rows = 5
+    logits = (3 * torch.randn(rows, vocabulary, device=device)).to(dtype)
+    temperature = torch.tensor([0.0, 1.0, 0.6, 0.0, 1e-30])
+    state = make_state(rows, device, temperature=temperature, seed=torch.arange(rows) - 2)
+    with poisoned_outputs():
+        plain = sampling.sample(logits, state, filtered=False)
+        filtered = sampling.sample(logits, state, filtered=True)
+    assert torch.equal(plain, filtered)
+    assert_same_draws(plain, logits, state)
+    greedy = [0, 3, 4]
+    assert torch.equal(plain[greedy], logits[greedy].float().argmax(-1).int())
+
+
+@pytest.mark.parametrize("backend", [reference, sampling])
+def test_draw_does_not_depend_on_the_batch(backend, device):
+    torch.manual_seed(4)
+    logits = torch.randn(ROWS, 500, device=device).half()
+    state = filtered_state(device)
+    together = backend.sample(logits, state)
+    for row in (3, 7):
+        alone = SamplingState(
+            *(getattr(state, name)[row : row + 1] for name in SamplingState.__slots__)
+        )
+        assert backend.sample(logits[row : row + 1], alone)[0] == together[row]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("backend", [reference, sampling])
+def test_stop_tokens_wait_for_min_tokens(backend, filtered, device):
+    vocabulary = sampling.CHUNK + 500
+    logits = torch.zeros(4, vocabulary, device=device)
+    best, second, third = vocabulary - 1, 7, 9
+    logits[:, best], logits[:, second], logits[:, third] = 90.0, 60.0, 30.0
+    stops = torch.full((4, 8), -1, dtype=torch.int32, device=device)
+    stops[:, 0], stops[:, 7] = best, second
+    state = make_state(
+        4,
+        device,
+        temperature=[0.0, 1.0, 0.0, 1.0],
+        index=[2, 2, 3, 3],
+        min_tokens=3,
+        top_k=5 if filtered else 0,
+        stop_token_ids=stops,
+    )
+    assert backend.sample(logits, state, filtered).tolist() == [third, third, best, best]
+
+
+def test_rows_may_lie_apart(device):
+    logits = torch.randn(3, 5000, device=device)
+    state = make_state(3, device, top_k=4, seed=torch.arange(3))
+    near = logits[:, :4500].contiguous()
+    assert torch.equal(sampling.sample(logits[:, :4500], state), sampling.sample(near, state))
+
+
+@pytest.mark.parametrize("k", [0, 1, 20])
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_logprobs(vocabulary, k, device):
+    torch.manual_seed(k)
+    # Distinct logits, so that the order of the top is unique.
+    order = torch.stack([torch.randperm(vocabulary, device=device) for _ in range(3)])
+    logits = order.float() * (8 / vocabulary) - 4
+    tokens = torch.tensor([0, vocabulary - 1, vocabulary // 2], dtype=torch.int32, device=device)
+    with poisoned_outputs():
+        out = sampling.logprobs(logits, tokens, k)
+    expected = reference.logprobs(logits, tokens, k)
+    assert torch.equal(out[1], expected[1])
+    torch.testing.assert_close(out[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out[2], expected[2], rtol=1e-5, atol=1e-5)
+
+
+def test_logprobs_refuses_more_than_it_has(device):
+    with pytest.raises(ValueError, match="k is 21"):
+        sampling.logprobs(torch.zeros(1, 50, device=device), torch.zeros(1).int(), 21)
