@@ -70,12 +70,14 @@ async def local_worker(
     adapt: Callable[[LoadedWorker], LoadedWorker] = lambda loaded: loaded,
     **settings: Any,
 ) -> AsyncIterator[LocalWorker]:
-    """A worker on the CPU; `adapt` may change what was loaded before it serves."""
-    settings = {"num_blocks": 128, "num_slots": 16, "torch_threads": 1} | settings
-    config = WorkerConfig(model=str(folder), device="cpu", **settings)
+    """A worker, on the CPU by default; `adapt` may change what was loaded before it serves."""
+    defaults = {"num_blocks": 128, "num_slots": 16, "torch_threads": 1, "device": "cpu"}
+    config = WorkerConfig(model=str(folder), **(defaults | settings))
     fatal: list[BaseException] = []
     launcher = SerialThread("launcher", fatal.append)
     loaded = adapt(await launcher.call(lambda: load_worker(config)))
+    if loaded.uses_triton:
+        await launcher.call(loaded.backend.warm_up)
     engine = Engine(loaded.backend, launcher, Instruments(CollectorRegistry()), fatal.append)
     yield LocalWorker(loaded, engine, fatal)
     await asyncio.to_thread(engine.close)

@@ -83,8 +83,9 @@ def choose_device(name: str) -> torch.device:
             f"device {name!r} is not available: torch {torch.__version__} sees "
             f"{torch.cuda.device_count()} CUDA devices; take --device cpu or a CUDA build of torch"
         )
+    device = torch.device("cuda", device.index or 0)
     torch.cuda.set_device(device)
-    return torch.device("cuda", device.index or 0)
+    return device
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:

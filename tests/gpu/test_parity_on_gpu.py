@@ -1,0 +1,41 @@
+"""The graph backend on a GPU generates in float32 what transformers generates on the CPU."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.step_driver import Sequence, StepDriver, local_worker
+from support.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+]
+
+LENGTHS = (1, 5, 15, 16, 17, 33, 80)
+COUNT = 64
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
+    model = save_model(tmp_path, variant)
+    generator = random.Random(7)
+    prompts = [[generator.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts]
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 9}
+        async with local_worker(tmp_path, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            whole = await driver.run([Sequence(prompt, COUNT) for prompt in prompts])
+            assert whole == expected
+            chunked = [Sequence(prompt, COUNT) for prompt in prompts]
+            assert await driver.run(chunked, chunk=7, run_ahead=3) == expected
+            alone = await driver.run([Sequence(prompts[4], COUNT)], run_ahead=4)
+            assert alone == [expected[4]]
+            assert not worker.fatal
+
+    asyncio.run(check())
