@@ -1,0 +1,155 @@
+"""Single cases of the scheduling core; the random walk is in tests/property."""
+
+import numpy as np
+import pytest
+
+from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.block_pool import BlockPool, OutOfBlocksError
+from pagewire.scheduler.core.policy import FirstComeFirstServed, Priority
+from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.waiting import WaitingQueue
+
+GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+EOS = 7
+
+
+def sequence(prompt: int, max_tokens: int, arrival: int = 0, priority: int = 0) -> Sequence:
+    tokens = np.full(prompt, 3, dtype=np.int32)
+    return Sequence(tokens, GREEDY, max_tokens, (EOS,), arrival, priority)
+
+
+def batch(num_blocks: int = 9, num_slots: int = 2, budget: int = 64) -> WorkerBatch:
+    limits = WorkerLimits(num_blocks, 4, num_slots, budget, memory_threshold=1.0)
+    return WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+
+
+def answer(worker: WorkerBatch, plan: StepPlan, token: int = 5) -> list[int]:
+    outcome = worker.commit(plan.number, np.full(len(plan.rows), token, np.int32))
+    return outcome.slots.tolist()
+
+
+def test_the_pool_never_hands_out_the_scratch_block() -> None:
+    pool = BlockPool(4)
+    assert sorted(pool.allocate(3)) == [1, 2, 3]
+    with pytest.raises(OutOfBlocksError, match="1 blocks wanted, 0 free"):
+        pool.allocate(1)
+
+
+def test_a_block_released_twice_is_an_error() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.release(blocks)
+    with pytest.raises(ValueError, match="released but not held"):
+        pool.release(blocks[:1])
+    pool.check()
+
+
+def test_a_slot_is_free_again_only_when_steps_that_name_it_are_answered() -> None:
+    worker = batch(num_slots=1)
+    worker.admit(sequence(3, 10))
+    first, second = worker.plan(), worker.plan()
+    assert first is not None
+    assert second is not None
+    worker.finish(0, State.CANCELLED)
+    assert not worker.can_admit(sequence(1, 1, arrival=1))
+    assert answer(worker, first) == []
+    assert worker.pool.used == 1
+    assert answer(worker, second) == []
+    assert worker.idle
+    assert worker.pool.used == 0
+
+
+def test_tokens_after_a_stop_are_dropped() -> None:
+    worker = batch()
+    running = sequence(3, 10)
+    worker.admit(running)
+    plans = [worker.plan() for _ in range(3)]
+    outcome = worker.commit(1, np.array([EOS], np.int32))
+    assert outcome.stopped.tolist() == [True]
+    worker.finish(0, State.COMPLETED)
+    assert answer(worker, plans[1]) == []
+    assert answer(worker, plans[2]) == []
+    assert list(running.output) == [EOS]
+
+
+def test_the_last_token_by_length_needs_no_further_step() -> None:
+    worker = batch()
+    worker.admit(sequence(3, 2))
+    first, second = worker.plan(), worker.plan()
+    assert worker.plan() is None
+    assert not worker.commit(first.number, np.array([5], np.int32)).ended.any()
+    assert worker.commit(second.number, np.array([5], np.int32)).ended.all()
+
+
+def test_a_sequence_larger_than_the_pool_is_never_admitted() -> None:
+    worker = batch(num_blocks=4)
+    assert worker.fits(sequence(4, 9))
+    assert not worker.fits(sequence(4, 10))
+    assert not worker.can_admit(sequence(4, 10))
+
+
+def test_chunks_keep_to_the_budget_beside_decodes() -> None:
+    worker = batch(num_blocks=30, budget=8)
+    worker.admit(sequence(3, 10))
+    worker.plan()
+    worker.admit(sequence(20, 10, arrival=1))
+    chunks = []
+    while not chunks or sum(chunks) < 20:
+        plan = worker.plan()
+        assert plan.decode_slots.tolist() == [0]
+        assert plan.num_tokens <= 8
+        chunks += plan.prefill_counts
+    assert chunks == [7, 7, 6]
+
+
+def test_the_decode_list_travels_when_it_changes_only() -> None:
+    worker = batch(num_blocks=30)
+    worker.admit(sequence(3, 10))
+    changed = [worker.plan().decode_changed for _ in range(4)]
+    assert changed == [False, True, False, False]
+
+
+def test_the_latest_arrival_gives_way() -> None:
+    preempted: list[Sequence] = []
+    limits = WorkerLimits(5, 4, 2, 64, memory_threshold=1.0)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), preempted.append)
+    early, late = sequence(7, 9), sequence(7, 9, arrival=1)
+    worker.admit(early)
+    worker.admit(late)
+    for _ in range(4):
+        answer(worker, worker.plan())
+    assert preempted == [late]
+    assert late.state is State.PENDING
+    assert len(late.output) > 0
+    assert early.slot == 0
+
+
+def test_an_answer_of_the_wrong_size_or_number_is_refused() -> None:
+    worker = batch()
+    worker.admit(sequence(3, 10))
+    plan = worker.plan()
+    with pytest.raises(ValueError, match="not the oldest"):
+        worker.commit(plan.number + 1, np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="1 rows, its answer 2"):
+        worker.commit(plan.number, np.zeros(2, np.int32))
+
+
+def test_the_queue_follows_its_policy_and_forgets_what_left() -> None:
+    queue = WaitingQueue(Priority())
+    low, high, other = sequence(1, 1, 0, 5), sequence(2, 1, 1, -5), sequence(3, 1, 2, 5)
+    for waiting in (low, high, other):
+        queue.push(waiting)
+    assert queue.tokens == 6
+    assert queue.remove(low)
+    assert not queue.remove(low)
+    assert queue.head() is high
+    queue.remove(high)
+    assert queue.head() is other
+    assert (len(queue), queue.tokens) == (1, 3)
+
+
+def test_failures_count_anew_after_progress() -> None:
+    failing = sequence(1, 10)
+    assert [failing.record_failure() for _ in range(2)] == [1, 2]
+    failing.output.append(5)
+    assert failing.record_failure() == 1
