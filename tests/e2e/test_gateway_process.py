@@ -59,6 +59,7 @@ async def test_metrics(http: httpx.AsyncClient, peer: ScriptedScheduler) -> None
         assert values[f"{histogram}_count"] == "2.0"
         assert float(values[f"{histogram}_sum"]) > 0
     assert values["time_per_output_token_seconds_count"] == "2.0"
+    assert (values["queue_seconds_count"], values["queue_seconds_sum"]) == ("2.0", "0.5")
     assert values[f"request_seconds_count{{{route}}}"] == "2.0"
     scheduled = re.search(r'kv_utilization\{scheduler="(\S+)"\} 0.25', text)
     assert scheduled is not None

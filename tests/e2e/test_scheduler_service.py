@@ -137,6 +137,7 @@ async def test_generate_gives_every_token_once(start) -> None:
     assert text == stack.engine.tokenizer.decode(tokens)
     assert finish.reason == pb.FINISH_REASON_LENGTH
     assert (finish.usage.prompt_tokens, finish.usage.completion_tokens) == (3, 30)
+    assert 0 <= finish.queue_seconds < 5
     await stack.settle()
 
 

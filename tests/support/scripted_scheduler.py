@@ -81,7 +81,7 @@ class Run:
         usage = pb.Usage(prompt_tokens=words, completion_tokens=self.done, cached_tokens=words // 2)
         if "stop_at" in script:
             return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=STOP_STRING, usage=usage)
-        return pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage)
+        return pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage, queue_seconds=0.25)
 
 
 @dataclass

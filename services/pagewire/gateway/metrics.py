@@ -54,6 +54,12 @@ class Metrics:
             buckets=TOKEN_SECONDS,
             registry=registry,
         )
+        self.queue_seconds = Histogram(
+            f"{PREFIX}_queue_seconds",
+            "From a prompt's arrival at a scheduler to its first admission.",
+            buckets=REQUEST_SECONDS,
+            registry=registry,
+        )
         self.prompt_tokens = Counter(
             f"{PREFIX}_prompt_tokens", "Prompt tokens of started generations.", registry=registry
         )
@@ -69,6 +75,8 @@ class Metrics:
     def observe_generation(self, generation: Generation) -> None:
         """Records the times of a generation that was completed."""
         self.generation_seconds.observe(generation.ended_at - generation.started_at)
+        if generation.finish is not None and generation.finish.HasField("queue_seconds"):
+            self.queue_seconds.observe(generation.finish.queue_seconds)
         tokens = len(generation.tokens)
         if tokens == 0:
             return

@@ -342,10 +342,10 @@ class Engine:
             worker.batch.admit(head)
             request: Request = head.owner
             worker.owners[head.slot] = request
-            if not request.admitted:
-                request.admitted = True
+            if request.queue_seconds is None:
+                request.queue_seconds = time.monotonic() - request.received
                 metrics.PROMPT_TOKENS.inc(len(head.prompt))
-                metrics.QUEUE_SECONDS.observe(time.monotonic() - request.received)
+                metrics.QUEUE_SECONDS.observe(request.queue_seconds)
 
     def _run_ahead(self, worker: ReadyWorker) -> int:
         """Steps to keep in flight: short ones must cover the round trip between them."""
@@ -471,6 +471,8 @@ class Engine:
             completion_tokens = len(request.sequence.output)
             finish.usage.prompt_tokens = len(request.sequence.prompt)
             finish.usage.completion_tokens = completion_tokens
+        if request.queue_seconds is not None:
+            finish.queue_seconds = request.queue_seconds
         rest = request.text.flush() if request.text is not None else ""
         request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
         if not self._open:

@@ -26,7 +26,8 @@ class Request:
     # Prompt tokens not yet reported to the client: the first delta carries their number.
     unreported_prompt: int = 0
     include_stop_token: bool = False
-    admitted: bool = False
+    # From arrival to the first admission; None before that.
+    queue_seconds: float | None = None
     open: bool = True
 
     def end_after(self, token: int, stopped: bool, at_limit: bool) -> pb.Finish | None:
