@@ -88,6 +88,9 @@ class SchedulerConfig(ProcessConfig):
         minimum=0,
         maximum=1,
     )
+    prefix_caching: bool = setting(
+        True, "Keep the KV of finished requests, to be shared by requests that begin alike."
+    )
     max_waiting: int = setting(
         8192,
         "Most requests waiting for admission; further ones are refused as too many.",

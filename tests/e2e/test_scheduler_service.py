@@ -289,6 +289,17 @@ async def test_a_waiting_request_can_be_aborted_by_id(start) -> None:
     await stack.settle()
 
 
+async def test_the_next_turn_finds_the_last_one_in_the_cache(start) -> None:
+    stack = await start(worker_info())
+    first, _, finish = await collect(stack.stub.Generate(request([5, 6, 7], 30)))
+    assert finish.usage.cached_tokens == 0
+    prompt = [5, 6, 7, *first, 8, 9]
+    tokens, _, finish = await collect(stack.stub.Generate(request(prompt, 10)))
+    assert tokens == expected(prompt, 10)
+    assert finish.usage.cached_tokens == 32
+    await stack.settle()
+
+
 async def test_states_are_visible_in_the_metrics(start) -> None:
     stack = await start(worker_info(num_slots=1))
     stack.workers[0].step_seconds = 0.01

@@ -1,4 +1,4 @@
-"""A random walk over block pool and batching: no leak, no double use, no starvation.
+"""A random walk over block pool, prefix cache and batching: no leak, no wrong KV, no starvation.
 
 The walk plays the worker: it keeps what the deltas of the steps told it, and checks that every
 step is one that a worker can compute.
@@ -19,23 +19,32 @@ from pagewire.scheduler.core.waiting import WaitingQueue
 BLOCK_SIZE = 4
 RUN_AHEAD = 2
 EOS = 7
+SAMPLED = 5
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 
 
 class PlayedWorker:
-    """What a worker knows from the deltas; asserts that each step can be computed."""
+    """What a worker knows from the deltas; asserts that each step can be computed.
+
+    Instead of keys and values each place in a block remembers which tokens they stand for: all
+    tokens up to it. What a sequence attends to must stand for that sequence's own tokens.
+    """
 
     def __init__(self) -> None:
+        self.places: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.tokens: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.known: dict[int, int] = {}
         self.decode: list[int] = []
 
-    def run(self, plan: StepPlan, starts: list[tuple[int, int, list[int]]]) -> None:
-        for slot, known, blocks in starts:
+    def run(self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int]]]) -> None:
+        for slot, tokens, computed, blocks in starts:
             self.blocks[slot] = blocks
-            self.known[slot] = known
-            self.computed[slot] = 0
+            self.tokens[slot] = tokens
+            self.known[slot] = len(tokens)
+            self.computed[slot] = computed
+            assert computed < len(tokens), "nothing is left to compute"
         for slot, block in zip(plan.append_slots, plan.append_blocks, strict=True):
             self.blocks[slot].append(block)
         if plan.decode_changed:
@@ -54,14 +63,27 @@ class PlayedWorker:
             if self.computed[slot] == self.known[slot]:
                 rows.append(slot)
         assert rows == plan.rows.tolist()
-        owned = [b for slot in named for b in self.blocks[slot]]
-        assert len(set(owned)) == len(owned), "two slots of one step share a block"
-        assert 0 not in owned, "the scratch block was given to a sequence"
+        for slot in named:
+            self._check_contents(slot)
+            assert 0 not in self.blocks[slot], "the scratch block was given to a sequence"
 
     def _compute(self, slot: int, count: int) -> None:
-        self.computed[slot] += count
-        room = len(self.blocks[slot]) * BLOCK_SIZE
-        assert self.computed[slot] <= room, f"slot {slot} writes KV beyond its blocks"
+        for _ in range(count):
+            position = self.computed[slot]
+            if position == len(self.tokens[slot]):
+                # The token last sampled; which one it was is known when it is answered.
+                self.tokens[slot].append(SAMPLED)
+            assert position < len(self.blocks[slot]) * BLOCK_SIZE, "KV is written beyond the blocks"
+            self.places[self._place(slot, position)] = tuple(self.tokens[slot][: position + 1])
+            self.computed[slot] += 1
+
+    def _place(self, slot: int, position: int) -> tuple[int, int]:
+        return self.blocks[slot][position // BLOCK_SIZE], position % BLOCK_SIZE
+
+    def _check_contents(self, slot: int) -> None:
+        for position in range(self.computed[slot]):
+            stored = self.places[self._place(slot, position)]
+            assert stored == tuple(self.tokens[slot][: position + 1]), "KV of other tokens"
 
 
 class Batching(RuleBasedStateMachine):
@@ -86,20 +108,25 @@ class Batching(RuleBasedStateMachine):
 
     @rule(
         prompt=st.integers(1, 40),
+        family=st.integers(1, 3),
         max_tokens=st.integers(1, 30),
         priority=st.integers(-1, 1),
         resumed=st.integers(0, 3),
     )
-    def arrive(self, prompt: int, max_tokens: int, priority: int, resumed: int) -> None:
+    def arrive(
+        self, prompt: int, family: int, max_tokens: int, priority: int, resumed: int
+    ) -> None:
+        tokens = np.full(prompt, SAMPLED, dtype=np.int32)
+        tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
         sequence = Sequence(
-            np.full(prompt, 3, dtype=np.int32),
+            tokens,
             GREEDY,
             max_tokens,
             (EOS,),
             self.arrivals,
             priority,
         )
-        sequence.output.extend([5] * min(resumed, max_tokens - 1))
+        sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
         self.arrivals += 1
         if self.batch.fits(sequence):
             self.requests.append(sequence)
@@ -108,7 +135,7 @@ class Batching(RuleBasedStateMachine):
     @rule(stop=st.booleans())
     def step(self, stop: bool) -> None:
         self._fill_pipeline()
-        self._answer(EOS if stop else 5)
+        self._answer(EOS if stop else SAMPLED)
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
@@ -137,7 +164,10 @@ class Batching(RuleBasedStateMachine):
             plan = self.batch.plan()
             if plan is None:
                 return
-            starts = [(s.slot, s.num_known, list(s.blocks)) for s in plan.starts]
+            starts = [
+                (s.slot, [*s.prompt.tolist(), *s.output], s.num_computed, list(s.blocks))
+                for s in plan.starts
+            ]
             self.worker.run(plan, starts)
             self.unanswered.append(plan)
 
@@ -145,7 +175,7 @@ class Batching(RuleBasedStateMachine):
         if not self.unanswered:
             return
         plan = self.unanswered.popleft()
-        tokens = np.full(len(plan.rows), 5, dtype=np.int32)
+        tokens = np.full(len(plan.rows), SAMPLED, dtype=np.int32)
         tokens[:1] = token
         outcome = self.batch.commit(plan.number, tokens)
         for slot in outcome.slots[outcome.stopped | outcome.ended].tolist():
@@ -167,10 +197,10 @@ class Batching(RuleBasedStateMachine):
                 break
             self._fill_pipeline()
             assert self.unanswered, "requests are open and no step can be planned"
-            self._answer(5)
+            self._answer(SAMPLED)
         assert all(r.state.final for r in self.requests), "a request starved"
         while self.unanswered:
-            self._answer(5)
+            self._answer(SAMPLED)
         assert self.batch.pool.used == 0
         assert self.batch.idle
         for request in self.requests:

@@ -31,7 +31,7 @@ def answer(worker: WorkerBatch, plan: StepPlan, token: int = 5) -> list[int]:
 def test_the_pool_never_hands_out_the_scratch_block() -> None:
     pool = BlockPool(4)
     assert sorted(pool.allocate(3)) == [1, 2, 3]
-    with pytest.raises(OutOfBlocksError, match="1 blocks wanted, 0 free"):
+    with pytest.raises(OutOfBlocksError, match="1 blocks wanted, 0 available"):
         pool.allocate(1)
 
 
@@ -153,3 +153,87 @@ def test_failures_count_anew_after_progress() -> None:
     assert [failing.record_failure() for _ in range(2)] == [1, 2]
     failing.output.append(5)
     assert failing.record_failure() == 1
+
+
+def data(*tokens: int) -> bytes:
+    return np.array(tokens, dtype=np.int32).tobytes()
+
+
+def test_a_prefix_is_found_by_its_tokens_only() -> None:
+    pool = BlockPool(10)
+    blocks = pool.allocate(3)
+    pool.cache(blocks, data(1, 2, 3, 4, 5, 6), 8)
+    assert pool.match(data(1, 2, 3, 4, 9, 9), 8) == blocks[:2]
+    assert pool.match(data(3, 4, 5, 6), 8) == []
+    assert pool.match(data(1, 2, 3), 8) == blocks[:1]
+    pool.check()
+
+
+def test_idle_blocks_are_evicted_from_the_least_recently_used_leaf() -> None:
+    pool = BlockPool(6)
+    old, new = pool.allocate(2), pool.allocate(2)
+    pool.cache(old, data(1, 1, 2, 2), 8)
+    pool.cache(new, data(3, 3, 4, 4), 8)
+    pool.release(old)
+    pool.release(new)
+    assert (pool.free, pool.idle, pool.available, pool.used) == (1, 4, 5, 0)
+    pool.allocate(2)
+    assert pool.match(data(1, 1, 2, 2), 8) == old[:1]
+    assert pool.match(data(3, 3, 4, 4), 8) == new
+    pool.check()
+
+
+def test_what_is_held_is_not_evicted() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.cache(blocks, data(1, 1, 2, 2), 8)
+    pool.acquire(blocks)
+    pool.release(blocks)
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate(2)
+    pool.release(blocks)
+    assert len(pool.allocate(3)) == 3
+    assert pool.match(data(1, 1), 8) == []
+    pool.check()
+
+
+def test_a_duplicate_keeps_its_own_block() -> None:
+    pool = BlockPool(9)
+    first, second = pool.allocate(2), pool.allocate(3)
+    pool.cache(first, data(1, 1, 2, 2), 8)
+    pool.cache(second, data(1, 1, 2, 2, 3, 3), 8)
+    pool.release(first)
+    pool.release(second)
+    assert (pool.used, pool.idle) == (0, 2)
+    assert pool.match(data(1, 1, 2, 2, 3, 3), 8) == first
+    pool.check()
+
+
+def test_a_fully_cached_prompt_still_computes_a_token() -> None:
+    worker = batch(num_blocks=30)
+    for arrival in range(2):
+        running = sequence(8, 1, arrival)
+        worker.admit(running)
+        plan = worker.plan()
+        answer(worker, plan)
+        worker.finish(running.slot, State.COMPLETED)
+    assert running.cached_tokens == 4
+    assert plan.prefill_counts == [4]
+
+
+def test_blocks_of_a_failed_sequence_are_not_cached() -> None:
+    worker = batch(num_blocks=30)
+    worker.admit(sequence(8, 9))
+    plan = worker.plan()
+    worker.commit(plan.number, np.array([-1], np.int32))
+    worker.finish(0, State.PENDING, sound=False)
+    assert (worker.pool.used, worker.pool.idle) == (0, 0)
+
+
+def test_caching_can_be_switched_off() -> None:
+    limits = WorkerLimits(30, 4, 2, 64, memory_threshold=1.0, prefix_caching=False)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+    worker.admit(sequence(8, 1))
+    answer(worker, worker.plan())
+    worker.finish(0, State.COMPLETED)
+    assert worker.pool.idle == 0

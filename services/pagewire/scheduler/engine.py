@@ -345,6 +345,7 @@ class Engine:
             if request.queue_seconds is None:
                 request.queue_seconds = time.monotonic() - request.received
                 metrics.PROMPT_TOKENS.inc(len(head.prompt))
+                metrics.CACHED_TOKENS.inc(head.cached_tokens or 0)
                 metrics.QUEUE_SECONDS.observe(request.queue_seconds)
 
     def _run_ahead(self, worker: ReadyWorker) -> int:
@@ -406,7 +407,7 @@ class Engine:
         if not worker.batch.slots.live[error.slot]:
             return
         request = worker.owner(error.slot)
-        sequence = worker.batch.finish(error.slot, State.PENDING)
+        sequence = worker.batch.finish(error.slot, State.PENDING, sound=False)
         attempts = sequence.record_failure()
         log.warning("request %s failed on a worker: %s", request.request_id, error.message)
         if error.retryable and attempts <= self._config.max_retry_attempts:
@@ -471,6 +472,7 @@ class Engine:
             completion_tokens = len(request.sequence.output)
             finish.usage.prompt_tokens = len(request.sequence.prompt)
             finish.usage.completion_tokens = completion_tokens
+            finish.usage.cached_tokens = request.sequence.cached_tokens or 0
         if request.queue_seconds is not None:
             finish.queue_seconds = request.queue_seconds
         rest = request.text.flush() if request.text is not None else ""
@@ -487,4 +489,5 @@ def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> Worke
         num_slots=min(config.max_num_seqs or 2**31, info.num_slots, budget),
         max_num_batched_tokens=budget,
         memory_threshold=config.memory_threshold,
+        prefix_caching=config.prefix_caching,
     )

@@ -11,6 +11,9 @@ OPEN_REQUESTS = Gauge(
 BLOCKS = Gauge("pagewire_scheduler_blocks", "KV blocks of all workers.", ["state"])
 READY_WORKERS = Gauge("pagewire_scheduler_ready_workers", "Workers connected and ready.")
 PROMPT_TOKENS = Counter("pagewire_scheduler_prompt_tokens", "Prompt tokens of admitted requests.")
+CACHED_TOKENS = Counter(
+    "pagewire_scheduler_cached_tokens", "Prompt tokens whose KV was taken from the prefix cache."
+)
 OUTPUT_TOKENS = Counter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
 STEPS = Counter("pagewire_scheduler_steps", "Steps answered by workers.")
 PREEMPTIONS = Counter("pagewire_scheduler_preemptions", "Sequences that gave their blocks back.")

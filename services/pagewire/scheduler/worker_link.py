@@ -149,7 +149,8 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
     return pb.SequenceStart(
         slot=sequence.slot,
         token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
-        num_generated=len(sequence.output),
+        num_generated=sequence.num_generated,
+        num_computed=sequence.num_computed,
         blocks=pack(sequence.blocks),
         sampling=pb.SlotSampling(
             temperature=sampling.temperature,

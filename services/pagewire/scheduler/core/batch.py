@@ -4,7 +4,7 @@ A step is planned before the answers to the steps ahead of it are known, so ever
 counts tokens and never looks at their values; values matter only in `commit`, for stop ids.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +29,7 @@ class WorkerLimits:
     num_slots: int
     max_num_batched_tokens: int
     memory_threshold: float
+    prefix_caching: bool = True
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -52,6 +53,8 @@ class StepPlan:
     decode_slots: Int32Array = field(default_factory=lambda: _NO_SLOTS)
     decode_changed: bool = False
     rows: Int32Array = field(default_factory=lambda: _NO_SLOTS)
+    # Slots whose last known token is computed in this step.
+    completed: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -133,22 +136,31 @@ class WorkerBatch:
             return False
         if self._backlog >= self.limits.max_num_batched_tokens:
             return False
-        need = self.limits.blocks_for(sequence.num_known)
-        if need > self.pool.free:
+        cached = self._cached_prefix(sequence)
+        need = self.limits.blocks_for(sequence.num_known) - len(cached)
+        woken = self.pool.num_idle(cached)
+        if need > self.pool.available - woken:
             return False
         ceiling = self.limits.memory_threshold * self.pool.total
-        return self.pool.used + need <= ceiling or self.num_running == 0
+        return self.pool.used + need + woken <= ceiling or self.num_running == 0
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives the sequence a slot and blocks for its known tokens; `can_admit` must hold."""
+        """Gives the sequence a slot and blocks for its known tokens; `can_admit` must hold.
+
+        Blocks that are cached for its first tokens are shared, and those tokens not computed.
+        """
         slot = self._free_slots.pop()
+        cached = self._cached_prefix(sequence)
+        self.pool.acquire(cached)
+        need = self.limits.blocks_for(sequence.num_known) - len(cached)
+        sequence.blocks = cached + self.pool.allocate(need)
         sequence.slot = slot
         sequence.state = State.PREFILL
-        sequence.blocks = self.pool.allocate(self.limits.blocks_for(sequence.num_known))
+        sequence.start(len(cached) * self.limits.block_size)
         capacity = len(sequence.blocks) * self.limits.block_size
         self.slots.occupy(slot, sequence, capacity)
         self._prefilling.append(slot)
-        self._backlog += sequence.num_known
+        self._backlog += sequence.num_known - sequence.num_computed
         self._to_start.append(sequence)
 
     def plan(self) -> StepPlan | None:
@@ -170,7 +182,7 @@ class WorkerBatch:
         """
         if not self.in_flight or self.in_flight[0].number != number:
             raise ValueError(f"answer to step {number}, which is not the oldest in flight")
-        rows = self.in_flight[0].rows
+        rows, completed = self.in_flight[0].rows, self.in_flight[0].completed
         if len(tokens) != len(rows):
             raise ValueError(f"step {number} has {len(rows)} rows, its answer {len(tokens)}")
         self.in_flight.popleft()
@@ -182,17 +194,23 @@ class WorkerBatch:
         indices = table.append(rows, tokens)
         stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
         ended = indices + 1 >= table.limit[rows]
+        self._cache_prompts(completed)
         self._release_answered()
         return StepOutcome(rows, tokens, indices, stopped, ended)
 
-    def finish(self, slot: int, state: State) -> Sequence:
-        """Ends the sequence in a live slot with a final state, or PENDING to run it again."""
+    def finish(self, slot: int, state: State, sound: bool = True) -> Sequence:
+        """Ends the sequence in a live slot with a final state, or PENDING to run it again.
+
+        Its full blocks stay cached unless it is not `sound`: then their contents may be wrong.
+        """
         sequence = self._sequence(slot)
         assert self.slots.live[slot], f"slot {slot} is not live"
         self._withdraw(slot)
         self.slots.vacate(slot)
         sequence.state = state
         sequence.slot = -1
+        if sound:
+            self._cache(sequence, sequence.num_answered)
         self._retiring.append((int(self.slots.last_step[slot]), slot, sequence.blocks))
         sequence.blocks = []
         self._release_answered()
@@ -209,10 +227,10 @@ class WorkerBatch:
     def check(self) -> None:
         """Asserts the invariants over pool, slots and sequences."""
         self.pool.check()
-        held = [block for s in self.running() for block in s.blocks]
-        retiring = [block for _, _, blocks in self._retiring for block in blocks]
-        assert len(set(held + retiring)) == len(held) + len(retiring), "a block has two owners"
-        assert len(held) + len(retiring) == self.pool.used, "a held block has no owner"
+        held = Counter(block for s in self.running() for block in s.blocks)
+        held.update(block for _, _, blocks in self._retiring for block in blocks)
+        assert len(held) == self.pool.used, "a held block has no owner"
+        assert all(self.pool.references(b) == count for b, count in held.items()), "a miscount"
         busy = self.num_running + len(self._retiring)
         assert busy + len(self._free_slots) == self.limits.num_slots, "a slot was lost"
         table = self.slots
@@ -222,6 +240,34 @@ class WorkerBatch:
             assert table.computed[slot] <= table.capacity[slot]
             assert table.capacity[slot] == len(sequence.blocks) * self.limits.block_size
         assert all(p.num_tokens <= self.limits.max_num_batched_tokens for p in self.in_flight)
+
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        """The cached blocks of the sequence's first tokens; one token is always computed."""
+        if not self.limits.prefix_caching:
+            return []
+        usable = (sequence.num_known - 1) // self.limits.block_size * self.limits.block_size
+        return self.pool.match(sequence.known_bytes(usable), self._block_bytes)
+
+    def _cache_prompts(self, slots: list[int]) -> None:
+        """Caches the known tokens of slots whose prefill was answered."""
+        for slot in slots:
+            if not self.slots.live[slot]:
+                continue
+            sequence = self._sequence(slot)
+            if self.slots.received[slot] > sequence.num_generated:  # else its row failed
+                self._cache(sequence, sequence.num_known)
+
+    def _cache(self, sequence: Sequence, num_tokens: int) -> None:
+        """Caches the full blocks of the sequence's first `num_tokens`, whose KV is answered for."""
+        if not self.limits.prefix_caching:
+            return
+        full = num_tokens // self.limits.block_size
+        data = sequence.known_bytes(full * self.limits.block_size)
+        self.pool.cache(sequence.blocks[:full], data, self._block_bytes)
+
+    @property
+    def _block_bytes(self) -> int:
+        return 4 * self.limits.block_size
 
     def _sequence(self, slot: int) -> Sequence:
         sequence = self.slots.sequences[slot]
@@ -272,11 +318,11 @@ class WorkerBatch:
         """
         table = self.slots
         self._stalled.discard(slot)
-        while self.pool.free == 0 and self._awaited_blocks() <= len(self._stalled):
+        while self.pool.available == 0 and self._awaited_blocks() <= len(self._stalled):
             self._preempt(self._policy.victim(self._evictable()))
             if not table.live[slot]:
                 return
-        if self.pool.free == 0:
+        if self.pool.available == 0:
             self._stalled.add(slot)
             self._set_decoding(slot, False)
             return
@@ -328,6 +374,7 @@ class WorkerBatch:
             table.last_step[slot] = plan.number
             if table.computed[slot] == known:
                 completed.append(slot)
+        plan.completed = completed
         if self._to_start:
             named = set(plan.prefill_slots)
             plan.starts = [s for s in self._to_start if s.slot in named]

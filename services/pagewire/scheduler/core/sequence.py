@@ -56,6 +56,11 @@ class Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
+    # At its latest start: tokens whose KV was cached, and output tokens it already had.
+    num_computed: int = 0
+    num_generated: int = 0
+    # Prompt tokens found in the cache at its first start; None before that.
+    cached_tokens: int | None = None
     # Failures in a row without a token in between, and the length of the output at the last one.
     failures: int = 0
     failed_at: int = -1
@@ -65,6 +70,23 @@ class Sequence:
     def num_known(self) -> int:
         """Tokens whose values are known: the prompt and the output so far."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens whose KV is known to be computed: all but the last, once one was sampled."""
+        return self.num_known - 1 if len(self.output) > self.num_generated else 0
+
+    def start(self, num_computed: int) -> None:
+        """Notes where it stands when it takes a slot."""
+        self.num_computed = num_computed
+        self.num_generated = len(self.output)
+        if self.cached_tokens is None:
+            self.cached_tokens = min(num_computed, len(self.prompt))
+
+    def known_bytes(self, count: int) -> bytes:
+        """The first `count` known tokens as little-endian int32."""
+        head = self.prompt[:count].tobytes()
+        return head + self.output[: max(0, count - len(self.prompt))].tobytes()
 
     @property
     def max_computed(self) -> int:

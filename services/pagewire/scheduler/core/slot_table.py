@@ -54,10 +54,10 @@ class SlotTable:
         self._output = np.zeros((num_slots, 256), dtype=np.int32)
 
     def occupy(self, slot: int, sequence: Sequence, capacity: int) -> None:
-        """A sequence takes a slot; nothing of it is computed yet."""
+        """A sequence takes a slot; of its tokens `num_computed` are cached."""
         generated = len(sequence.output)
         self.sequences[slot] = sequence
-        self.computed[slot] = 0
+        self.computed[slot] = sequence.num_computed
         self.capacity[slot] = capacity
         self.sampled[slot] = self.received[slot] = generated
         self.limit[slot] = sequence.max_tokens
