@@ -49,10 +49,12 @@ class OfflineResult:
 
     @property
     def output_rate(self) -> float:
+        """Output tokens a second."""
         return self.output_tokens / self.seconds
 
     @property
     def total_rate(self) -> float:
+        """Prompt and output tokens a second."""
         return (self.prompt_tokens + self.output_tokens) / self.seconds
 
 

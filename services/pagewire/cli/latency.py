@@ -21,6 +21,7 @@ class Objectives:
     tpot_ms: float | None = None
 
     def met_by(self, timing: Timing) -> bool:
+        """Whether a request that succeeded met every objective that is set; times are in ms."""
         tpot = timing.tpot or 0.0
         return (self.ttft_ms is None or timing.ttft * 1e3 <= self.ttft_ms) and (
             self.tpot_ms is None or tpot * 1e3 <= self.tpot_ms

@@ -70,10 +70,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
+        """Whether it has not ended."""
         return self._process.returncode is None
 
     async def wait(self) -> int:

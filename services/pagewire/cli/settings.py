@@ -34,6 +34,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
+        """Its name on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
