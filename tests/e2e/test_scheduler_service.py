@@ -356,6 +356,7 @@ BAD_REQUESTS = {
         pb.GenerateRequest(prompt="a", detokenize=False, stop=pb.StopConditions(stop=["a"])),
         "detokenize",
     ),
+    "priority": (request([1], 2, priority=3), "--policy priority"),
     "resume": (request([1], 2, resume_token_ids=[1, 2, 3]), "resume"),
     "resume id": (request([1], 9, resume_token_ids=[VOCAB]), "vocabulary"),
 }

@@ -7,14 +7,12 @@ use takes the place of the compiler. Run as a script, this file prints what it c
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from clean_process import report_of
 
 from pagewire.worker.ops.triton import attention_decode
 
@@ -107,12 +105,7 @@ def compile_cases() -> dict[str, list[dict]]:
 
 @pytest.fixture(scope="module")
 def launches() -> dict[str, list[dict]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    process = subprocess.run(
-        [sys.executable, Path(__file__)], capture_output=True, text=True, env=environment
-    )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+    return report_of(Path(__file__))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,15 +7,13 @@ use takes the place of the compiler. Run as a script, this file prints what it c
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
+from clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
 HIDDEN = 4096
@@ -117,12 +115,7 @@ def loads(ptx: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def launches() -> dict[str, list[dict]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    process = subprocess.run(
-        [sys.executable, Path(__file__)], capture_output=True, text=True, env=environment
-    )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+    return report_of(Path(__file__))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pagewire.config import SchedulerConfig
-from pagewire.errors import Code, RequestError
+from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import unpack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
@@ -265,6 +265,12 @@ class Engine:
 
     async def _parse(self, message: pb.GenerateRequest) -> ParsedRequest:
         check_model(message.model, self.model)
+        if message.priority and self._config.policy != "priority":
+            raise invalid(
+                "priority",
+                f"priority is {message.priority}, but this server admits by "
+                f"{self._config.policy}; leave it out or start with --policy priority",
+            )
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._parser, parse_request, message, self.tokenizer, self.limits()

@@ -79,7 +79,6 @@ class GraphBackend(EagerBackend):
         for plan in rehearsals(self.limits):
             self.wait(super().submit(plan))
         with torch.inference_mode():
-            self._inputs.copy_(self._idle_inputs(self._buckets[-1]))
             pool = None
             for rows in reversed(self._buckets):
                 for filtered in (True, False):

@@ -111,6 +111,8 @@ class WorkerBatch:
         self._decode_unsent = False
         self._next_step = 1
         self._answered = 0
+        # The latest question to the prefix cache, and its answer.
+        self._matched: tuple[tuple[int, int, int], list[int]] = ((-1, -1, -1), [])
 
     @property
     def num_running(self) -> int:
@@ -245,8 +247,13 @@ class WorkerBatch:
         """The cached blocks of the sequence's first tokens; one token is always computed."""
         if not self.limits.prefix_caching:
             return []
-        usable = (sequence.num_known - 1) // self.limits.block_size * self.limits.block_size
-        return self.pool.match(sequence.known_bytes(usable), self._block_bytes)
+        # The head of the queue asks at every step while it waits, and once more when admitted.
+        question = (sequence.arrival, sequence.num_known, self.pool.version)
+        if self._matched[0] != question:
+            usable = (sequence.num_known - 1) // self.limits.block_size * self.limits.block_size
+            found = self.pool.match(sequence.known_bytes(usable), self._block_bytes)
+            self._matched = (question, found)
+        return self._matched[1]
 
     def _cache_prompts(self, slots: list[int]) -> None:
         """Caches the known tokens of slots whose prefill was answered."""

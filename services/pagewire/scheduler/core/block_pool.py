@@ -39,6 +39,7 @@ class BlockPool:
         "_used_at",
         "idle",
         "total",
+        "version",
     )
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,6 +48,8 @@ class BlockPool:
             raise ValueError(f"num_blocks is {num_blocks}; the scratch block and one more needed")
         self.total = num_blocks - 1
         self.idle = 0
+        # Grows whenever `match` could find something else.
+        self.version = 0
         # Popped from the end: low numbers first, and a block just released is used again first,
         # while it may still be in a cache.
         self._free = list(range(num_blocks - 1, SCRATCH_BLOCK, -1))
@@ -137,6 +140,7 @@ class BlockPool:
             if found != block:
                 return
             if self._keys[block] is None:
+                self.version += 1
                 self._keys[block] = key
                 self._children[before] += 1
             before = block
@@ -202,6 +206,7 @@ class BlockPool:
         block = entry[1]
         key = self._keys[block]
         assert key is not None
+        self.version += 1
         del self._index[key]
         self._keys[block] = None
         self.idle -= 1
