@@ -5,7 +5,7 @@ One field is one setting: a command-line flag (`--num-blocks`), an environment v
 its flags from these classes, so help texts, types and defaults are written here only.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -172,8 +172,3 @@ class WorkerConfig(ProcessConfig):
     worker_metrics_port: int | None = setting(
         None, "Port for the worker's Prometheus metrics; none by default.", minimum=0, maximum=65535
     )
-
-
-def help_of(config_type: type, name: str) -> str:
-    """Help text of one field."""
-    return next(str(f.metadata["help"]) for f in fields(config_type) if f.name == name)
