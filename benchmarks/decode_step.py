@@ -22,7 +22,7 @@ from pagewire.worker.limits import Limits
 from pagewire.worker.loading import load_worker
 from pagewire.worker.plan import SlotStarts, StepPlan, TableWrites
 
-POINTS = [(1, 504), (8, 720), (16, 720), (32, 720), (64, 720), (128, 720), (256, 720), (64, 2048)]
+POINTS = [(1, 504), (8, 720), (16, 720), (32, 720), (64, 720), (128, 720), (256, 720), (64, 2048), (512, 768)]
 
 
 def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
@@ -142,7 +142,7 @@ def main() -> None:
             f"{rows / chained * 1e3:9.0f} tok/s, idle {100 * (1 - graph / chained):4.1f} %",
             flush=True,
         )
-        if options.profile and (rows, context) in ((1, 504), (64, 720), (256, 720)):
+        if options.profile and (rows, context) in ((64, 720), (128, 720), (256, 720), (512, 768)):
             print(profile(backend, rows, context), flush=True)
     if options.output:
         facts = {

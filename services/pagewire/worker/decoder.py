@@ -16,8 +16,8 @@ class Prefill:
     """The chunks of a batch, at least one; tensors are int32 on the device."""
 
     slots: Tensor  # [chunks]
-    starts: Tensor  # [chunks + 1], from 0 at the first token after the decode rows
-    lengths: Tensor  # [chunks], KV tokens after the chunk
+    starts: Tensor  # [chunks + 1], each chunk's first token in the batch, and the last one's end
+    lengths: Tensor  # [chunks], KV tokens after the chunk; 0 marks padding
     longest: int  # tokens of the longest chunk
 
 
@@ -103,31 +103,29 @@ class Decoder:
     ) -> Tensor:
         """`[tokens, heads, head_dim]`."""
         decodes = batch.num_decodes
-        parts = []
+        out = torch.empty_like(queries)
         if decodes:
-            parts.append(
-                self.ops.decode_attention(
-                    queries[:decodes],
-                    keys,
-                    values,
-                    block_tables,
-                    batch.slots[:decodes],
-                    batch.decode_lengths,
-                    self._scale,
-                )
+            self.ops.decode_attention(
+                queries[:decodes],
+                keys,
+                values,
+                block_tables,
+                batch.slots[:decodes],
+                batch.decode_lengths,
+                self._scale,
+                out=out[:decodes],
             )
         if batch.prefill is not None:
-            parts.append(
-                self.ops.prefill_attention(
-                    queries[decodes:],
-                    keys,
-                    values,
-                    block_tables,
-                    batch.prefill.slots,
-                    batch.prefill.starts,
-                    batch.prefill.lengths,
-                    self._scale,
-                    batch.prefill.longest,
-                )
+            self.ops.prefill_attention(
+                queries,
+                keys,
+                values,
+                block_tables,
+                batch.prefill.slots,
+                batch.prefill.starts,
+                batch.prefill.lengths,
+                self._scale,
+                batch.prefill.longest,
+                out=out,
             )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out

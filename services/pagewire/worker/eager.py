@@ -140,7 +140,7 @@ class EagerBackend:
             plan.sample_slots,
             chunks.tokens,
             chunks.slots,
-            chunks.starts,
+            chunks.starts + np.int32(decodes),
             chunks.lengths,
         )
         batch = Batch(

@@ -24,6 +24,8 @@ def decode_attention(
     slots: Tensor,
     lengths: Tensor,
     scale: float,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend from one new token of each sequence to all of its cached tokens.
 
@@ -35,15 +37,17 @@ def decode_attention(
         lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
             length 0 gives zeros.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
+        out: like `q`, takes the result; a new tensor when None.
 
     Returns:
-        `[rows, query_heads, head_dim]` in the dtype of `q`.
+        `[rows, query_heads, head_dim]` in the dtype of `q`: `out` if it was given.
     """
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
+    out = torch.empty_like(q) if out is None else out
     longest = max(lengths.tolist(), default=0)
     if longest == 0:
-        return torch.zeros_like(q)
+        return out.zero_()
 
     tables = block_tables[slots, : -(-longest // block_size)]  # [rows, blocks]
     k, v = _gather(k_cache, tables), _gather(v_cache, tables)
@@ -52,8 +56,8 @@ def decode_attention(
 
     # The query heads of one KV head stand where a query sequence would: none masks another.
     grouped = q.view(rows, kv_heads, query_heads // kv_heads, head_dim)
-    out = _attend_masked(grouped, k, v, visible[:, None, None, :], scale)
-    return out.reshape(q.shape).masked_fill_((lengths == 0)[:, None, None], 0)
+    attended = _attend_masked(grouped, k, v, visible[:, None, None, :], scale).reshape(q.shape)
+    return out.copy_(attended.masked_fill_((lengths == 0)[:, None, None], 0))
 
 
 def prefill_attention(
@@ -66,6 +70,8 @@ def prefill_attention(
     lengths: Tensor,
     scale: float,
     max_query_length: int,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend causally from N chunks of new tokens, each to its cached prefix and to itself.
 
@@ -73,23 +79,31 @@ def prefill_attention(
     of its sequence and sees all positions up to its own.
 
     Args:
-        q: `[tokens, query_heads, head_dim]`, the chunks one after another.
+        q: `[tokens, query_heads, head_dim]`: tokens of no chunk, the chunks one after another,
+            tokens of no chunk.
         k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`; the keys and values of
             the chunks are already written.
         block_tables: `[slots, max_blocks]` int32.
         slots: `[chunks]` int32.
         query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, and the end of the last.
-        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together.
+        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together. A
+            chunk of length 0 gives zeros: its tokens are padding.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
-        max_query_length: no chunk is longer; the Triton twin sizes its grid by it.
+        max_query_length: no chunk is longer, padding aside; sizes the tiles of the Triton twin.
+        out: like `q`, takes the result; a new tensor when None.
 
     Returns:
-        `[tokens, query_heads, head_dim]` in the dtype of `q`. Rows after the last chunk are zero.
+        `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if it was given. Rows before
+        the first chunk are left as they are, rows after the last are zero.
     """
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q) if out is None else out
     starts = query_starts.tolist()
+    out[starts[-1] :] = 0
     for chunk, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         begin, end = starts[chunk], starts[chunk + 1]
+        if length == 0:
+            out[begin:end] = 0
+            continue
         if end - begin > max_query_length:
             raise ValueError(
                 f"chunk {chunk} has {end - begin} queries, more than max_query_length "

@@ -25,14 +25,16 @@ def begin_decode(
             slot, column 0 and block 0.
         embedding: `[vocabulary, hidden]`.
         last_tokens: `[slots]` int32, the token last sampled for each slot.
-        block_tables: `[slots, max_blocks]` int32, written in place.
+        block_tables: `[slots, max_blocks]` int32, written in place; the last slot is padding.
 
     Returns:
         The residual stream `[rows, hidden]`, and the KV lengths `[rows]` int32 with the token
-        that the step adds.
+        that the step adds; 0 for rows of the padding slot, which then attend to nothing.
     """
+    slots = inputs[SLOTS]
     block_tables[inputs[WRITE_SLOTS], inputs[WRITE_COLUMNS]] = inputs[WRITE_BLOCKS]
-    return embedding[last_tokens[inputs[SLOTS]]], inputs[POSITIONS] + 1
+    lengths = torch.where(slots == len(block_tables) - 1, 0, inputs[POSITIONS] + 1)
+    return embedding[last_tokens[slots]], lengths
 
 
 def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> SamplingState:

@@ -6,7 +6,9 @@ line into equal shares, whatever the lengths are, so one long sequence among sho
 over the whole device, and the grid depends on nothing but the device. Lengths are read on the
 device only: a captured CUDA graph stays right as they grow.
 
-A program walks the *segments* (one row, one KV head) that its share touches. A segment that lies
+Rows of length 0, which pad a captured batch, have no units: a tile apiece would make the program
+that meets them begin one segment after another while all others have long ended. A program walks
+the *segments* (one row, one KV head) that its share touches. A segment that lies
 within one share is written straight to the output. One that is cut leaves a *piece* in each share:
 an output normalized over its own KV range, float32, with its log-sum-exp (base 2, of the scaled
 scores). Pieces of one segment merge by
@@ -57,6 +59,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
+    out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """Attend from one new token of each sequence to all of its cached tokens.
@@ -69,10 +72,11 @@ def decode_attention(
         lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
             length 0 gives zeros.
         scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+        out: like `q`, takes the result; a new tensor when None.
         config: the schedule; chosen by dtype, head size and rows when None.
 
     Returns:
-        `[rows, query_heads, head_dim]` in the dtype of `q`.
+        `[rows, query_heads, head_dim]` in the dtype of `q`: `out` if it was given.
 
     Raises:
         ValueError: the tensors' layout is not the one described.
@@ -95,7 +99,7 @@ def decode_attention(
         "PDL": pdl,
     } | ({"launch_pdl": True} if pdl else {})
 
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
     _decode_kernel[(programs,)](
@@ -166,19 +170,13 @@ def _merge_step(programs: int, segments: int) -> int:
 
 
 @triton.jit
-def _tiles(length, TILE: tl.constexpr):
-    """Count the tiles of a sequence; an empty one has a tile too, fully masked."""
-    return tl.maximum(tl.cdiv(length, TILE), 1)
-
-
-@triton.jit
 def _row_units(
     lengths_ptr, rows, TILE: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_ROWS: tl.constexpr
 ):
     """Return the units of every row, `[PADDED_ROWS]`."""
     index = tl.arange(0, PADDED_ROWS)
     lengths = tl.load(lengths_ptr + index, mask=index < rows, other=0)
-    return tl.where(index < rows, _tiles(lengths, TILE) * KV_HEADS, 0)
+    return tl.cdiv(lengths, TILE) * KV_HEADS
 
 
 @triton.jit
@@ -187,7 +185,7 @@ def _cut(total, programs, least_share):
 
     As many programs get a share as there are shares of `least_share` units, or all of them.
     """
-    used = tl.minimum(programs, tl.cdiv(total, least_share))
+    used = tl.maximum(tl.minimum(programs, tl.cdiv(total, least_share)), 1)
     return total // used, total % used
 
 
@@ -250,7 +248,7 @@ def _decode_kernel(
     while unit < stop:
         length = tl.load(lengths_ptr + row)
         table_ptr = tables_ptr + tl.load(slots_ptr + row) * table_stride
-        tiles = _tiles(length, TILE)
+        tiles = tl.cdiv(length, TILE)
         head = within // tiles
         tile = within % tiles
         end_tile = tl.minimum(tiles, tile + stop - unit)
@@ -279,8 +277,7 @@ def _decode_kernel(
             out = out * decay[:, None]
             out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
             highest = new_highest
-        # An empty row has seen no position: its sum is 0 and its output stays 0.
-        out = out / tl.maximum(norm, 1e-30)[:, None]
+        out = out / norm[:, None]
 
         if (tile == 0) & (end_tile == tiles):
             tl.store(out_ptr + heads_at + at, out.to(out_ptr.dtype.element_ty), mask=present)
@@ -294,7 +291,8 @@ def _decode_kernel(
         within += end_tile - tile
         if within == tiles * KV_HEADS:
             within = 0
-            row += 1
+            if PADDED_ROWS > 1:  # the next row that is not empty
+                row = tl.sum((ends <= unit).to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["rows", "least_share", "programs"])
@@ -322,7 +320,12 @@ def _merge_kernel(
     query_head = tl.program_id(1)
     units = _row_units(lengths_ptr, rows, TILE, KV_HEADS, PADDED_ROWS)
     share, longer = _cut(tl.sum(units, 0), programs, least_share)
-    tiles = _tiles(tl.load(lengths_ptr + row), TILE)
+    tiles = tl.cdiv(tl.load(lengths_ptr + row), TILE)
+    dim = tl.arange(0, HEAD_DIM)
+    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + dim
+    if tiles == 0:  # no share has met this row
+        tl.store(to, tl.zeros([HEAD_DIM], out_ptr.dtype.element_ty))
+        return
     row_begin = tl.sum(tl.where(tl.arange(0, PADDED_ROWS) < row, units, 0), 0)
     segment = row_begin + (query_head // GROUP) * tiles
     first = _share_of(segment, share, longer)
@@ -330,7 +333,6 @@ def _merge_kernel(
     if first == last:
         return
 
-    dim = tl.arange(0, HEAD_DIM)
     highest = tl.full([], LOWEST, tl.float32)
     norm = tl.full([], 0.0, tl.float32)
     out = tl.zeros([HEAD_DIM], tl.float32)
@@ -348,5 +350,4 @@ def _merge_kernel(
         norm = norm * decay + tl.sum(weight, 0)
         out = out * decay + tl.sum(weight[:, None] * part, 0)
         highest = new_highest
-    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + dim
     tl.store(to, (out / norm).to(out_ptr.dtype.element_ty))

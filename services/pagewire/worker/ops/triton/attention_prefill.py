@@ -45,6 +45,7 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """Attend causally from N chunks of new tokens, each to its cached prefix and to itself.
@@ -53,19 +54,24 @@ def prefill_attention(
     of its sequence and sees all positions up to its own.
 
     Args:
-        q: `[tokens, query_heads, head_dim]`, contiguous, the chunks one after another.
+        q: `[tokens, query_heads, head_dim]`, contiguous: tokens of no chunk, the chunks one
+            after another, tokens of no chunk.
         k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous; the keys
             and values of the chunks are already written.
         block_tables: `[slots, max_blocks]` int32.
         slots: `[chunks]` int32.
         query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, and the end of the last.
-        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together.
+        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together. A
+            chunk of length 0 gives zeros: its tokens are padding.
         scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
-        max_query_length: no chunk is longer. Short chunks are cut into smaller tiles.
+        max_query_length: no chunk is longer, padding aside. Short chunks are cut into smaller
+            tiles.
+        out: like `q`, takes the result; a new tensor when None.
         config: the tiles; chosen by dtype, head size and `max_query_length` when None.
 
     Returns:
-        `[tokens, query_heads, head_dim]` in the dtype of `q`. Rows after the last chunk are zero.
+        `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if it was given. Rows before
+        the first chunk are left as they are, rows after the last are zero.
 
     Raises:
         ValueError: the tensors' layout is not the one described.
@@ -81,7 +87,7 @@ def prefill_attention(
     pdl = config.pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
 
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     # One more than the chunks' tiles, because the tokens after the last chunk form one too.
     tiles = tokens // tile_tokens + chunks + 1
     _prefill_kernel[(kv_heads, tiles)](
@@ -227,6 +233,8 @@ def _prefill_kernel(
     # The tokens after the last chunk are chunk number `chunks`.
     starts = tl.load(starts_ptr + index, mask=index <= chunks, other=2**30)
     chunk = tl.sum((starts // TOKENS + index <= tile).to(tl.int32), 0) - 1
+    if chunk < 0:  # tokens before the first chunk
+        return
     begin = tl.load(starts_ptr + chunk)
     end = tl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=tokens)
     token_begin = begin + (tile - begin // TOKENS - chunk) * TOKENS
@@ -239,11 +247,11 @@ def _prefill_kernel(
     present = ((token < end) & (row < TOKENS * GROUP))[:, None]
     query_head = head * GROUP + row % GROUP
     at = ((token * (KV_HEADS * GROUP) + query_head) * HEAD_DIM)[:, None] + dim[None, :]
-    if chunk == chunks:
+    length = tl.load(lengths_ptr + chunk, mask=chunk < chunks, other=0)
+    if length == 0:
         tl.store(out_ptr + at, tl.zeros([ROWS, HEAD_DIM], out_ptr.dtype.element_ty), mask=present)
         return
 
-    length = tl.load(lengths_ptr + chunk)
     table_ptr = tables_ptr + tl.load(slots_ptr + chunk) * table_stride
     prefix = length - (end - begin)
     positions = prefix + token - begin  # [ROWS]

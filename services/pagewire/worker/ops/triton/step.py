@@ -28,6 +28,7 @@ def begin_decode(
         residual,
         lengths,
         rows,
+        len(block_tables) - 1,
         block_tables.stride(0),
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
@@ -94,6 +95,7 @@ def _begin_kernel(
     residual_ptr,
     lengths_ptr,
     rows,
+    padding_slot,
     table_stride,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -105,7 +107,7 @@ def _begin_kernel(
     write_column = tl.load(inputs_ptr + 4 * rows + row)
     write_block = tl.load(inputs_ptr + 5 * rows + row)
     tl.store(tables_ptr + write_slot * table_stride + write_column, write_block)
-    tl.store(lengths_ptr + row, position + 1)
+    tl.store(lengths_ptr + row, tl.where(slot == padding_slot, 0, position + 1))
     token = tl.load(last_tokens_ptr + slot).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < HIDDEN
