@@ -22,7 +22,17 @@ from pagewire.worker.limits import Limits
 from pagewire.worker.loading import load_worker
 from pagewire.worker.plan import SlotStarts, StepPlan, TableWrites
 
-POINTS = [(1, 504), (8, 720), (16, 720), (32, 720), (64, 720), (128, 720), (256, 720), (64, 2048), (512, 768)]
+POINTS = [
+    (1, 504),
+    (8, 720),
+    (16, 720),
+    (32, 720),
+    (64, 720),
+    (128, 720),
+    (256, 720),
+    (64, 2048),
+    (512, 768),
+]
 
 
 def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:

@@ -35,7 +35,7 @@ def decode_attention(
         block_tables: `[slots, max_blocks]` int32.
         slots: `[rows]` int32, the block table row of each query row.
         lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
-            length 0 gives zeros.
+            length 0 gives zeros, a negative length leaves the row of `out` as it is.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
         out: like `q`, takes the result; a new tensor when None.
 
@@ -46,8 +46,8 @@ def decode_attention(
     _, kv_heads, block_size, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
     longest = max(lengths.tolist(), default=0)
-    if longest == 0:
-        return out.zero_()
+    if longest <= 0:
+        return out.masked_fill_((lengths == 0)[:, None, None], 0)
 
     tables = block_tables[slots, : -(-longest // block_size)]  # [rows, blocks]
     k, v = _gather(k_cache, tables), _gather(v_cache, tables)
@@ -57,7 +57,8 @@ def decode_attention(
     # The query heads of one KV head stand where a query sequence would: none masks another.
     grouped = q.view(rows, kv_heads, query_heads // kv_heads, head_dim)
     attended = _attend_masked(grouped, k, v, visible[:, None, None, :], scale).reshape(q.shape)
-    return out.copy_(attended.masked_fill_((lengths == 0)[:, None, None], 0))
+    attended.masked_fill_((lengths == 0)[:, None, None], 0)
+    return torch.where((lengths < 0)[:, None, None], out, attended, out=out)
 
 
 def prefill_attention(

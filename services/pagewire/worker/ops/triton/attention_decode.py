@@ -70,7 +70,7 @@ def decode_attention(
         block_tables: `[slots, max_blocks]` int32.
         slots: `[rows]` int32, the block table row of each query row.
         lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
-            length 0 gives zeros.
+            length 0 gives zeros, a negative length leaves the row of `out` as it is.
         scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
         out: like `q`, takes the result; a new tensor when None.
         config: the schedule; chosen by dtype, head size and rows when None.
@@ -176,7 +176,7 @@ def _row_units(
     """Return the units of every row, `[PADDED_ROWS]`."""
     index = tl.arange(0, PADDED_ROWS)
     lengths = tl.load(lengths_ptr + index, mask=index < rows, other=0)
-    return tl.cdiv(lengths, TILE) * KV_HEADS
+    return tl.cdiv(tl.maximum(lengths, 0), TILE) * KV_HEADS
 
 
 @triton.jit
@@ -320,7 +320,10 @@ def _merge_kernel(
     query_head = tl.program_id(1)
     units = _row_units(lengths_ptr, rows, TILE, KV_HEADS, PADDED_ROWS)
     share, longer = _cut(tl.sum(units, 0), programs, least_share)
-    tiles = tl.cdiv(tl.load(lengths_ptr + row), TILE)
+    length = tl.load(lengths_ptr + row)
+    if length < 0:
+        return
+    tiles = tl.cdiv(length, TILE)
     dim = tl.arange(0, HEAD_DIM)
     to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + dim
     if tiles == 0:  # no share has met this row

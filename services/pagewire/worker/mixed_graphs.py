@@ -1,0 +1,151 @@
+"""Graphs of mixed steps: prefill chunks beside decode rows.
+
+Launched one by one, the 300 kernels of a mixed step cost the host 7 to 15 ms, more than most such
+steps take on the device. Here a step is two graph launches: a *body* embeds the tokens and runs the
+layers, a *head* computes the logits of the rows that sample and draws their tokens. Bodies are
+captured for numbers of tokens, heads for numbers of rows; the residual stream lies between them
+in memory of its own.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.packing import Int32Array
+from pagewire.worker.decoder import Batch, Decoder, Prefill
+from pagewire.worker.device_slots import DeviceSlots
+from pagewire.worker.kv_cache import KVCache
+from pagewire.worker.limits import Limits
+from pagewire.worker.mixed_layout import (
+    BodySize,
+    body_length,
+    body_sizes,
+    pack_body,
+    sampling_rows,
+    split_body,
+)
+from pagewire.worker.plan import Chunks, StepPlan
+from pagewire.worker.staging import Staging
+
+ROWS, SLOTS, INDICES = range(3)
+
+Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Logits and sampling of a number of rows, to be replayed."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor  # [3, rows] int32
+    tokens: Tensor  # [rows] int32
+
+
+class MixedGraphs:
+    """See above. Reads and writes the same slots and cache as the backend that owns it."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: DeviceSlots,
+        cache: KVCache,
+        limits: Limits,
+        row_buckets: list[int],
+    ) -> None:
+        weights = decoder.weights
+        self._decoder = decoder
+        self._slots = slots
+        self._cache = cache
+        self._limits = limits
+        self._sizes = body_sizes(limits)
+        self._row_buckets = row_buckets
+        longest = max(body_length(size) for size in self._sizes)
+        rows = row_buckets[-1]
+        device = weights.embedding.device
+        self._staging = Staging(max(longest, 3 * rows))
+        self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
+        self._head_inputs = torch.zeros(3 * rows, dtype=torch.int32, device=device)
+        self._residual = torch.zeros(
+            limits.max_num_batched_tokens,
+            weights.embedding.shape[1],
+            dtype=weights.embedding.dtype,
+            device=device,
+        )
+        self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
+        self._heads: dict[tuple[int, bool], Head] = {}
+
+    def capture(self, capture: Capture) -> None:
+        """Captures every body and head, largest first; `capture` runs a function twice."""
+        padding = self._limits.padding_slot
+        for size in reversed(self._sizes):
+            inputs = self._body_inputs[: body_length(size)]
+            inputs.zero_()
+            split = split_body(inputs, size)
+            split.slots.fill_(padding)
+            split.chunk_slots.fill_(padding)
+            self._bodies[size], _ = capture(partial(self._body, size))
+        for rows in reversed(self._row_buckets):
+            inputs = self._head_inputs[: 3 * rows].view(3, rows)
+            inputs.zero_()
+            inputs[SLOTS] = padding
+            for filtered in (True, False):
+                graph, tokens = capture(partial(self._head, inputs, filtered))
+                self._heads[rows, filtered] = Head(graph, inputs, tokens)
+
+    def launch(self, plan: StepPlan, chunks: Chunks) -> Tensor:
+        """Queues a step; its tokens `[rows]` int32 on the device, until the next step's."""
+        size = next(size for size in self._sizes if size.holds(plan))
+        packed = pack_body(plan, chunks, size, self._limits.padding_slot)
+        self._staging.copy_to(self._body_inputs[: len(packed)], packed)
+        self._bodies[size].replay()
+        rows = len(plan.sample_slots)
+        if not rows:
+            return self._head_inputs[:0]
+        bucket = self._row_buckets[bisect_left(self._row_buckets, rows)]
+        head = self._heads[bucket, plan.filtered]
+        self._staging.copy_to(head.inputs, self._pack_head(plan, chunks, bucket))
+        head.graph.replay()
+        return head.tokens[:rows]
+
+    def _body(self, size: BodySize) -> Tensor:
+        state = self._slots
+        inputs = split_body(self._body_inputs, size)
+        last = state.last_tokens[inputs.slots]
+        token_ids = torch.where(inputs.token_ids < 0, last, inputs.token_ids)
+        residual = self._residual[: size.tokens]
+        torch.index_select(self._decoder.weights.embedding, 0, token_ids, out=residual)
+        batch = Batch(
+            token_ids=token_ids,
+            positions=inputs.positions,
+            slots=inputs.slots,
+            num_decodes=size.decodes,
+            decode_lengths=inputs.decode_lengths,
+            prefill=Prefill(
+                inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens
+            ),
+            rows=None,
+        )
+        return self._decoder.layers(residual, batch, self._cache, state.block_tables)
+
+    def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
+        """`[rows]` int32."""
+        ops, state = self._decoder.ops, self._slots
+        hidden = self._residual[inputs[ROWS]]
+        logits = self._decoder.logits(hidden)
+        sampling = ops.gather_sampling(state.sampling, inputs[SLOTS], inputs[INDICES])
+        tokens = ops.sample(logits, sampling, filtered)
+        return ops.end_decode(tokens, hidden, inputs[SLOTS], state.last_tokens)
+
+    def _pack_head(self, plan: StepPlan, chunks: Chunks, bucket: int) -> Int32Array:
+        rows = len(plan.sample_slots)
+        packed = np.zeros((3, bucket), np.int32)
+        packed[ROWS, :rows] = sampling_rows(plan, chunks)
+        packed[SLOTS, :rows] = plan.sample_slots
+        packed[SLOTS, rows:] = self._limits.padding_slot
+        packed[INDICES, :rows] = plan.sample_indices
+        return packed
