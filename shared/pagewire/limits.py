@@ -5,4 +5,6 @@ MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 8
 # Stop tokens of a request and the model's own end-of-sequence tokens together.
 MAX_STOP_IDS = 16
+# Log probabilities of the likeliest tokens beside each token's own.
+MAX_LOGPROBS = 20
 INT32_MAX = 2**31 - 1

@@ -1,4 +1,4 @@
-"""Arrays of token ids, slots and blocks as they travel: little-endian int32 bytes."""
+"""Arrays as they travel: token ids, slots and blocks as little-endian int32, else float32."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
 _WIRE = np.dtype("<i4")
+_FLOAT_WIRE = np.dtype("<f4")
 
 
 def pack(values: Sequence[int] | NDArray[np.integer]) -> bytes:
@@ -17,3 +19,13 @@ def pack(values: Sequence[int] | NDArray[np.integer]) -> bytes:
 def unpack(data: bytes) -> Int32Array:
     """The read-only int32 array [n] in `data`; ValueError if its size is not a multiple of 4."""
     return np.frombuffer(data, dtype=_WIRE)
+
+
+def pack_floats(values: Float32Array) -> bytes:
+    """Numbers as little-endian float32."""
+    return np.asarray(values, dtype=_FLOAT_WIRE).tobytes()
+
+
+def unpack_floats(data: bytes) -> Float32Array:
+    """The read-only float32 array [n] in `data`; ValueError if its size is not a multiple of 4."""
+    return np.frombuffer(data, dtype=_FLOAT_WIRE)

@@ -1,5 +1,7 @@
 """The small-batch linear kernels against their twins."""
 
+from functools import partial
+
 import pytest
 import torch
 from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
@@ -105,6 +107,22 @@ def test_dispatch_computes_the_same(tokens, device):
     assert_near(out, expected, tolerance)
     expected = reference.linear_add(a.x, a.weight, a.residual.clone())
     assert_near(linear.linear_add(a.x, a.weight, a.residual), expected, tolerance)
+
+
+@pytest.mark.parametrize("config", [*dict.fromkeys(config for *_, config in CASES[:6]), None])
+def test_output_goes_where_it_is_told(config, device):
+    a = Inputs(1 if isinstance(config, VectorConfig) else 3, 128, 40, DTYPES[0], device)
+    for bias in (None, a.bias):
+        expected = reference.norm_linear(a.x, a.norm, EPS, a.weight, bias)
+        for norm_linear in (
+            partial(linear.norm_linear, config=config),
+            reference.norm_linear,
+        ):
+            whole = torch.zeros(5, 40, dtype=a.x.dtype, device=device)
+            out = whole[: len(a.x)]
+            assert norm_linear(a.x, a.norm, EPS, a.weight, bias, out=out) is out
+            assert_near(out, expected, FUSED_TOLERANCE[a.x.dtype])
+            assert not whole[len(a.x) :].any()
 
 
 def test_tables_fit_their_shapes():

@@ -292,6 +292,17 @@ def test_logprobs(vocabulary, k, device):
     torch.testing.assert_close(out[2], expected[2], rtol=1e-5, atol=1e-5)
 
 
+def test_logprobs_of_rows_without_numbers_stay_within_their_row(device):
+    logits = torch.randn(3, VOCABULARIES[-1], device=device)
+    logits[1] = torch.nan
+    logits[2] = -torch.inf
+    tokens = torch.zeros(3, dtype=torch.int32, device=device)
+    _, ids, _ = sampling.logprobs(logits, tokens, 20)
+    expected = reference.logprobs(logits[:1], tokens[:1], 20)[1]
+    assert torch.equal(ids[:1], expected)
+    assert ((ids >= 0) & (ids < logits.shape[1])).all()
+
+
 def test_logprobs_refuses_more_than_it_has(device):
     with pytest.raises(ValueError, match="k is 21"):
         sampling.logprobs(torch.zeros(1, 50, device=device), torch.zeros(1).int(), 21)

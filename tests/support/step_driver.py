@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from pagewire.config import WorkerConfig
 from pagewire.errors import RequestError
-from pagewire.packing import pack, unpack
+from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.engine import Engine
 from pagewire.worker.instruments import Instruments
@@ -83,6 +83,10 @@ async def local_worker(
     await asyncio.to_thread(engine.close)
 
 
+# Of one token: its own, then ids and log probabilities of the likeliest ones.
+Logprobs = tuple[float, list[int], list[float]]
+
+
 @dataclass
 class Sequence:
     """A request: known tokens, how many of them were generated, how many more are wanted."""
@@ -92,6 +96,7 @@ class Sequence:
     generated: int = 0
     sampling: pb.SlotSampling = field(default_factory=lambda: pb.SlotSampling(top_p=1.0))
     output: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     failure: str = ""
     slot: int = -1
     computed: int = 0
@@ -185,7 +190,18 @@ class StepDriver:
         assert len(tokens) == len(rows)
         for sequence, token in zip(rows, tokens, strict=True):
             sequence.output.append(token)
+        self._take_logprobs(result, rows)
         by_slot = {sequence.slot: sequence for sequence in sequences}
         for error in result.errors:
             assert not by_slot[error.slot].failure, "a failure is reported once"
             by_slot[error.slot].failure = error.message
+
+    def _take_logprobs(self, result: pb.StepResult, rows: list[Sequence]) -> None:
+        named = unpack(result.logprob_rows)
+        chosen = unpack_floats(result.logprobs).tolist()
+        ids = unpack(result.top_ids).reshape(len(named), -1).tolist() if len(named) else []
+        top = unpack_floats(result.top_logprobs).reshape(len(named), -1) if len(named) else []
+        for row, own, its_ids, its_top in zip(named, chosen, ids, top, strict=True):
+            rows[row].logprobs.append((own, its_ids, its_top.tolist()))
+        wanting = [i for i, s in enumerate(rows) if s.sampling.HasField("logprobs")]
+        assert [i for i in wanting if rows[i].output[-1] >= 0] == named.tolist()

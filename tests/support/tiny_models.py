@@ -78,3 +78,10 @@ def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int) -> list
             pad_token_id=0,
         )
     return output[0, len(prompt) :].tolist()
+
+
+def log_probabilities(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """What transformers gives every token at each place of an output, `[output, vocabulary]`."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + output])).logits[0].float()
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.packing import Int32Array
+from pagewire.worker.logprobs import Logprobs
 from pagewire.worker.plan import StepPlan
 
 
@@ -25,6 +26,7 @@ class Outcome:
     tokens: Int32Array
     failures: tuple[RowFailure, ...]
     duration_us: int
+    logprobs: Logprobs | None = None  # of the rows that the plan names
 
 
 class Backend(Protocol):

@@ -62,10 +62,10 @@ class Decoder:
             self._layer(layer, residual, batch, keys, values, block_tables)
         return residual if batch.rows is None else residual[batch.rows]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, vocab]`, in the dtype of the weights."""
-        eps = self.config.rms_norm_eps
-        return self.ops.norm_linear(hidden, self.weights.norm, eps, self.weights.head)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """`[rows, vocab]`, in the dtype of the weights; written to `out` if that is given."""
+        eps, head = self.config.rms_norm_eps, self.weights.head
+        return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
 
     def _layer(
         self,

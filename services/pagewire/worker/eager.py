@@ -13,6 +13,7 @@ from pagewire.worker.decoder import Batch, Decoder, Prefill
 from pagewire.worker.device_slots import DeviceSlots
 from pagewire.worker.kv_cache import empty_cache
 from pagewire.worker.limits import Limits
+from pagewire.worker.logprobs import LogprobRows, PendingLogprobs, compute
 from pagewire.worker.ops.reference.step import FAILED
 from pagewire.worker.plan import Chunks, StepPlan, rehearsal
 from pagewire.worker.timer import DeviceTimer, HostTimer
@@ -21,11 +22,12 @@ from pagewire.worker.upload import upload
 
 @dataclass(frozen=True, slots=True)
 class EagerHandle:
-    """A submitted step. On a GPU `tokens` is pinned memory, valid once `timer` has waited."""
+    """A submitted step. On a GPU its tensors are pinned memory, valid once `timer` has waited."""
 
     tokens: Tensor  # [rows] int32 on the host, FAILED for a row without a token
     indices: Int32Array  # [rows]
     timer: HostTimer | DeviceTimer
+    logprobs: PendingLogprobs | None
 
 
 class EagerBackend:
@@ -58,12 +60,10 @@ class EagerBackend:
         timer = HostTimer() if self.synchronous else DeviceTimer()
         with torch.inference_mode():
             self._slots.apply(plan)
-            tokens = self._compute(plan)
-            if not self.synchronous:
-                pinned = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-                tokens = pinned.copy_(tokens, non_blocking=True)
+            tokens, logprobs = self._compute(plan)
+            tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer)
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
@@ -73,25 +73,43 @@ class EagerBackend:
             RowFailure(int(row), non_finite(int(handle.indices[row])), retryable=False)
             for row in np.flatnonzero(tokens == FAILED)
         )
-        return Outcome(tokens, failures, int(seconds * 1e6))
+        logprobs = None if handle.logprobs is None else handle.logprobs.read()
+        return Outcome(tokens, failures, int(seconds * 1e6), logprobs)
 
     def scrub(self, blocks: Int32Array) -> None:
         """See `Backend`."""
         with torch.inference_mode():
             self._cache.scrub(*upload(self.device, blocks))
 
-    def _compute(self, plan: StepPlan) -> Tensor:
+    def _to_host(self, results: Tensor) -> Tensor:
+        """`results` on the host; from a GPU without waiting, valid once the step is done."""
+        if self.synchronous:
+            return results
+        pinned = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        return pinned.copy_(results, non_blocking=True)
+
+    def _logprobs(
+        self, logits: Tensor, tokens: Tensor, wanted: LogprobRows | None
+    ) -> PendingLogprobs | None:
+        """The log probabilities of the rows `wanted` of `logits [rows, vocab]`."""
+        if wanted is None:
+            return None
+        packed = compute(self._decoder.ops, logits, tokens, wanted)
+        return PendingLogprobs(wanted, self._to_host(packed))
+
+    def _compute(self, plan: StepPlan) -> tuple[Tensor, PendingLogprobs | None]:
         """Forward pass and sampling; `[rows]` int32 tokens on the device."""
         if not plan.num_decodes + plan.num_prefilled:
-            return torch.empty(0, dtype=torch.int32, device=self.device)
+            return torch.empty(0, dtype=torch.int32, device=self.device), None
         batch, sample_slots, indices = self._batch(plan)
         hidden = self._decoder.hidden(batch, self._cache, self._slots.block_tables)
         if not len(plan.sample_slots):
-            return indices  # [0]
+            return indices, None  # [0]
         logits, ops = self._decoder.logits(hidden), self._decoder.ops
         state = ops.gather_sampling(self._slots.sampling, sample_slots, indices)
         tokens = ops.sample(logits, state, plan.filtered)
-        return ops.end_decode(tokens, hidden, sample_slots, self._slots.last_tokens)
+        tokens = ops.end_decode(tokens, hidden, sample_slots, self._slots.last_tokens)
+        return tokens, self._logprobs(logits, tokens, plan.logprobs)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor, Tensor]:
         """The decoder's batch, and the slots and token indices `[rows]` of the sampling rows."""

@@ -113,6 +113,7 @@ class Engine:
         outcome: Outcome | RequestError,
     ) -> None:
         failures = list(planned.failures)
+        logprobs: dict[str, bytes] = {}
         if isinstance(outcome, RequestError):
             failures += _fail_all(session, planned.plan, outcome.message)
             tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
@@ -121,6 +122,8 @@ class Engine:
             failed = session.slots.failed(planned.plan.sample_slots)
             tokens = np.where(failed, np.int32(-1), outcome.tokens)
             duration = outcome.duration_us
+            if outcome.logprobs is not None:
+                logprobs = outcome.logprobs.fields(tokens, planned.rows)
         if planned.rows is not None:
             tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended one
         self._instruments.failures.inc(len(failures))
@@ -133,6 +136,7 @@ class Engine:
                     for f in failures
                 ],
                 duration_us=duration,
+                **logprobs,
             )
         )
 

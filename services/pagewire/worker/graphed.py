@@ -16,6 +16,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.decoder import Batch, Decoder
 from pagewire.worker.eager import EagerBackend, EagerHandle
 from pagewire.worker.limits import Limits
+from pagewire.worker.logprobs import WIDTHS
 from pagewire.worker.mixed_graphs import MixedGraphs
 from pagewire.worker.ops.reference.step import (
     INDICES,
@@ -26,7 +27,7 @@ from pagewire.worker.ops.reference.step import (
     WRITE_COLUMNS,
     WRITE_SLOTS,
 )
-from pagewire.worker.plan import StepPlan, TableWrites
+from pagewire.worker.plan import StepPlan, TableWrites, rehearsal
 from pagewire.worker.staging import Staging
 from pagewire.worker.timer import DeviceTimer
 
@@ -52,7 +53,13 @@ class GraphBackend(EagerBackend):
         )
         # By number of rows, and by whether a row filters its distribution.
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
-        self._mixed = MixedGraphs(decoder, self._slots, self._cache, limits, self._buckets)
+        # What every graph writes its logits to: after a replay they are there for log
+        # probabilities, until the next one.
+        head = decoder.weights.head
+        self._logits = head.new_empty(self._buckets[-1], head.shape[0])
+        self._mixed = MixedGraphs(
+            decoder, self._slots, self._cache, limits, self._buckets, self._logits
+        )
         # Graphs run one after another, so all take their memory from one pool.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -66,6 +73,9 @@ class GraphBackend(EagerBackend):
                 for filtered in (True, False):
                     graph, tokens = self._capture(partial(self._decode, inputs, filtered))
                     self._captured[rows, filtered] = CapturedStep(graph, inputs, tokens)
+        for width in WIDTHS:
+            plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
+            self.wait(self.submit(plan))
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what the first runs took outside the pool of the graphs
 
@@ -80,10 +90,10 @@ class GraphBackend(EagerBackend):
                 tokens = self._mixed.launch(plan, plan.chunks)
             else:
                 tokens = self._launch_decode(plan)
-            pinned = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            pinned.copy_(tokens, non_blocking=True)
+            logprobs = self._logprobs(self._logits, tokens, plan.logprobs)
+            tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(pinned, plan.sample_indices, timer)
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
 
     def _launch_decode(self, plan: StepPlan) -> Tensor:
         """Queues a decode step; its tokens `[rows]` int32 on the device, until the next step's."""
@@ -124,7 +134,7 @@ class GraphBackend(EagerBackend):
             rows=None,
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
-        logits = self._decoder.logits(hidden)
+        logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
         sampling = ops.gather_sampling(state.sampling, slots, inputs[INDICES])
         tokens = ops.sample(logits, sampling, filtered)
         return ops.end_decode(tokens, hidden, slots, state.last_tokens)

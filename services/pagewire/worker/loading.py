@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from pagewire.config import WorkerConfig
+from pagewire.limits import MAX_LOGPROBS
 from pagewire.models import resolve_model
 from pagewire.worker.backend import Backend
 from pagewire.worker.checkpoint import load_weights
@@ -136,7 +137,8 @@ def _limits(
         rows = min(trial.num_slots, batched)
         length = min(batched // rows, longest)
         backend = EagerBackend(decoder, trial, dtype)
-        backend.wait(backend.submit(rehearsal(trial, decodes=0, chunks=rows, chunk_length=length)))
+        plan = rehearsal(trial, 0, chunks=rows, chunk_length=length, num_top=MAX_LOGPROBS)
+        backend.wait(backend.submit(plan))
 
     size = block_bytes(model, config.block_size, dtype)
     if config.num_blocks is not None:

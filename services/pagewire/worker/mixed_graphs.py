@@ -56,7 +56,9 @@ class MixedGraphs:
         cache: KVCache,
         limits: Limits,
         row_buckets: list[int],
+        logits: Tensor,
     ) -> None:
+        """Heads write to the first rows of `logits [rows, vocab]`."""
         weights = decoder.weights
         self._decoder = decoder
         self._slots = slots
@@ -64,6 +66,7 @@ class MixedGraphs:
         self._limits = limits
         self._sizes = body_sizes(limits)
         self._row_buckets = row_buckets
+        self._logits = logits
         longest = max(body_length(size) for size in self._sizes)
         rows = row_buckets[-1]
         device = weights.embedding.device
@@ -136,7 +139,7 @@ class MixedGraphs:
         """`[rows]` int32."""
         ops, state = self._decoder.ops, self._slots
         hidden = self._residual[inputs[ROWS]]
-        logits = self._decoder.logits(hidden)
+        logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
         sampling = ops.gather_sampling(state.sampling, inputs[SLOTS], inputs[INDICES])
         tokens = ops.sample(logits, sampling, filtered)
         return ops.end_decode(tokens, hidden, inputs[SLOTS], state.last_tokens)

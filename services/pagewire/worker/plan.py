@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
+from pagewire.worker.logprobs import LogprobRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class StepPlan:
     sample_slots: Int32Array  # [rows]
     sample_indices: Int32Array  # [rows]
     filtered: bool
+    logprobs: LogprobRows | None = None  # None: no row wants any
 
     @property
     def num_decodes(self) -> int:
@@ -79,10 +81,13 @@ class StepPlan:
         return 0 if self.chunks is None else len(self.chunks.tokens)
 
 
-def rehearsal(limits: Limits, decodes: int, chunks: int, chunk_length: int) -> StepPlan:
+def rehearsal(
+    limits: Limits, decodes: int, chunks: int, chunk_length: int, num_top: int | None = None
+) -> StepPlan:
     """A step of the given size whose rows all belong to the padding slot and draw with top-p.
 
-    It touches no sequence: its KV goes to the scratch block.
+    It touches no sequence: its KV goes to the scratch block. With `num_top` every row wants log
+    probabilities.
     """
     pad = limits.padding_slot
     rows = decodes + chunks
@@ -104,6 +109,7 @@ def rehearsal(limits: Limits, decodes: int, chunks: int, chunk_length: int) -> S
         sample_slots=np.full(rows, pad, np.int32),
         sample_indices=np.zeros(rows, np.int32),
         filtered=True,
+        logprobs=None if num_top is None else LogprobRows(np.arange(rows, dtype=np.int32), num_top),
     )
 
 

@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.errors import invalid
-from pagewire.limits import INT32_MAX, MAX_STOP_IDS
+from pagewire.limits import INT32_MAX, MAX_LOGPROBS, MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
+from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.plan import Chunks, SlotStarts, StepPlan, TableWrites
 from pagewire.worker.step import Sampling, Start, Step
 
 _EMPTY, _RUNNING, _FAILED = 0, 1, 2
 _NONE = np.empty(0, np.int32)
 _NO_ROWS = np.empty(0, np.bool_)
+_NO_LOGPROBS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Slots:
         self._num_blocks = np.zeros(n, np.int32)
         self._room = np.zeros(n, np.int32)  # tokens that the blocks and max_model_len allow
         self._filtered = np.zeros(n, np.bool_)
+        self._logprobs = np.full(n, _NO_LOGPROBS, np.int8)  # likeliest tokens wanted
         self._tables = np.zeros((n, limits.max_blocks), np.int32)
         self._tokens: list[Int32Array] = [_NONE] * n  # known tokens until all are computed
         self._decodes = _NONE
@@ -91,6 +94,7 @@ class Slots:
             sample_slots=sample_slots,
             sample_indices=indices,
             filtered=bool(self._filtered[sample_slots].any()),
+            logprobs=self._wanted_logprobs(sample_slots),
         )
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
@@ -179,7 +183,14 @@ class Slots:
         self._tokens[slot] = start.token_ids
         sampling = start.sampling
         self._filtered[slot] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        self._logprobs[slot] = _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         return True
+
+    def _wanted_logprobs(self, slots: Int32Array) -> LogprobRows | None:
+        """Which of the sampling rows want log probabilities; None if none does."""
+        wanted = self._logprobs[slots]
+        rows = np.flatnonzero(wanted > _NO_LOGPROBS)
+        return LogprobRows(rows.astype(np.int32), int(wanted[rows].max())) if len(rows) else None
 
     def _set_blocks(self, slots: int | Int32Array, counts: int | Int32Array) -> None:
         self._num_blocks[slots] = counts
@@ -347,6 +358,8 @@ def _sampling_fault(sampling: Sampling, limits: Limits) -> str | None:
         return f"{len(sampling.stop_token_ids)} stop_token_ids; {MAX_STOP_IDS} are the most"
     if any(token >= limits.vocab_size for token in sampling.stop_token_ids):
         return f"a stop token id is not in the vocabulary of {limits.vocab_size}"
+    if (sampling.logprobs or 0) > min(MAX_LOGPROBS, limits.vocab_size):
+        return f"logprobs {sampling.logprobs} exceeds {min(MAX_LOGPROBS, limits.vocab_size)}"
     return None
 
 

@@ -18,6 +18,7 @@ class Sampling:
     seed: int = 0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def _start(message: pb.SequenceStart) -> Start:
             seed=sampling.seed,
             min_tokens=sampling.min_tokens,
             stop_token_ids=tuple(sampling.stop_token_ids),
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
     )
 

@@ -6,6 +6,7 @@ neighbours into the matrix product where the batch is small, which changes only 
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,24 +14,36 @@ from pagewire.worker.ops.reference.activation import silu_mul
 from pagewire.worker.ops.reference.norm import rms_norm
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Return `x @ weight.T + bias`.
 
     Args:
         x: `[tokens, in_features]`.
         weight: `[out_features, in_features]`.
         bias: `[out_features]` or None.
+        out: `[tokens, out_features]` to write to, or None for a new tensor.
 
     Returns:
         `[tokens, out_features]` in the dtype of `x`.
     """
-    return F.linear(x, weight, bias)
+    if out is None:
+        return F.linear(x, weight, bias)
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
 
 
 def norm_linear(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return `linear(rms_norm(x, norm_weight, eps), weight, bias)`.
+    """Return `linear(rms_norm(x, norm_weight, eps), weight, bias, out)`.
 
     Args:
         x: `[tokens, hidden]`.
@@ -38,11 +51,12 @@ def norm_linear(
         eps: added to the mean square.
         weight: `[out_features, hidden]`.
         bias: `[out_features]` or None.
+        out: `[tokens, out_features]` to write to, or None for a new tensor.
 
     Returns:
         `[tokens, out_features]` in the dtype of `x`.
     """
-    return F.linear(rms_norm(x, norm_weight, eps), weight, bias)
+    return linear(rms_norm(x, norm_weight, eps), weight, bias, out)
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ same work in pieces; `linear_config` draws the line.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton.activation import silu_mul, silu_of
 from pagewire.worker.ops.triton.device import dependent_launch
 from pagewire.worker.ops.triton.linear_config import (
@@ -183,14 +183,16 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
+    out: Tensor | None = None,
     *,
     config: Config | None = None,
 ) -> Tensor:
     """Twin of `reference.linear.linear`; `weight` is contiguous, as in all functions here."""
     config = config or _choose(x, weight)
     if config is None:
-        return F.linear(x, weight, bias)
-    out = x.new_empty((x.shape[0], weight.shape[0]))
+        return reference.linear(x, weight, bias, out)
+    if out is None:
+        out = x.new_empty((x.shape[0], weight.shape[0]))
     return _launch(x, weight, out, config, bias=bias)
 
 
@@ -200,14 +202,16 @@ def norm_linear(
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
+    out: Tensor | None = None,
     *,
     config: Config | None = None,
 ) -> Tensor:
     """Twin of `reference.linear.norm_linear`."""
     config = config or _choose(x, weight)
     if not isinstance(config, VectorConfig):
-        return linear(rms_norm(x, norm_weight, eps), weight, bias, config=config)
-    out = x.new_empty((x.shape[0], weight.shape[0]))
+        return linear(rms_norm(x, norm_weight, eps), weight, bias, out, config=config)
+    if out is None:
+        out = x.new_empty((x.shape[0], weight.shape[0]))
     return _launch(x, weight, out, config, bias=bias, norm_weight=norm_weight, eps=eps)
 
 

@@ -8,11 +8,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.limits import MAX_LOGPROBS
 from pagewire.worker.ops.triton.device import dependent_launch
 
 CHUNK = 2048
 WARPS = 4
-MAX_LOGPROBS = 20
 
 
 @triton.jit
@@ -86,7 +86,11 @@ def _logprobs_kernel(
         for i in range(TOP):
             value, best = tl.max(values, axis=0, return_indices=True)
             tl.store(top_ptr + row * TOP + i, value - normalizer)
-            tl.store(top_ids_ptr + row * TOP + i, tl.load(ids_ptr + row * chunks * TOP + best))
+            # A NaN among the values may make a padding candidate the best: it has no id.
+            best_id = tl.load(
+                ids_ptr + row * chunks * TOP + best, mask=best < chunks * TOP, other=0
+            )
+            tl.store(top_ids_ptr + row * TOP + i, best_id)
             values = tl.where(candidate == best, -float("inf"), values)
 
 

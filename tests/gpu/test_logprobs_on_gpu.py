@@ -1,0 +1,86 @@
+"""The graph backend's log probabilities, from graph replays and eager steps alike."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from triton import knobs
+
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.compilations import on_compilation
+from support.logprob_checks import assert_logprobs
+from support.step_driver import Sequence, StepDriver, local_worker
+from support.tiny_models import VOCAB, log_probabilities, save_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+]
+
+KERNELS = {"_top_kernel", "_logprobs_kernel"}
+# Of each sequence: the length of its prompt, and how many likeliest tokens it wants.
+WANTED = [(1, 0), (5, None), (16, 3), (17, 20), (33, None), (80, 1)]
+COUNT = 40
+
+
+def sequences(**fields: float) -> list[Sequence]:
+    generator = random.Random(7)
+    return [
+        Sequence(
+            [generator.randrange(VOCAB) for _ in range(length)],
+            COUNT,
+            sampling=pb.SlotSampling(top_p=1.0, seed=length, logprobs=top, **fields),
+        )
+        for length, top in WANTED
+    ]
+
+
+@pytest.mark.parametrize("run_ahead", [1, 4])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
+def test_values_are_those_of_transformers(tmp_path: Path, variant: str, run_ahead: int) -> None:
+    model = save_model(tmp_path, variant, initializer_range=0.1)
+    late: list[str] = []
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 8}
+        async with local_worker(tmp_path, **settings) as worker:
+            on_compilation(late.append)
+            driver = StepDriver(worker.stream(), worker.limits)
+            drawn = sequences(temperature=1.3)
+            await driver.run(drawn, chunk=7, run_ahead=run_ahead)
+            for (_, top), sequence in zip(WANTED, drawn, strict=True):
+                if top is None:
+                    assert not sequence.logprobs
+                    continue
+                reference = log_probabilities(model, sequence.tokens, sequence.output)
+                assert_logprobs(sequence.logprobs, sequence.output, reference, top, 2e-3)
+            assert not worker.fatal
+
+    try:
+        asyncio.run(check())
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+    assert not KERNELS & {name.rpartition(".")[2] for name in late}, "compiled while serving"
+
+
+def test_they_are_of_the_logits_that_were_sampled(tmp_path: Path) -> None:
+    """In bfloat16 too a greedy token is the likeliest, to the bit."""
+    save_model(tmp_path, "llama", initializer_range=0.05)
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "bfloat16", "num_slots": 8}
+        async with local_worker(tmp_path, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            greedy = sequences()
+            await driver.run(greedy, chunk=7, run_ahead=4)
+            for (_, top), sequence in zip(WANTED, greedy, strict=True):
+                if not top:
+                    continue
+                for token, (own, ids, values) in zip(
+                    sequence.output, sequence.logprobs, strict=True
+                ):
+                    assert (ids[0], values[0]) == (token, own)
+
+    asyncio.run(check())
