@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import grpc
+import numpy as np
 
-from pagewire.packing import pack, unpack
+from pagewire.packing import pack, pack_floats, unpack
 from pagewire.rpc import SERVER_OPTIONS
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
@@ -19,6 +20,16 @@ from pagewire.v1 import worker_pb2_grpc
 def token_at(prompt: list[int], index: int, vocab_size: int) -> int:
     """The token that the scripted model generates at an index."""
     return (sum(prompt) * 31 + len(prompt) * 7 + index * 13) % vocab_size
+
+
+def logprobs_at(
+    prompt: list[int], index: int, top: int, vocab_size: int
+) -> tuple[float, list[int], list[float]]:
+    """The log probability of that token, and ids and log probabilities of the likeliest ones."""
+    base = -((sum(prompt) + index) % 64) / 64
+    first = token_at(prompt, index, vocab_size) + 1
+    ids = [(first + rank) % vocab_size for rank in range(top)]
+    return base - 5, ids, [base - rank / 4 for rank in range(top)]
 
 
 @dataclass
@@ -30,6 +41,7 @@ class Slot:
     computed: int
     generated: int
     blocks: list[int]
+    logprobs: int | None = None
 
 
 @dataclass
@@ -95,6 +107,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                 start.num_computed,
                 start.num_generated,
                 unpack(start.blocks).tolist(),
+                start.sampling.logprobs if start.sampling.HasField("logprobs") else None,
             )
         appended = zip(unpack(step.append_slots), unpack(step.append_blocks), strict=True)
         for slot, block in appended:
@@ -118,6 +131,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             token_ids=pack(tokens),
             errors=errors,
             duration_us=int(self.step_seconds * 1e6),
+            **self._logprobs(rows, tokens),
         )
 
     def _advance(self, slot: int, count: int) -> None:
@@ -136,6 +150,22 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         token = token_at(state.prompt, state.generated, self.info.vocab_size)
         state.generated += 1
         return token
+
+    def _logprobs(self, slots: list[int], tokens: list[int]) -> dict[str, bytes]:
+        """Those of the rows that want some, just sampled; of each as many as any of them wants."""
+        states = [self.slots[slot] for slot in slots]
+        wanting = [i for i, s in enumerate(states) if s.logprobs is not None and tokens[i] >= 0]
+        top = max((states[i].logprobs for i in wanting), default=0)
+        found = [
+            logprobs_at(states[i].prompt, states[i].generated - 1, top, self.info.vocab_size)
+            for i in wanting
+        ]
+        return {
+            "logprob_rows": pack(wanting),
+            "logprobs": pack_floats(np.array([own for own, _, _ in found], np.float32)),
+            "top_ids": pack([token for _, ids, _ in found for token in ids]),
+            "top_logprobs": pack_floats(np.array([values for _, _, values in found], np.float32)),
+        }
 
     def _scripted_error(self, slot: int) -> pb.SlotError | None:
         key = self.slots[slot].prompt[0]

@@ -51,6 +51,26 @@ def test_generation_config_gives_defaults(tmp_path: Path) -> None:
     assert SamplingParams.from_proto(pb.SamplingParams(), defaults).temperature == 0.7
 
 
+def test_bytes_of_tokens_are_those_of_the_text(byte_level: Tokenizer) -> None:
+    for text in CORPUS:
+        data = [byte_level.token_bytes(token) for token in byte_level.encode(text).tolist()]
+        assert b"".join(data) == text.encode()
+        assert all(data)
+
+
+def test_bytes_of_single_tokens(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    (end,) = byte_level.encode("<|end|>").tolist()
+    assert byte_level.token_bytes(end) == b"<|end|>", "a special token, which texts leave out"
+    assert byte_level.token_bytes(10**6) == b""
+    ids = {name: byte_fallback._backend.token_to_id(name) for name in ("▁The", "fox", "▁", "</s>")}
+    data = [byte_fallback.token_bytes(token) for token in ids.values()]
+    assert data == [b" The", b"fox", b" ", b"</s>"]
+    assert (
+        b"".join(map(byte_fallback.token_bytes, byte_fallback.encode("é").tolist()))
+        == " é".encode()
+    )
+
+
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     detokenizer = tokenizer.detokenizer()
     return [*(detokenizer.feed(token) for token in ids), detokenizer.flush()]

@@ -1,9 +1,12 @@
 """What a client is to be sent: the deltas of one step, or of several if it lags."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pagewire.packing import Int32Array
+from pagewire.scheduler.logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -23,6 +26,7 @@ class DeltaBuffer:
     token_ids: list[bytes] = field(default_factory=list)
     text: list[bytes] = field(default_factory=list)
     finished: list[pb.StreamFinish] = field(default_factory=list)
+    candidates: CandidateBuffer = field(default_factory=CandidateBuffer)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_rows(
@@ -32,8 +36,14 @@ class DeltaBuffer:
         tokens: Int32Array,
         texts: list[bytes],
         prompt_tokens: list[int],
+        candidates: Mapping[int, Candidates] = MappingProxyType({}),
     ) -> None:
-        """One new token of each of several requests; the arguments are parallel."""
+        """One new token of each of several requests; the arguments are parallel.
+
+        `candidates` has those of the tokens that have some, by their place in the arguments.
+        """
+        for row, its_own in candidates.items():
+            self.candidates.add(len(self.streams) + row, its_own)
         self.streams += streams
         self.indices += indices
         self.token_counts += [1] * len(streams)
@@ -68,6 +78,7 @@ class DeltaBuffer:
             text=b"".join(self.text),
             finished=self.finished,
         )
+        self.candidates.move_to(message)
         for part in (
             self.streams,
             self.indices,

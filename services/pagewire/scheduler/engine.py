@@ -21,7 +21,8 @@ from pagewire.scheduler.core.policy import POLICIES
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.waiting import WaitingQueue
 from pagewire.scheduler.delivery import DeltaBuffer
-from pagewire.scheduler.open_request import Request, error_finish, hand_out
+from pagewire.scheduler.logprobs import StepLogprobs
+from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish, hand_out
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
@@ -220,6 +221,7 @@ class Engine:
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
         """See WorkerEvents."""
         worker = self._workers[link]
+        logprobs = StepLogprobs.read(result)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEPS.inc()
         worker.step_seconds = result.duration_us / 1e6
@@ -228,7 +230,7 @@ class Engine:
             self._on_slot_error(worker, error)
         if len(outcome.slots):
             metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
-            self._deliver(worker, outcome)
+            self._deliver(worker, outcome, logprobs)
         self._pump_soon()
 
     # Arrival
@@ -373,7 +375,9 @@ class Engine:
 
     # Results
 
-    def _deliver(self, worker: ReadyWorker, outcome: StepOutcome) -> None:
+    def _deliver(
+        self, worker: ReadyWorker, outcome: StepOutcome, logprobs: StepLogprobs | None
+    ) -> None:
         """Hands one token of each row to its client, and ends the sequences that are done."""
         requests = [worker.owner(slot) for slot in outcome.slots.tolist()]
         texts: list[bytes] = []
@@ -394,7 +398,11 @@ class Engine:
         prompt_tokens = [0] * len(requests)
         for row in first:
             prompt_tokens[row] = self._report_prompt(requests[row])
-        hand_out(requests, outcome, texts, prompt_tokens)
+        candidates = {}
+        if logprobs is not None:
+            logprobs = logprobs.of(outcome.valid)
+            candidates = encode_logprobs(requests, logprobs, self.tokenizer.token_bytes)
+        hand_out(requests, outcome, texts, prompt_tokens, candidates)
         for row in ended:
             request = requests[row]
             slot = int(outcome.slots[row])
@@ -479,6 +487,8 @@ class Engine:
             finish.usage.prompt_tokens = len(request.sequence.prompt)
             finish.usage.completion_tokens = completion_tokens
             finish.usage.cached_tokens = request.sequence.cached_tokens or 0
+            if request.sequence.sampling.logprobs is not None:
+                finish.cumulative_logprob = request.cumulative_logprob
         if request.queue_seconds is not None:
             finish.queue_seconds = request.queue_seconds
         rest = request.text.flush() if request.text is not None else ""

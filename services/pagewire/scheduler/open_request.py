@@ -1,5 +1,6 @@
 """A client's request while it is open, and how it ends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from pagewire.errors import RequestError
 from pagewire.scheduler.core.batch import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.logprobs import Candidates, StepLogprobs
 from pagewire.scheduler.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb
 
@@ -28,6 +30,8 @@ class Request:
     include_stop_token: bool = False
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
+    # Of the tokens delivered, if the client wants log probabilities.
+    cumulative_logprob: float = 0.0
     open: bool = True
 
     def end_after(self, token: int, stopped: bool, at_limit: bool) -> pb.Finish | None:
@@ -50,13 +54,38 @@ def error_finish(error: RequestError) -> pb.Finish:
     )
 
 
+def encode_logprobs(
+    requests: list[Request], logprobs: StepLogprobs, token_bytes: Callable[[int], bytes]
+) -> dict[int, Candidates]:
+    """What the requests that want log probabilities get, by row, and adds to their sums.
+
+    `requests` are those of a step's rows, `logprobs` is of the same rows.
+    """
+    encoded = {}
+    for i, row in enumerate(logprobs.rows.tolist()):
+        request = requests[row]
+        assert request.sequence is not None
+        top = request.sequence.sampling.logprobs
+        if top is None:
+            continue
+        values = logprobs.values[i, : 1 + top]
+        request.cumulative_logprob += float(values[0])
+        texts = token_bytes if request.text is not None else None
+        encoded[row] = Candidates.encode(logprobs.ids[i, : 1 + top], values, texts)
+    return encoded
+
+
 def hand_out(
     requests: list[Request],
     outcome: StepOutcome,
     texts: list[bytes],
     prompt_tokens: list[int],
+    candidates: dict[int, Candidates],
 ) -> None:
-    """Gives each client the new tokens of its requests; the arguments are parallel."""
+    """Gives each client the new tokens of its requests; the arguments are parallel.
+
+    `candidates` has those of the rows that have some, in order.
+    """
     rows_of: dict[DeltaBuffer, list[int]] = {}
     streams = []
     for row, request in enumerate(requests):
@@ -64,7 +93,9 @@ def hand_out(
         rows_of.setdefault(request.buffer, []).append(row)
     indices = outcome.indices.tolist()
     if len(rows_of) == 1:
-        next(iter(rows_of)).add_rows(streams, indices, outcome.tokens, texts, prompt_tokens)
+        next(iter(rows_of)).add_rows(
+            streams, indices, outcome.tokens, texts, prompt_tokens, candidates
+        )
         return
     for buffer, rows in rows_of.items():
         buffer.add_rows(
@@ -73,4 +104,7 @@ def hand_out(
             outcome.tokens[np.array(rows)],
             [texts[row] for row in rows],
             [prompt_tokens[row] for row in rows],
+            {i: candidates[row] for i, row in enumerate(rows) if row in candidates}
+            if candidates
+            else {},
         )

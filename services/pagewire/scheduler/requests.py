@@ -8,6 +8,7 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict
 
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.limits import MAX_LOGPROBS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.scheduler.core.sequence import Sampling
@@ -82,6 +83,7 @@ def parse_request(
             min_p=params.min_p,
             seed=random.getrandbits(63) if params.seed is None else params.seed,
             min_tokens=stop.min_tokens,
+            logprobs=_logprobs(message, limits.vocab_size),
         ),
         max_tokens=max_tokens,
         stop_ids=tuple(dict.fromkeys(eos + stop.stop_token_ids)),
@@ -134,6 +136,15 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
     return tokenizer.chat_template.render(
         messages, _default_true(chat, "add_generation_prompt"), variables
     )
+
+
+def _logprobs(message: pb.GenerateRequest, vocab_size: int) -> int | None:
+    if not message.HasField("logprobs"):
+        return None
+    most = min(MAX_LOGPROBS, vocab_size)
+    if message.logprobs > most:
+        raise invalid("logprobs", f"logprobs is {message.logprobs}; at most {most} are given")
+    return int(message.logprobs)
 
 
 def _default_true(message: Any, field: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import grpc
 
 from pagewire.errors import RequestError
-from pagewire.packing import unpack
+from pagewire.packing import unpack, unpack_floats
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests import check_model, tokenize_input
@@ -39,7 +39,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 finish = news.finished[0].finish if news.finished else None
                 if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
                     await _abort(context, finish.error.code, finish.error.message)
-                yield _response(request.request_id, news, finish)
+                yield _response(request, news, finish)
                 if finish is not None:
                     return
         finally:
@@ -139,16 +139,39 @@ async def _tick(buffer: DeltaBuffer) -> None:
 
 
 def _response(
-    request_id: str, news: pb.MultiplexResponse, finish: pb.Finish | None
+    request: pb.GenerateRequest, news: pb.MultiplexResponse, finish: pb.Finish | None
 ) -> pb.GenerateResponse:
     """The news of the only request of a stream."""
-    return pb.GenerateResponse(
-        request_id=request_id,
+    response = pb.GenerateResponse(
+        request_id=request.request_id,
         index=news.indices[0] if news.indices else finish.usage.completion_tokens if finish else 0,
         token_ids=unpack(news.token_ids).tolist(),
         text=news.text.decode(),
         finish=finish,
     )
+    if news.candidate_counts:
+        with_bytes = not request.HasField("detokenize") or request.detokenize
+        _add_logprobs(response, news, with_bytes)
+    return response
+
+
+def _add_logprobs(
+    response: pb.GenerateResponse, news: pb.MultiplexResponse, with_bytes: bool
+) -> None:
+    """Adds what the candidates of the only request of a stream say."""
+    width = max(news.candidate_counts)
+    ids = unpack(news.candidate_ids).reshape(-1, width)
+    values = unpack_floats(news.candidate_logprobs).reshape(-1, width)
+    response.logprobs.extend(values[:, 0].tolist())
+    response.top_token_ids.extend(ids[:, 1:].ravel().tolist())
+    response.top_logprobs.extend(values[:, 1:].ravel().tolist())
+    if not with_bytes:
+        return
+    at = 0
+    for candidate, size in enumerate(news.candidate_sizes):
+        data = news.candidate_bytes[at : at + size]
+        at += size
+        (response.top_token_bytes if candidate % width else response.token_bytes).append(data)
 
 
 async def _abort(context: Any, code: int, message: str) -> NoReturn:

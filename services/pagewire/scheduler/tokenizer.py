@@ -50,6 +50,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = _byte_level_table(self._backend, self._special_ids)
         self._fallback_ids = _byte_fallback_ids(self._backend)
+        self._token_bytes: dict[int, bytes] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -65,11 +66,33 @@ class Tokenizer:
         """The text of all ids at once."""
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, as they are within a text; of a special token its name.
+
+        Empty for ids that have no text.
+        """
+        known = self._token_bytes.get(token)
+        if known is None:
+            known = self._token_bytes[token] = self._bytes_of(token)
+        return known
+
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder that leaves special tokens out."""
         if self._table is not None:
             return ByteLevelDetokenizer(*self._table)
         return PrefixDetokenizer(self._backend, self._special_ids, self._fallback_ids)
+
+    def _bytes_of(self, token: int) -> bytes:
+        name = self._backend.id_to_token(token)
+        if name is None or token in self._special_ids:
+            return (name or "").encode()
+        if self._table is not None:
+            return self._table[0][token]
+        if token in self._fallback_ids:
+            return bytes([int(name[1:-1], 16)])
+        # A decoder may treat the beginning of a text in its own way: look at what comes after.
+        alone = self.decode([token])
+        return self.decode([token, token])[len(alone) :].encode()
 
 
 class TokenIdsOnly:
@@ -88,6 +111,10 @@ class TokenIdsOnly:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Refused."""
         raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Empty."""
+        return b""
 
     def detokenizer(self) -> Detokenizer:
         """Refused."""

@@ -160,5 +160,6 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
             seed=sampling.seed,
             min_tokens=sampling.min_tokens,
             stop_token_ids=stop_ids,
+            logprobs=sampling.logprobs,
         ),
     )

@@ -64,10 +64,11 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """New tokens of live sequences; all arrays are parallel [n].
+    """New tokens of live sequences; all arrays but `valid` are parallel [n].
 
     `indices` are positions in the outputs. `stopped` marks tokens that are stop ids, `ended`
-    those that are the last by length. The caller finishes the sequences of both.
+    those that are the last by length. The caller finishes the sequences of both. `valid` marks
+    the rows of the answer that are such tokens.
     """
 
     slots: Int32Array
@@ -75,6 +76,7 @@ class StepOutcome:
     indices: NDArray[np.int64]
     stopped: NDArray[np.bool_]
     ended: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
 
 
 class WorkerBatch:
@@ -198,7 +200,7 @@ class WorkerBatch:
         ended = indices + 1 >= table.limit[rows]
         self._cache_prompts(completed)
         self._release_answered()
-        return StepOutcome(rows, tokens, indices, stopped, ended)
+        return StepOutcome(rows, tokens, indices, stopped, ended, valid)
 
     def finish(self, slot: int, state: State, sound: bool = True) -> Sequence:
         """Ends the sequence in a live slot with a final state, or PENDING to run it again.

@@ -34,6 +34,8 @@ class Sampling:
     min_p: float
     seed: int
     min_tokens: int
+    # How many of the likeliest tokens come with each log probability; None wants none at all.
+    logprobs: int | None = None
 
 
 @dataclass(slots=True, eq=False)

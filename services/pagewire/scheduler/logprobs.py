@@ -1,0 +1,87 @@
+"""Log probabilities on their way from a worker's answer to the clients that want them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.packing import Float32Array, Int32Array, pack, pack_floats, unpack, unpack_floats
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import worker_pb2 as worker_pb
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """What a worker's answer says of some of its rows: of each its token, then the likeliest."""
+
+    rows: Int32Array  # [n], ascending positions in the answer
+    ids: Int32Array  # [n, 1 + top]
+    values: Float32Array  # [n, 1 + top]
+
+    @classmethod
+    def read(cls, result: worker_pb.StepResult) -> "StepLogprobs | None":
+        """Those of an answer, None if it has none; ValueError if they are not well formed."""
+        if not result.logprob_rows:
+            return None
+        rows, tokens = unpack(result.logprob_rows), unpack(result.token_ids)
+        if rows.min() < 0 or rows.max() >= len(tokens):
+            raise ValueError(f"step {result.step} has log probabilities of rows that it has not")
+        ids = unpack(result.top_ids).reshape(len(rows), -1)
+        values = unpack_floats(result.top_logprobs).reshape(ids.shape)
+        chosen = unpack_floats(result.logprobs).reshape(len(rows), 1)
+        return cls(rows, np.hstack((tokens[rows, None], ids)), np.hstack((chosen, values)))
+
+    def of(self, valid: NDArray[np.bool_]) -> "StepLogprobs":
+        """With positions among the `valid` rows of the answer only, which others are not."""
+        kept = valid[self.rows]
+        rows = (np.cumsum(valid, dtype=np.int32) - 1)[self.rows[kept]]
+        return StepLogprobs(rows, self.ids[kept], self.values[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """One token of a request, itself and the likeliest tokens at its place, as it travels."""
+
+    count: int
+    ids: bytes
+    logprobs: bytes
+    sizes: list[int]
+    data: bytes
+
+    @classmethod
+    def encode(
+        cls, ids: Int32Array, logprobs: Float32Array, token_bytes: Callable[[int], bytes] | None
+    ) -> "Candidates":
+        """Of arrays [count]; without the tokens' bytes where `token_bytes` is None."""
+        pieces = [b"" if token_bytes is None else token_bytes(token) for token in ids.tolist()]
+        return cls(
+            len(ids), pack(ids), pack_floats(logprobs), [*map(len, pieces)], b"".join(pieces)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class CandidateBuffer:
+    """The candidates that one client is to be sent; see MultiplexResponse."""
+
+    _counts: list[int] = field(default_factory=list)
+    _held: list[Candidates] = field(default_factory=list)
+
+    def add(self, entry: int, candidates: Candidates) -> None:
+        """Those of the token of the message's entry number `entry`; entries come in order."""
+        self._counts += [0] * (entry - len(self._counts))
+        self._counts.append(candidates.count)
+        self._held.append(candidates)
+
+    def move_to(self, message: pb.MultiplexResponse) -> None:
+        """Adds all to a message that has its entries, and forgets them."""
+        if not self._held:
+            return
+        missing = len(message.streams) - len(self._counts)
+        message.candidate_counts.extend(self._counts + [0] * missing)
+        message.candidate_ids = b"".join([c.ids for c in self._held])
+        message.candidate_logprobs = b"".join([c.logprobs for c in self._held])
+        message.candidate_sizes.extend([size for c in self._held for size in c.sizes])
+        message.candidate_bytes = b"".join([c.data for c in self._held])
+        self._counts.clear()
+        self._held.clear()
