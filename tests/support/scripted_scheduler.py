@@ -3,7 +3,7 @@
 The token at an index is a function of (prompt, seed, index), so a resumed request can be checked
 against the whole. Words of the prompt steer it: `fail=CODE` and `fail_at=INDEX` end the request
 with an error, `stop_at=INDEX` with a stop string, `twice=INDEX` repeats a delta, `skip=INDEX`
-leaves one out.
+leaves one out, `mute=INDEX` leaves a token's log probabilities out.
 
 As a process: `python scripted_scheduler.py --address 127.0.0.1:0 --step 0.01`; prints the port.
 """
@@ -11,15 +11,17 @@ As a process: `python scripted_scheduler.py --address 127.0.0.1:0 --step 0.01`; 
 import argparse
 import asyncio
 import contextlib
+import math
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 import uvloop
 
-from pagewire.packing import pack
+from pagewire.packing import pack, pack_floats
 from pagewire.rpc import SERVER_OPTIONS, bind
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -36,6 +38,21 @@ def token_at(prompt: str, seed: int, index: int) -> int:
 def text_at(token: int, index: int) -> str:
     """The text that a token completes: every fourth and fifth token are one character together."""
     return {3: "", 4: "🙂"}.get(index % 5, f" w{token % 1000}")
+
+
+def candidates_at(prompt: str, seed: int, index: int, top: int) -> list[tuple[int, float, bytes]]:
+    """Id, log probability and bytes: of the token, then of the likeliest; the last is impossible.
+
+    The bytes of a token that only begins a character are a part of it.
+    """
+    token = token_at(prompt, seed, index)
+    data = text_at(token, index).encode()
+    if index % 5 in (3, 4):
+        smiley = "🙂".encode()
+        data = smiley[:2] if index % 5 == 3 else smiley[2:]
+    likeliest = [(token + rank, -rank / 4, f" t{rank}".encode()) for rank in range(top)]
+    likeliest[-1:] = [(id_, -math.inf, data) for id_, _, data in likeliest[-1:]]
+    return [(token, -0.5 - index / 64, data), *likeliest]
 
 
 def expected_text(prompt: str, seed: int, tokens: int) -> str:
@@ -195,10 +212,11 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         response = pb.MultiplexResponse()
         tokens: list[int] = []
         texts: list[bytes] = []
+        candidates: list[tuple[int, float, bytes]] = []
         for stream, run in list(open_runs.items()):
             finish = run.finish()
             if finish is None:
-                self._delta(response, stream, run, tokens, texts)
+                self._delta(response, stream, run, tokens, texts, candidates)
                 finish = run.finish()
             if finish is not None:
                 if run.done % 5 == 4:  # half a character is left
@@ -208,6 +226,16 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 self.running -= 1
         response.token_ids = pack(tokens)
         response.text = b"".join(texts)
+        if candidates:
+            missing = len(response.streams) - len(response.candidate_counts)
+            response.candidate_counts.extend([0] * missing)
+            response.candidate_ids = pack([token for token, _, _ in candidates])
+            values = np.array([value for _, value, _ in candidates], np.float32)
+            response.candidate_logprobs = pack_floats(values)
+            response.candidate_sizes.extend(len(data) for _, _, data in candidates)
+            response.candidate_bytes = b"".join(data for _, _, data in candidates)
+        else:
+            del response.candidate_counts[:]
         return response
 
     def _delta(
@@ -217,6 +245,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         run: Run,
         tokens: list[int],
         texts: list[bytes],
+        candidates: list[tuple[int, float, bytes]],
     ) -> None:
         index = run.done
         run.done += 1
@@ -229,6 +258,12 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             tokens.append(token)
             prompt_tokens = len(run.prompt.split()) if first else 0
             _entry(response, stream, index, 1, text, prompt_tokens, texts)
+            if run.request.HasField("logprobs") and run.script.get("mute") != index:
+                top = run.request.logprobs
+                its_own = candidates_at(run.prompt, run.request.sampling.seed, index, top)
+                missing = len(response.streams) - 1 - len(response.candidate_counts)
+                response.candidate_counts.extend([0] * missing + [len(its_own)])
+                candidates += its_own
 
 
 def _entry(

@@ -9,9 +9,10 @@ from pydantic import Discriminator, Field, JsonValue, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import CHAT, MESSAGE, refuse_extras
-from pagewire.gateway.fields import GenerationFields, Int32, Strict
+from pagewire.gateway.fields import GenerationFields, Int32, NumLogprobs, Strict
 from pagewire.gateway.job import Job
-from pagewire.gateway.reply import Envelope, ended_by
+from pagewire.gateway.logprobs import Candidate, TokenLogprobs
+from pagewire.gateway.reply import Envelope, ended_by, json_logprob
 from pagewire.v1 import inference_pb2 as pb
 
 # The role that the template sees. `tool` needs tools, which are not there yet.
@@ -83,6 +84,8 @@ class ChatRequest(GenerationFields):
 
     messages: Annotated[list[Message], Field(fail_fast=True)]
     max_completion_tokens: Int32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
 
@@ -100,6 +103,7 @@ class ChatRequest(GenerationFields):
             sampling=self.sampling(),
             stop=self.stop_conditions(self._most_tokens()),
             priority=self.priority or 0,
+            logprobs=self._wanted_logprobs(),
         )
         return Job([request], ChatReply(envelope), bool(self.stream), self.include_usage)
 
@@ -108,6 +112,17 @@ class ChatRequest(GenerationFields):
         if old is not None and new is not None and old != new:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
         return old if new is None else new
+
+    def _wanted_logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise invalid(
+                "top_logprobs",
+                f"top_logprobs is {self.top_logprobs}, which needs logprobs: true; set it or "
+                "remove top_logprobs",
+            )
+        return None
 
     def _chat_input(self) -> pb.ChatInput:
         if not self.messages:
@@ -176,6 +191,22 @@ class ChatReply:
         """The complete message."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": None, **ended_by(finish)}
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        """An entry a token; a stop token has one too, and a special token's text is its name."""
+        content = [
+            {**_entry(news.token), "top_logprobs": [_entry(other) for other in news.top]}
+            for news in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _entry(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "token": candidate.text,
+        "logprob": json_logprob(candidate.logprob),
+        "bytes": list(candidate.data),
+    }
 
 
 def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The vocabulary of /v1/completions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -7,9 +8,10 @@ from pydantic import Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import COMPLETION, refuse_extras
-from pagewire.gateway.fields import GenerationFields, TokenId
+from pagewire.gateway.fields import GenerationFields, NumLogprobs, TokenId
 from pagewire.gateway.job import Job
-from pagewire.gateway.reply import Envelope, ended_by
+from pagewire.gateway.logprobs import Candidate, TokenLogprobs
+from pagewire.gateway.reply import Envelope, ended_by, json_logprob
 from pagewire.v1 import inference_pb2 as pb
 
 DEFAULT_MAX_TOKENS = 16
@@ -44,6 +46,7 @@ class CompletionRequest(GenerationFields):
     """The body of a request."""
 
     prompt: Prompt
+    logprobs: NumLogprobs | None = None
 
     def job(self, model: str) -> Job:
         """The work for the schedulers; RequestError names the field at fault."""
@@ -59,6 +62,7 @@ class CompletionRequest(GenerationFields):
                 sampling=self.sampling(),
                 stop=stop,
                 priority=self.priority or 0,
+                logprobs=self.logprobs,
                 **_input(prompt, index),
             )
             for index, prompt in enumerate(self._prompts())
@@ -108,3 +112,22 @@ class CompletionReply:
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """All of the text; the same keys as a last chunk's."""
         return self.ending(index, text, finish)
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        """Four arrays parallel to the tokens; the token itself is always among its `top`.
+
+        Tokens of the same text, such as parts of characters, are one in `top`: the likeliest.
+        """
+        return {
+            "tokens": [news.token.text for news in tokens],
+            "token_logprobs": [json_logprob(news.token.logprob) for news in tokens],
+            "top_logprobs": [_by_text((*news.top, news.token)) for news in tokens],
+            "text_offset": [news.offset for news in tokens],
+        }
+
+
+def _by_text(candidates: Iterable[Candidate]) -> dict[str, float]:
+    logprobs: dict[str, float] = {}
+    for candidate in candidates:
+        logprobs.setdefault(candidate.text, json_logprob(candidate.logprob))
+    return logprobs

@@ -51,8 +51,6 @@ COMMON: Neutral = {
 }
 CHAT: Neutral = {
     **COMMON,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
@@ -77,7 +75,6 @@ CHAT: Neutral = {
 }
 COMPLETION: Neutral = {
     **COMMON,
-    "logprobs": (),  # 0 asks for the log-probability of each drawn token
     "echo": (False,),
     "suffix": ("",),
     "add_special_tokens": (True,),

@@ -7,13 +7,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import STREAM_OPTIONS, refuse_extras
-from pagewire.limits import INT32_MAX
+from pagewire.limits import INT32_MAX, MAX_LOGPROBS
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.v1 import inference_pb2 as pb
 
 Int32 = Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 

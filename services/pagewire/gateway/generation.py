@@ -6,6 +6,7 @@ from array import array
 
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ClientGoneError
+from pagewire.gateway.logprobs import LogprobLog
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -54,6 +55,7 @@ class Generation:
     """One prompt's run: what has arrived, and all that is needed to run it again elsewhere.
 
     `tokens` are all generated tokens received so far; text received and not taken yet waits here.
+    `logprobs` are those of the same tokens, None if the request wants none.
     A generation that is not `eager` posts to its mailbox only when it has ended.
     """
 
@@ -67,6 +69,7 @@ class Generation:
         "finish",
         "first_token_at",
         "index",
+        "logprobs",
         "mailbox",
         "posted",
         "prompt_tokens",
@@ -84,6 +87,7 @@ class Generation:
         self.mailbox = mailbox
         self.eager = eager
         self.tokens = array("i")
+        self.logprobs = LogprobLog() if request.HasField("logprobs") else None
         self.prompt_tokens = 0
         self.finish: pb.Finish | None = None
         self.failure: RequestError | None = None
@@ -124,7 +128,11 @@ class Generation:
             self.fail(_request_error(finish.error))
         elif finish.reason == pb.FINISH_REASON_UNSPECIFIED:
             self.fail(RequestError(Code.INTERNAL, "the scheduler ended it without a reason"))
+        elif self.logprobs is not None and self.logprobs.count != len(self.tokens):
+            self.fail(RequestError(Code.INTERNAL, "the scheduler gave no log probabilities"))
         else:
+            if self.logprobs is not None:
+                finish.cumulative_logprob = self.logprobs.total  # of earlier attempts too
             self.finish = finish
             self._post_end()
 

@@ -5,12 +5,14 @@ import logging
 import random
 import time
 from collections import deque
+from itertools import repeat
 from typing import Protocol
 
 import grpc
 
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation import Generation
+from pagewire.gateway.logprobs import CandidateReader
 from pagewire.gateway.metrics import Metrics
 from pagewire.rpc import open_channel
 from pagewire.v1 import inference_pb2 as pb
@@ -196,19 +198,23 @@ class Link:
         now = time.perf_counter()
         all_tokens, all_text = response.token_ids, response.text
         generations = self._open
+        no_candidates = repeat(0, len(response.streams))
+        candidates = CandidateReader(response) if response.candidate_counts else None
         token_at = text_at = 0
-        for stream, index, count, size, prompt in zip(
+        for stream, index, count, size, prompt, width in zip(
             response.streams,
             response.indices,
             response.token_counts,
             response.text_sizes,
             response.prompt_tokens,
+            response.candidate_counts or no_candidates,
             strict=True,
         ):
             tokens = all_tokens[token_at : token_at + 4 * count]
             text = all_text[text_at : text_at + size]
             token_at += 4 * count
             text_at += size
+            logprobs = candidates.take(count, width) if candidates and width else None
             generation = generations.get(stream)
             if generation is None or generation.closed:
                 continue
@@ -216,6 +222,8 @@ class Link:
                 generation.prompt_tokens = prompt
                 self._metrics.prompt_tokens.inc(prompt)
             if index == len(generation.tokens):
+                if logprobs and generation.logprobs is not None:
+                    generation.logprobs.extend(logprobs)
                 generation.extend(tokens, text, now)
             else:
                 self._out_of_order(stream, generation, index, count)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pagewire.gateway.generation import Generation
+from pagewire.gateway.logprobs import TokenLogprobs
 from pagewire.v1 import inference_pb2 as pb
 
+LEAST_LOGPROB = -9999.0
 _REASONS = {
     pb.FINISH_REASON_STOP: "stop",
     pb.FINISH_REASON_LENGTH: "length",
@@ -62,6 +64,9 @@ class Reply(Protocol):
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
 
+    def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        """What a choice says of the log probabilities of some of its tokens."""
+
 
 def ended_by(finish: pb.Finish) -> dict[str, Any]:
     """`finish_reason`, and as `stop_reason` the stop string or token at fault, null if none."""
@@ -87,10 +92,24 @@ def usage(generations: Iterable[Generation]) -> dict[str, Any]:
     }
 
 
+def new_logprobs(reply: Reply, generation: Generation) -> dict[str, Any] | None:
+    """Those of the tokens since the last call; None if there are none or none are wanted."""
+    tokens = generation.logprobs.take() if generation.logprobs is not None else []
+    return reply.logprobs(tokens) if tokens else None
+
+
+def json_logprob(logprob: float) -> float:
+    """A log probability as JSON can say it, which has no infinity: -9999, as vLLM does."""
+    return max(logprob, LEAST_LOGPROB)
+
+
 def whole_body(reply: Reply, generations: Sequence[Generation]) -> dict[str, Any]:
     """The body of an answer that is not streamed; every generation has finished."""
     choices = [
-        reply.whole(generation.index, generation.take_text(), generation.finish)
+        {
+            **reply.whole(generation.index, generation.take_text(), generation.finish),
+            "logprobs": new_logprobs(reply, generation),
+        }
         for generation in generations
         if generation.finish is not None
     ]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -9,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from pagewire.errors import RequestError
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation import Generation
-from pagewire.gateway.reply import Reply, compact, usage
+from pagewire.gateway.reply import Reply, compact, new_logprobs, usage
 from pagewire.gateway.run import Run
 
 DONE = "data: [DONE]\n\n"
@@ -28,10 +29,13 @@ class ChunkWriter:
         """The events for a generation's news: its opening, its text, its end."""
         text = generation.take_text()
         if generation.finish is not None:
-            ending = self._event(self._reply.ending(generation.index, text, generation.finish))
-            return self._opening(generation.index) + ending
+            ending = self._reply.ending(generation.index, text, generation.finish)
+            return self._opening(generation.index) + self._with_logprobs(generation, ending)
         if not text:
             return ""
+        if generation.logprobs is not None:
+            piece = self._reply.piece(generation.index, text)
+            return self._opening(generation.index) + self._with_logprobs(generation, piece)
         around = self._around.get(generation.index)
         if around is None:
             opening = self._opening(generation.index)
@@ -52,6 +56,9 @@ class ChunkWriter:
         self._around[index] = (before, after)
         choice = self._reply.opening(index)
         return self._event(choice) if choice is not None else ""
+
+    def _with_logprobs(self, generation: Generation, choice: dict[str, Any]) -> str:
+        return self._event({**choice, "logprobs": new_logprobs(self._reply, generation)})
 
     def _event(self, choice: dict[str, object]) -> str:
         return event(compact(self._reply.envelope.wrap([choice], **self._usage)))
