@@ -1,6 +1,7 @@
 """Log probabilities: as they arrive from a scheduler, and as they wait for their reader."""
 
 from codecs import getincrementaldecoder
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from pagewire.packing import unpack, unpack_floats
@@ -34,22 +35,18 @@ class CandidateReader:
     """Reads the candidates of a message entry by entry."""
 
     def __init__(self, message: pb.MultiplexResponse) -> None:
-        self._ids = unpack(message.candidate_ids).tolist()
-        self._logprobs = unpack_floats(message.candidate_logprobs).tolist()
-        self._sizes = message.candidate_sizes
-        self._data = message.candidate_bytes
+        ends = list(accumulate(message.candidate_sizes, initial=0))
+        data = message.candidate_bytes
+        pieces = [data[begin:end] for begin, end in pairwise(ends)]
+        ids = unpack(message.candidate_ids).tolist()
+        logprobs = unpack_floats(message.candidate_logprobs).tolist()
+        self._all = list(map(Candidate._make, zip(ids, logprobs, pieces, strict=True)))
         self._at = 0
-        self._byte = 0
 
     def take(self, tokens: int, count: int) -> list[list[Candidate]]:
         """Of the next entry's `tokens`, `count` candidates each."""
-        return [[self._next() for _ in range(count)] for _ in range(tokens)]
-
-    def _next(self) -> Candidate:
-        at, begin = self._at, self._byte
-        self._at = at + 1
-        self._byte = begin + self._sizes[at]
-        return Candidate(self._ids[at], self._logprobs[at], self._data[begin : self._byte])
+        begin, self._at = self._at, self._at + tokens * count
+        return [self._all[at : at + count] for at in range(begin, self._at, count)]
 
 
 class LogprobLog:
@@ -70,9 +67,10 @@ class LogprobLog:
     def extend(self, tokens: list[list[Candidate]]) -> None:
         """Takes in the candidates of new tokens, each token first among its own."""
         self.count += len(tokens)
-        for token, *top in tokens:
+        for candidates in tokens:
+            token = candidates[0]
             self.total += token.logprob
-            self._waiting.append(TokenLogprobs(token, top, self._offset))
+            self._waiting.append(TokenLogprobs(token, candidates[1:], self._offset))
             self._offset += len(self._decoder.decode(token.data))
 
     def take(self) -> list[TokenLogprobs]:

@@ -1,12 +1,11 @@
 """Log probabilities on their way from a worker's answer to the clients that want them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.packing import Float32Array, Int32Array, pack, pack_floats, unpack, unpack_floats
+from pagewire.packing import Float32Array, Int32Array, unpack, unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
@@ -44,20 +43,10 @@ class Candidates:
     """One token of a request, itself and the likeliest tokens at its place, as it travels."""
 
     count: int
-    ids: bytes
-    logprobs: bytes
-    sizes: list[int]
+    ids: bytes  # [count] int32
+    logprobs: bytes  # [count] float32
+    sizes: list[int]  # [count], of each token's part of `data`
     data: bytes
-
-    @classmethod
-    def encode(
-        cls, ids: Int32Array, logprobs: Float32Array, token_bytes: Callable[[int], bytes] | None
-    ) -> "Candidates":
-        """Of arrays [count]; without the tokens' bytes where `token_bytes` is None."""
-        pieces = [b"" if token_bytes is None else token_bytes(token) for token in ids.tolist()]
-        return cls(
-            len(ids), pack(ids), pack_floats(logprobs), [*map(len, pieces)], b"".join(pieces)
-        )
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagewire.errors import RequestError
+from pagewire.packing import pack, pack_floats
 from pagewire.scheduler.core.batch import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.delivery import DeltaBuffer
@@ -62,16 +63,23 @@ def encode_logprobs(
     `requests` are those of a step's rows, `logprobs` is of the same rows.
     """
     encoded = {}
+    # As a whole, then in slices: one array operation a row would cost more than all else here.
+    ids, values = pack(logprobs.ids), pack_floats(logprobs.values)
+    tokens, stride = logprobs.ids.tolist(), 4 * logprobs.ids.shape[1]
+    chosen = logprobs.values[:, 0].tolist()
     for i, row in enumerate(logprobs.rows.tolist()):
         request = requests[row]
         assert request.sequence is not None
         top = request.sequence.sampling.logprobs
         if top is None:
             continue
-        values = logprobs.values[i, : 1 + top]
-        request.cumulative_logprob += float(values[0])
-        texts = token_bytes if request.text is not None else None
-        encoded[row] = Candidates.encode(logprobs.ids[i, : 1 + top], values, texts)
+        request.cumulative_logprob += chosen[i]
+        its_own = slice(i * stride, i * stride + 4 * (1 + top))
+        wanted = tokens[i][: 1 + top]
+        pieces = [b""] * len(wanted) if request.text is None else [*map(token_bytes, wanted)]
+        encoded[row] = Candidates(
+            1 + top, ids[its_own], values[its_own], [*map(len, pieces)], b"".join(pieces)
+        )
     return encoded
 
 
