@@ -16,10 +16,11 @@ from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import unpack
 from pagewire.scheduler import metrics
+from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
 from pagewire.scheduler.core.policy import POLICIES
+from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.core.waiting import WaitingQueue
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish, hand_out
@@ -54,14 +55,6 @@ class ReadyWorker:
         assert request is not None, f"slot {slot} has no owner"
         return request
 
-    def load(self) -> tuple[float, float]:
-        """How full it is: fraction of slots, then of blocks."""
-        batch = self.batch
-        return (
-            batch.num_running / batch.limits.num_slots,
-            batch.pool.used / batch.pool.total,
-        )
-
 
 class Engine:
     """The scheduler of one model."""
@@ -83,9 +76,10 @@ class Engine:
         self.created = int(time.time())
         self._config = config
         self._on_readiness = on_readiness
-        self._policy = POLICIES[config.policy]()
-        self._waiting = WaitingQueue(self._policy)
+        self._admission = Admission(POLICIES[config.policy](), LeastLoaded())
+        self._waiting = self._admission.waiting
         self._workers: dict[WorkerLink, ReadyWorker] = {}
+        self._worker_of: dict[WorkerBatch, ReadyWorker] = {}
         self._limits: ModelLimits | None = None
         self._open: dict[tuple[int, int], Request] = {}
         self._by_id: dict[str, Request] = {}
@@ -93,7 +87,6 @@ class Engine:
         # Tokenization is CPU work of another language that releases the interpreter's lock.
         self._parser = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._arrivals = 0
-        self._preemptions = 0
         self._pump_scheduled = False
         self._publish()
 
@@ -168,7 +161,7 @@ class Engine:
             used_blocks=sum(batch.pool.used for batch in batches),
             total_blocks=sum(batch.pool.total for batch in batches),
             ready_workers=len(batches),
-            preemptions=self._preemptions,
+            preemptions=self._admission.preemptions,
             waiting_tokens=self._waiting.tokens,
         )
 
@@ -189,8 +182,9 @@ class Engine:
         if info.model != self.model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self.model!r}")
         limits = _worker_limits(self._config, info)
-        batch = WorkerBatch(limits, self._policy, self._requeue_preempted)
-        self._workers[link] = ReadyWorker(link, info, batch, owners=[None] * limits.num_slots)
+        batch = self._admission.add_worker(limits)
+        worker = ReadyWorker(link, info, batch, owners=[None] * limits.num_slots)
+        self._workers[link] = self._worker_of[batch] = worker
         self.limits()
         log.info(
             "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d sequences",
@@ -211,10 +205,9 @@ class Engine:
         if worker is None:
             return
         metrics.WORKER_LOSSES.inc()
-        sequences = worker.batch.evacuate()
+        del self._worker_of[worker.batch]
+        sequences = self._admission.lose_worker(worker.batch)
         log.warning("worker %s is lost; %d sequences run again", link.address, len(sequences))
-        for sequence in sequences:
-            self._waiting.push(sequence)
         self._on_readiness()
         self._pump_soon()
 
@@ -337,23 +330,17 @@ class Engine:
                     progress |= self._send_step(worker)
 
     def _admit(self) -> None:
-        """Admits from the head of the queue while some worker has room for it."""
-        while (head := self._waiting.head()) is not None:
-            if self._workers and not any(w.batch.fits(head) for w in self._workers.values()):
-                self._fail_too_large(head)
+        for admitted in self._admission.admit():
+            sequence = admitted.sequence
+            request: Request = sequence.owner
+            if admitted.worker is None:
+                self._fail_too_large(sequence)
                 continue
-            open_workers = [w for w in self._workers.values() if w.batch.can_admit(head)]
-            if not open_workers:
-                return
-            worker = min(open_workers, key=ReadyWorker.load)
-            self._waiting.remove(head)
-            worker.batch.admit(head)
-            request: Request = head.owner
-            worker.owners[head.slot] = request
+            self._worker_of[admitted.worker].owners[sequence.slot] = request
             if request.queue_seconds is None:
                 request.queue_seconds = time.monotonic() - request.received
-                metrics.PROMPT_TOKENS.inc(len(head.prompt))
-                metrics.CACHED_TOKENS.inc(head.cached_tokens or 0)
+                metrics.PROMPT_TOKENS.inc(len(sequence.prompt))
+                metrics.CACHED_TOKENS.inc(sequence.cached_tokens or 0)
                 metrics.QUEUE_SECONDS.observe(request.queue_seconds)
 
     def _run_ahead(self, worker: ReadyWorker) -> int:
@@ -362,16 +349,13 @@ class Engine:
         return max(self._config.run_ahead, SHORT_STEP_RUN_AHEAD if short else 0)
 
     def _send_step(self, worker: ReadyWorker) -> bool:
+        before = self._admission.preemptions
         plan = worker.batch.plan()
+        metrics.PREEMPTIONS.inc(self._admission.preemptions - before)
         if plan is None:
             return False
         worker.link.send(encode_step(plan))
         return True
-
-    def _requeue_preempted(self, sequence: Sequence) -> None:
-        self._preemptions += 1
-        metrics.PREEMPTIONS.inc()
-        self._waiting.push(sequence)
 
     # Results
 
@@ -431,7 +415,6 @@ class Engine:
         self._close(request, State.FAILED, error_finish(failure))
 
     def _fail_too_large(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
         error = RequestError(
             Code.RESOURCE_EXHAUSTED,
             f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "

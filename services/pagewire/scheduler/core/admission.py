@@ -1,0 +1,70 @@
+"""From the queue to the workers: who is admitted next, and where.
+
+No clock and no I/O: whoever drives it (the engine, a simulator) calls `admit` after every event
+and then plans the steps of each worker.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pagewire.scheduler.core.batch import WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.policy import SchedulingPolicy
+from pagewire.scheduler.core.routing import Router
+from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.core.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence that has left the queue: to a worker, or to none as no pool can hold it."""
+
+    sequence: Sequence
+    worker: WorkerBatch | None
+
+
+class Admission:
+    """The waiting sequences of one model and the workers that take them."""
+
+    def __init__(self, policy: SchedulingPolicy, router: Router) -> None:
+        self.waiting = WaitingQueue(policy)
+        self.workers: list[WorkerBatch] = []
+        # Sequences that gave their blocks back, over all workers, those lost included.
+        self.preemptions = 0
+        self._policy = policy
+        self._router = router
+
+    def add_worker(self, limits: WorkerLimits) -> WorkerBatch:
+        """A worker joins, empty."""
+        worker = WorkerBatch(limits, self._policy, self._requeue_preempted)
+        self.workers.append(worker)
+        return worker
+
+    def lose_worker(self, worker: WorkerBatch) -> list[Sequence]:
+        """A worker is gone; returns its sequences, which wait again with what they have."""
+        self.workers.remove(worker)
+        sequences = worker.evacuate()
+        for sequence in sequences:
+            self.waiting.push(sequence)
+        return sequences
+
+    def admit(self) -> Iterator[Admitted]:
+        """Takes from the head of the queue while some worker has room for it.
+
+        Lazy: a sequence is admitted when it is yielded, so the caller must exhaust it.
+        """
+        while (head := self.waiting.head()) is not None:
+            if self.workers and not any(worker.fits(head) for worker in self.workers):
+                self.waiting.remove(head)
+                yield Admitted(head, None)
+                continue
+            able = [worker for worker in self.workers if worker.can_admit(head)]
+            if not able:
+                return
+            chosen = self._router.choose(head, able)
+            self.waiting.remove(head)
+            chosen.admit(head)
+            yield Admitted(head, chosen)
+
+    def _requeue_preempted(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self.waiting.push(sequence)
