@@ -3,8 +3,11 @@
 Steps with prefill chunks are two of each (`mixed_graphs.py`), on the same state and stream.
 """
 
+import logging
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +33,10 @@ from pagewire.worker.ops.reference.step import (
 from pagewire.worker.plan import StepPlan, TableWrites, rehearsal
 from pagewire.worker.staging import Staging
 from pagewire.worker.timer import DeviceTimer
+
+log = logging.getLogger(__name__)
+
+COMPILING_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +71,20 @@ class GraphBackend(EagerBackend):
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self) -> None:
-        """Compiles every kernel variant and captures every graph, largest first."""
+        """Compiles every kernel variant and captures every graph, largest first.
+
+        Idle inputs are zeros: slot 0 has no blocks yet, so what is written lands in the scratch
+        block.
+        """
+        began = time.monotonic()
+        run_in_threads([*self._mixed.runs(), *self._runs()], self.device)
+        self.scrub(np.zeros(1, np.int32))  # runs beside one another mix up what they compute
+        compiled = time.monotonic()
         with torch.inference_mode():
             self._mixed.capture(self._capture)
             for rows in reversed(self._buckets):
-                inputs = self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
-                inputs.copy_(self._idle_inputs(rows).view(NUM_INPUTS, rows))
                 for filtered in (True, False):
+                    inputs = self._rows(rows)
                     graph, tokens = self._capture(partial(self._decode, inputs, filtered))
                     self._captured[rows, filtered] = CapturedStep(graph, inputs, tokens)
         for width in WIDTHS:
@@ -78,6 +92,8 @@ class GraphBackend(EagerBackend):
             self.wait(self.submit(plan))
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what the first runs took outside the pool of the graphs
+        seconds = compiled - began, time.monotonic() - compiled
+        log.info("kernels compiled in %.1f s, graphs captured in %.1f s", *seconds)
 
     def submit(self, plan: StepPlan) -> EagerHandle:
         """See `Backend`."""
@@ -108,10 +124,17 @@ class GraphBackend(EagerBackend):
         captured.graph.replay()
         return captured.tokens[:decodes]
 
+    def _runs(self) -> Iterator[Callable[[], Tensor]]:
+        """Every decode step once, for idle inputs."""
+        for rows in reversed(self._buckets):
+            yield from (partial(self._decode, self._rows(rows), f) for f in (True, False))
+
+    def _rows(self, rows: int) -> Tensor:
+        """Where the inputs of a decode step of `rows` rows lie, `[6, rows]`."""
+        return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
+
     def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """The graph of what `run` queues, and the tensor that it returns."""
-        run()  # compiles what nothing before it has needed
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             out = run()
@@ -155,10 +178,27 @@ class GraphBackend(EagerBackend):
             packed[WRITE_BLOCKS, :count] = writes.blocks
         return packed
 
-    def _idle_inputs(self, rows: int) -> Tensor:
-        packed = torch.zeros(NUM_INPUTS, rows, dtype=torch.int32)
-        packed[[SLOTS, WRITE_SLOTS]] = self.limits.padding_slot
-        return packed.view(-1)
+
+def run_in_threads(runs: list[Callable[[], Tensor]], device: torch.device) -> None:
+    """Runs each once on a GPU. What they compile is compiled beside one another.
+
+    Most of a compilation is spent outside the interpreter's lock, in the assembler. One thread in
+    four takes the runs from the front, so that only few of the largest are in memory at once.
+    """
+
+    def run(turn: int) -> None:
+        torch.cuda.set_device(device)  # holds for one thread
+        with torch.inference_mode():
+            while runs:
+                try:
+                    runs.pop(0 if turn % 4 == 0 else -1)()
+                except IndexError:  # another thread took the last one
+                    return
+
+    with ThreadPoolExecutor(COMPILING_THREADS) as pool:
+        for _ in pool.map(run, range(COMPILING_THREADS)):
+            pass
+    torch.cuda.synchronize(device)
 
 
 def batch_buckets(most: int) -> list[int]:

@@ -8,7 +8,7 @@ in memory of its own.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,21 +82,19 @@ class MixedGraphs:
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
         self._heads: dict[tuple[int, bool], Head] = {}
 
+    def runs(self) -> Iterator[Callable[[], Tensor]]:
+        """Every body and head once, for idle inputs; largest first."""
+        yield from (partial(self._body, size) for size in reversed(self._sizes))
+        for rows in reversed(self._row_buckets):
+            yield from (partial(self._head, self._rows(rows), f) for f in (True, False))
+
     def capture(self, capture: Capture) -> None:
-        """Captures every body and head, largest first; `capture` runs a function twice."""
-        padding = self._limits.padding_slot
+        """Captures every body and head, largest first."""
         for size in reversed(self._sizes):
-            inputs = self._body_inputs[: body_length(size)]
-            inputs.zero_()
-            split = split_body(inputs, size)
-            split.slots.fill_(padding)
-            split.chunk_slots.fill_(padding)
             self._bodies[size], _ = capture(partial(self._body, size))
         for rows in reversed(self._row_buckets):
-            inputs = self._head_inputs[: 3 * rows].view(3, rows)
-            inputs.zero_()
-            inputs[SLOTS] = padding
             for filtered in (True, False):
+                inputs = self._rows(rows)
                 graph, tokens = capture(partial(self._head, inputs, filtered))
                 self._heads[rows, filtered] = Head(graph, inputs, tokens)
 
@@ -114,6 +112,10 @@ class MixedGraphs:
         self._staging.copy_to(head.inputs, self._pack_head(plan, chunks, bucket))
         head.graph.replay()
         return head.tokens[:rows]
+
+    def _rows(self, rows: int) -> Tensor:
+        """Where the inputs of the head of `rows` rows lie, `[3, rows]`."""
+        return self._head_inputs[: 3 * rows].view(3, rows)
 
     def _body(self, size: BodySize) -> Tensor:
         state = self._slots

@@ -60,7 +60,8 @@ def body_sizes(limits: Limits) -> list[BodySize]:
     def size(tokens: int, chunks: int) -> BodySize:
         return BodySize(tokens, min(limits.num_slots, chunks), min(limits.num_slots, tokens))
 
-    sizes = {size(tokens, max(8, tokens // 32)) for tokens in steps if tokens <= most}
+    # One less than a power of two: the kernel counts the padding as a chunk.
+    sizes = {size(tokens, max(8, tokens // 32 - 1)) for tokens in steps if tokens <= most}
     return sorted(sizes | {size(most, limits.num_slots)})
 
 
