@@ -41,6 +41,7 @@ class Backend(Protocol):
     """
 
     synchronous: bool
+    prefix_groups: bool  # whether it makes use of `StepPlan.groups`
     weight_bytes: int
     kv_cache_bytes: int
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from pagewire.worker.families import ModelConfig
 from pagewire.worker.kv_cache import KVCache
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.reference.shared_ranges import SharedRanges
 from pagewire.worker.weights import LayerWeights, Weights
 
 
@@ -36,6 +37,7 @@ class Batch:
     decode_lengths: Tensor  # [num_decodes], KV tokens, the current one included
     prefill: Prefill | None
     rows: Tensor | None  # [rows]
+    shared: SharedRanges | None = None  # of the decode rows
 
 
 class Decoder:
@@ -113,6 +115,7 @@ class Decoder:
                 batch.slots[:decodes],
                 batch.decode_lengths,
                 self._scale,
+                shared=batch.shared,
                 out=out[:decodes],
             )
         if batch.prefill is not None:

@@ -9,6 +9,7 @@ from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
+from pagewire.worker.prefix_groups import PrefixGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class StepPlan:
     sample_indices: Int32Array  # [rows]
     filtered: bool
     logprobs: LogprobRows | None = None  # None: no row wants any
+    groups: PrefixGroups | None = None  # of decode slots, some of which may not decode
 
     @property
     def num_decodes(self) -> int:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pagewire.worker.ops.reference.shared_ranges import SharedRanges
+
 
 def decode_attention(
     q: Tensor,
@@ -25,6 +27,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
+    shared: SharedRanges | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from one new token of each sequence to all of its cached tokens.
@@ -37,6 +40,8 @@ def decode_attention(
         lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
             length 0 gives zeros, a negative length leaves the row of `out` as it is.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
+        shared: KV ranges that rows have in common. The Triton twin reads each once; the result is
+            the same without them, and they are not looked at here.
         out: like `q`, takes the result; a new tensor when None.
 
     Returns:

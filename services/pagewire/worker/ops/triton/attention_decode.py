@@ -17,7 +17,8 @@ scores). Pieces of one segment merge by
 
 A share holds two pieces at most: one whose segment began in an earlier share (index 0), and one
 whose segment goes on in the next (index 1). `(out, lse)` of a KV range is also what a prefix
-shared by several rows would leave, so such ranges can join the merge as further pieces.
+shared by several rows leaves (`attention_shared.py`): such rows have units for the rest only, and
+the pieces of their shared ranges join the merge.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.reference.shared_ranges import MAX_RANGES, SharedRanges
+from pagewire.worker.ops.triton.attention_shared import Pieces, attend_shared_ranges
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
 
@@ -59,6 +62,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
+    shared: SharedRanges | None = None,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -72,6 +76,7 @@ def decode_attention(
         lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
             length 0 gives zeros, a negative length leaves the row of `out` as it is.
         scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+        shared: KV ranges that rows have in common; none when None.
         out: like `q`, takes the result; a new tensor when None.
         config: the schedule; chosen by dtype, head size and rows when None.
 
@@ -96,22 +101,33 @@ def decode_attention(
         "GROUP": group,
         "TILE": config.tile,
         "PADDED_ROWS": padded_rows(rows),
+        "RANGES": 0 if shared is None else MAX_RANGES,
         "PDL": pdl,
     } | ({"launch_pdl": True} if pdl else {})
 
     out = torch.empty_like(q) if out is None else out
+    if shared is None:  # not read
+        ranges = Pieces(out, out)
+        shared_lengths = counts = lengths
+    else:
+        ranges = attend_shared_ranges(q, k_cache, v_cache, block_tables, shared, scale)
+        shared_lengths, counts = shared.lengths, shared.counts
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
     _decode_kernel[(programs,)](
         out,
         pieces,
         sums,
+        ranges.out,
+        ranges.lse,
         q,
         k_cache,
         v_cache,
         block_tables,
         slots,
         lengths,
+        shared_lengths,
+        counts,
         scale * LOG2_E,
         rows,
         least_share,
@@ -127,7 +143,11 @@ def decode_attention(
         out,
         pieces,
         sums,
+        ranges.out,
+        ranges.lse,
         lengths,
+        shared_lengths,
+        counts,
         rows,
         least_share,
         programs,
@@ -171,11 +191,19 @@ def _merge_step(programs: int, segments: int) -> int:
 
 @triton.jit
 def _row_units(
-    lengths_ptr, rows, TILE: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_ROWS: tl.constexpr
+    lengths_ptr,
+    shared_ptr,
+    rows,
+    TILE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    RANGES: tl.constexpr,
 ):
     """Return the units of every row, `[PADDED_ROWS]`."""
     index = tl.arange(0, PADDED_ROWS)
     lengths = tl.load(lengths_ptr + index, mask=index < rows, other=0)
+    if RANGES:
+        lengths -= tl.load(shared_ptr + index, mask=index < rows, other=0)
     return tl.cdiv(tl.maximum(lengths, 0), TILE) * KV_HEADS
 
 
@@ -203,12 +231,16 @@ def _decode_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
     sums_ptr,  # [programs, 2, group]
+    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
+    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
     q_ptr,
     k_ptr,
     v_ptr,
     tables_ptr,
     slots_ptr,
     lengths_ptr,
+    shared_ptr,
+    counts_ptr,
     scale_log2,
     rows,
     least_share,  # units
@@ -219,6 +251,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
+    RANGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -227,7 +260,9 @@ def _decode_kernel(
         gdc_wait()
         gdc_launch_dependents()
     program = tl.program_id(0)
-    ends = tl.cumsum(_row_units(lengths_ptr, rows, TILE, KV_HEADS, PADDED_ROWS), 0)
+    ends = tl.cumsum(
+        _row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES), 0
+    )
     total = tl.max(ends, 0)
     share, longer = _cut(total, tl.num_programs(0), least_share)
     # Programs past the last share begin at the end of the line or behind it.
@@ -248,7 +283,10 @@ def _decode_kernel(
     while unit < stop:
         length = tl.load(lengths_ptr + row)
         table_ptr = tables_ptr + tl.load(slots_ptr + row) * table_stride
-        tiles = tl.cdiv(length, TILE)
+        begin = 0
+        if RANGES:
+            begin = tl.load(shared_ptr + row)
+        tiles = tl.cdiv(length - begin, TILE)
         head = within // tiles
         tile = within % tiles
         end_tile = tl.minimum(tiles, tile + stop - unit)
@@ -259,7 +297,7 @@ def _decode_kernel(
         highest = tl.full([BLOCK_M], LOWEST, tl.float32)
         norm = tl.zeros([BLOCK_M], tl.float32)
         out = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-        position = tile * TILE + tl.arange(0, TILE)
+        position = begin + tile * TILE + tl.arange(0, TILE)
         block = lookup(table_ptr, position, length, BLOCK_SIZE)
         for _ in range(tile, end_tile):
             valid = position < length
@@ -279,8 +317,17 @@ def _decode_kernel(
             highest = new_highest
         out = out / norm[:, None]
 
-        if (tile == 0) & (end_tile == tiles):
+        whole = (tile == 0) & (end_tile == tiles)
+        count = 0
+        if RANGES:
+            count = tl.load(counts_ptr + row)
+        if whole & (count == 0):
             tl.store(out_ptr + heads_at + at, out.to(out_ptr.dtype.element_ty), mask=present)
+        elif whole:  # one more piece of the row's ranges
+            piece = (row * (RANGES + 1) + count) * (KV_HEADS * GROUP) + head * GROUP
+            lse = highest + tl.log2(norm)
+            tl.store(range_pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
+            tl.store(range_sums_ptr + piece + head_row, lse, mask=head_row < GROUP)
         else:
             piece = (program * 2 + tl.where(tile == 0, 1, 0)) * GROUP
             lse = highest + tl.log2(norm)
@@ -300,7 +347,11 @@ def _merge_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
     sums_ptr,  # [programs, 2, group]
+    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
+    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
     lengths_ptr,
+    shared_ptr,
+    counts_ptr,
     rows,
     least_share,  # units
     programs,
@@ -309,6 +360,7 @@ def _merge_kernel(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
+    RANGES: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -318,39 +370,61 @@ def _merge_kernel(
         gdc_launch_dependents()
     row = tl.program_id(0)
     query_head = tl.program_id(1)
-    units = _row_units(lengths_ptr, rows, TILE, KV_HEADS, PADDED_ROWS)
+    units = _row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES)
     share, longer = _cut(tl.sum(units, 0), programs, least_share)
     length = tl.load(lengths_ptr + row)
     if length < 0:
         return
-    tiles = tl.cdiv(length, TILE)
     dim = tl.arange(0, HEAD_DIM)
     to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + dim
-    if tiles == 0:  # no share has met this row
+    if length == 0:  # no share has met this row
         tl.store(to, tl.zeros([HEAD_DIM], out_ptr.dtype.element_ty))
         return
+    count = 0
+    begin = 0
+    if RANGES:
+        count = tl.load(counts_ptr + row)
+        begin = tl.load(shared_ptr + row)
+    tiles = tl.cdiv(length - begin, TILE)
     row_begin = tl.sum(tl.where(tl.arange(0, PADDED_ROWS) < row, units, 0), 0)
     segment = row_begin + (query_head // GROUP) * tiles
     first = _share_of(segment, share, longer)
     last = _share_of(segment + tiles - 1, share, longer)
-    if first == last:
+    if (first == last) & (count == 0):
         return
 
     highest = tl.full([], LOWEST, tl.float32)
     norm = tl.full([], 0.0, tl.float32)
     out = tl.zeros([HEAD_DIM], tl.float32)
-    for begin in range(first, last + 1, STEP):
-        program = begin + tl.arange(0, STEP)
-        held = program <= last
-        # The segment begins in its first share, as that share's last piece.
-        piece = (program * 2 + tl.where(program == first, 1, 0)) * GROUP + query_head % GROUP
-        lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
-        at = piece[:, None] * HEAD_DIM + dim[None, :]  # [STEP, head_dim]
-        part = tl.load(pieces_ptr + at, mask=held[:, None], other=0.0)
-        new_highest = tl.maximum(highest, tl.max(lse, 0))
-        decay = tl.exp2(highest - new_highest)
-        weight = tl.exp2(lse - new_highest)
-        norm = norm * decay + tl.sum(weight, 0)
-        out = out * decay + tl.sum(weight[:, None] * part, 0)
-        highest = new_highest
+    if first < last:
+        for at_share in range(first, last + 1, STEP):
+            program = at_share + tl.arange(0, STEP)
+            held = program <= last
+            # The segment begins in its first share, as that share's last piece.
+            piece = (program * 2 + tl.where(program == first, 1, 0)) * GROUP + query_head % GROUP
+            highest, norm, out = _add_pieces(
+                highest, norm, out, pieces_ptr, sums_ptr, piece, held, dim, HEAD_DIM
+            )
+    if RANGES:
+        index = tl.arange(0, RANGES + 1)
+        held = index < count + tl.where(first == last, 1, 0)
+        piece = (row * (RANGES + 1) + index) * (KV_HEADS * GROUP) + query_head
+        if count > 0:
+            highest, norm, out = _add_pieces(
+                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, dim, HEAD_DIM
+            )
     tl.store(to, (out / norm).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _add_pieces(highest, norm, out, pieces_ptr, sums_ptr, piece, held, dim, HEAD_DIM: tl.constexpr):
+    """Add the pieces numbered `piece [n]` where `held` to a merge under way."""
+    lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
+    at = piece[:, None] * HEAD_DIM + dim[None, :]  # [n, head_dim]
+    part = tl.load(pieces_ptr + at, mask=held[:, None], other=0.0)
+    new_highest = tl.maximum(highest, tl.max(lse, 0))
+    decay = tl.exp2(highest - new_highest)
+    weight = tl.exp2(lse - new_highest)
+    norm = norm * decay + tl.sum(weight, 0)
+    out = out * decay + tl.sum(weight[:, None] * part, 0)
+    return new_highest, norm, out

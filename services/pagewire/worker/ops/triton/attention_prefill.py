@@ -81,7 +81,7 @@ def prefill_attention(
     _, kv_heads, block_size, _ = k_cache.shape
     chunks = slots.shape[0]
     group = query_heads // kv_heads
-    config = config or _config(q.dtype, head_dim, group * max_query_length)
+    config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
     tile_rows = max(config.rows, triton.next_power_of_2(group))
     tile_tokens = tile_rows // group
     pdl = config.pdl and dependent_launch(q.device)
@@ -125,7 +125,7 @@ def padded_chunks(chunks: int) -> int:
     return next(size for size in sizes if chunks <= size)
 
 
-def _config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
+def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
     """Choose tiles, as `benchmarks/kernels/attention.py --sweep` found them on an H200.
 
     `rows` is the most rows of queries, heads of a group included, that a chunk has.
@@ -140,7 +140,7 @@ def _config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
 
 
 @triton.jit
-def _attend(
+def attend_tiles(
     out,  # [ROWS, head_dim], without the tile before `begin`
     decay,  # [ROWS], what `out` is still to be scaled by
     weights,  # [ROWS, TILE], of the tile before `begin`
@@ -266,12 +266,12 @@ def _prefill_kernel(
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
     tiles = last_position // TILE + 1
-    out, decay, weights, highest, norm = _attend(
+    out, decay, weights, highest, norm = attend_tiles(
         out, decay, weights, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
         0, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
     )  # fmt: skip
-    out, decay, weights, highest, norm = _attend(
+    out, decay, weights, highest, norm = attend_tiles(
         out, decay, weights, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
         diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
