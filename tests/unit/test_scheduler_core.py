@@ -29,14 +29,14 @@ def answer(worker: WorkerBatch, plan: StepPlan, token: int = 5) -> list[int]:
 
 
 def test_the_pool_never_hands_out_the_scratch_block() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, 2)
     assert sorted(pool.allocate(3)) == [1, 2, 3]
     with pytest.raises(OutOfBlocksError, match="1 blocks wanted, 0 available"):
         pool.allocate(1)
 
 
 def test_a_block_released_twice_is_an_error() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, 2)
     blocks = pool.allocate(2)
     pool.release(blocks)
     with pytest.raises(ValueError, match="released but not held"):
@@ -160,52 +160,52 @@ def data(*tokens: int) -> bytes:
 
 
 def test_a_prefix_is_found_by_its_tokens_only() -> None:
-    pool = BlockPool(10)
+    pool = BlockPool(10, 2)
     blocks = pool.allocate(3)
-    pool.cache(blocks, data(1, 2, 3, 4, 5, 6), 8)
-    assert pool.match(data(1, 2, 3, 4, 9, 9), 8) == blocks[:2]
-    assert pool.match(data(3, 4, 5, 6), 8) == []
-    assert pool.match(data(1, 2, 3), 8) == blocks[:1]
+    pool.cache(blocks, data(1, 2, 3, 4, 5, 6))
+    assert pool.match(data(1, 2, 3, 4, 9, 9)) == blocks[:2]
+    assert pool.match(data(3, 4, 5, 6)) == []
+    assert pool.match(data(1, 2, 3)) == blocks[:1]
     pool.check()
 
 
 def test_idle_blocks_are_evicted_from_the_least_recently_used_leaf() -> None:
-    pool = BlockPool(6)
+    pool = BlockPool(6, 2)
     old, new = pool.allocate(2), pool.allocate(2)
-    pool.cache(old, data(1, 1, 2, 2), 8)
-    pool.cache(new, data(3, 3, 4, 4), 8)
+    pool.cache(old, data(1, 1, 2, 2))
+    pool.cache(new, data(3, 3, 4, 4))
     pool.release(old)
     pool.release(new)
     assert (pool.free, pool.idle, pool.available, pool.used) == (1, 4, 5, 0)
     pool.allocate(2)
-    assert pool.match(data(1, 1, 2, 2), 8) == old[:1]
-    assert pool.match(data(3, 3, 4, 4), 8) == new
+    assert pool.match(data(1, 1, 2, 2)) == old[:1]
+    assert pool.match(data(3, 3, 4, 4)) == new
     pool.check()
 
 
 def test_what_is_held_is_not_evicted() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, 2)
     blocks = pool.allocate(2)
-    pool.cache(blocks, data(1, 1, 2, 2), 8)
+    pool.cache(blocks, data(1, 1, 2, 2))
     pool.acquire(blocks)
     pool.release(blocks)
     with pytest.raises(OutOfBlocksError):
         pool.allocate(2)
     pool.release(blocks)
     assert len(pool.allocate(3)) == 3
-    assert pool.match(data(1, 1), 8) == []
+    assert pool.match(data(1, 1)) == []
     pool.check()
 
 
 def test_a_duplicate_keeps_its_own_block() -> None:
-    pool = BlockPool(9)
+    pool = BlockPool(9, 2)
     first, second = pool.allocate(2), pool.allocate(3)
-    pool.cache(first, data(1, 1, 2, 2), 8)
-    pool.cache(second, data(1, 1, 2, 2, 3, 3), 8)
+    pool.cache(first, data(1, 1, 2, 2))
+    pool.cache(second, data(1, 1, 2, 2, 3, 3))
     pool.release(first)
     pool.release(second)
     assert (pool.used, pool.idle) == (0, 2)
-    assert pool.match(data(1, 1, 2, 2, 3, 3), 8) == first
+    assert pool.match(data(1, 1, 2, 2, 3, 3)) == first
     pool.check()
 
 

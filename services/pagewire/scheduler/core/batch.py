@@ -94,7 +94,7 @@ class WorkerBatch:
     ) -> None:
         """`on_preempt` is called with each sequence that gave its place up, to queue it again."""
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.slots = SlotTable(limits.num_slots)
         self.in_flight: deque[StepPlan] = deque()
         self.preemptions = 0
@@ -253,7 +253,7 @@ class WorkerBatch:
         question = (sequence.arrival, sequence.num_known, self.pool.version)
         if self._matched[0] != question:
             usable = (sequence.num_known - 1) // self.limits.block_size * self.limits.block_size
-            found = self.pool.match(sequence.known_bytes(usable), self._block_bytes)
+            found = self.pool.match(sequence.known_bytes(usable))
             self._matched = (question, found)
         return self._matched[1]
 
@@ -272,11 +272,7 @@ class WorkerBatch:
             return
         full = num_tokens // self.limits.block_size
         data = sequence.known_bytes(full * self.limits.block_size)
-        self.pool.cache(sequence.blocks[:full], data, self._block_bytes)
-
-    @property
-    def _block_bytes(self) -> int:
-        return 4 * self.limits.block_size
+        self.pool.cache(sequence.blocks[:full], data)
 
     def _sequence(self, slot: int) -> Sequence:
         sequence = self.slots.sequences[slot]

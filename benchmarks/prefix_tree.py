@@ -1,0 +1,142 @@
+"""Times the prefix cache when it is full: match, insert and evict of 2,048-token prompts.
+
+    python benchmarks/prefix_tree.py [--blocks 1000000] [--output FILE.json]
+
+The pool is filled with prompts that nobody holds any more, in families that share their first
+512 tokens; then each operation is timed over prompts drawn at random, so that it finds the CPU's
+caches cold, as a scheduler does. `match` finds all blocks of a cached prompt, `insert` caches a
+new prompt of a known family, `evict` allocates a prompt's blocks while every block is cached.
+Also timed: `acquire` and `release` of a whole prompt.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from pagewire.scheduler.core.block_pool import BlockPool
+
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 2048
+SHARED_TOKENS = 512
+FAMILY = 8  # prompts that begin alike
+BLOCKS = PROMPT_TOKENS // BLOCK_SIZE
+
+
+def prompts(count: int, seed: int) -> list[bytes]:
+    """Token ids of `count` prompts as bytes."""
+    rng = np.random.default_rng(seed)
+    shape = (-(-count // FAMILY), SHARED_TOKENS)
+    heads = rng.integers(0, 128_000, shape, dtype=np.int32)
+    tails = rng.integers(0, 128_000, (count, PROMPT_TOKENS - SHARED_TOKENS), dtype=np.int32)
+    return [heads[i // FAMILY].tobytes() + tails[i].tobytes() for i in range(count)]
+
+
+def hold(pool: BlockPool, data: bytes) -> list[int]:
+    """Blocks of a prompt as an admission takes them: shared ones, then new ones."""
+    blocks = pool.match(data)
+    pool.acquire(blocks)
+    return blocks + pool.allocate(BLOCKS - len(blocks))
+
+
+def fill(pool: BlockPool) -> list[bytes]:
+    """Caches prompts until no block is free; returns those whose blocks are all cached."""
+    known = []
+    per_family = BLOCKS + (FAMILY - 1) * (PROMPT_TOKENS - SHARED_TOKENS) // BLOCK_SIZE
+    for data in prompts(FAMILY * (pool.total // per_family), 0):
+        blocks = hold(pool, data)
+        pool.cache(blocks, data)
+        pool.release(blocks)
+        known.append(data)
+    rest = pool.allocate(pool.free)
+    data = np.random.default_rng(1).integers(0, 128_000, len(rest) * BLOCK_SIZE, np.int32)
+    pool.cache(rest, data.tobytes())
+    pool.release(rest)
+    assert pool.free == 0
+    return known
+
+
+def timed(operation: Callable[[], None]) -> float:
+    """Microseconds of one call."""
+    began = time.perf_counter()
+    operation()
+    return (time.perf_counter() - began) * 1e6
+
+
+def measure(num_blocks: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each operation, `rounds` of each."""
+    pool = BlockPool(num_blocks + 1, BLOCK_SIZE)
+    known = fill(pool)
+    times: dict[str, list[float]] = {name: [] for name in OPERATIONS}
+    chosen = random.Random(2).choices(known, k=rounds)
+    for data in chosen:
+        times["match"].append(timed(lambda data=data: pool.match(data)))
+        found = pool.match(data)
+        assert len(found) == BLOCKS
+        times["acquire"].append(timed(lambda found=found: pool.acquire(found)))
+        times["release"].append(timed(lambda found=found: pool.release(found)))
+    for data in prompts(rounds, 3):
+        blocks = []
+        times["evict"].append(timed(lambda blocks=blocks: blocks.extend(pool.allocate(BLOCKS))))
+        times["insert"].append(
+            timed(lambda data=data, blocks=blocks: pool.cache(blocks, data, proven=False))
+        )
+        pool.release(blocks)
+    pool.check()
+    return times
+
+
+OPERATIONS = ("match", "insert", "evict", "acquire", "release")
+
+
+def machine() -> str:
+    """Cores and model of the CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)}-core {names[0]}, Python {platform.python_version()}"
+
+
+def main() -> None:
+    """Prints the figures, and writes them where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    times = measure(args.blocks, args.rounds)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    result = {
+        "date": date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        "machine": machine(),
+        "blocks": args.blocks,
+        "prompt_tokens": PROMPT_TOKENS,
+        "rounds": args.rounds,
+        "microseconds": {
+            name: {
+                "mean": round(statistics.mean(taken), 1),
+                "p50": round(statistics.median(taken), 1),
+                "p99": round(float(np.percentile(taken, 99)), 1),
+            }
+            for name, taken in times.items()
+        },
+    }
+    print(f"{args.blocks:,} blocks, prompts of {PROMPT_TOKENS} tokens, {machine()}")
+    for name, figures in result["microseconds"].items():
+        print(f"{name:8}", *(f"{key} {value:7.1f} us" for key, value in figures.items()), sep="  ")
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
