@@ -107,6 +107,11 @@ class SchedulerConfig(ProcessConfig):
         "take less than 2 ms.",
         minimum=1,
     )
+    check_invariants: bool = setting(
+        False,
+        "Check every block, slot and sequence of a worker after each of its steps, and end the "
+        "scheduler if something is wrong; for tests and fault finding.",
+    )
     scheduler_metrics_port: int | None = setting(
         None,
         "Port for the scheduler's Prometheus metrics; none by default.",

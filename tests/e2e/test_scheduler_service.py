@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,7 @@ from pagewire.packing import unpack
 from pagewire.rpc import open_channel
 from pagewire.scheduler import metrics
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.server import _stop_on_fault
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.tokenizer import Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink
@@ -75,7 +77,7 @@ async def start(tmp_path: Path) -> AsyncIterator:
     cleanup = []
 
     async def start_stack(*infos: worker_pb.WorkerInfo, **settings: object) -> Stack:
-        config = SchedulerConfig(**settings)
+        config = SchedulerConfig(**{"check_invariants": True, **settings})
         engine = Engine(config, MODEL, tokenizer, lambda: None)
         server = grpc.aio.server()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
@@ -298,6 +300,65 @@ async def test_the_next_turn_finds_the_last_one_in_the_cache(start) -> None:
     assert tokens == expected(prompt, 10)
     assert finish.usage.cached_tokens == 32
     await stack.settle()
+
+
+async def test_prompts_that_begin_alike_are_computed_once_even_when_they_come_together(
+    start,
+) -> None:
+    stack = await start(worker_info())
+    prompts = [[*range(40), n] for n in range(6)]
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 5))) for p in prompts))
+    for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
+        assert tokens == expected(prompt, 5)
+    cached = sorted(finish.usage.cached_tokens for _, _, finish in results)
+    assert cached == [0, 40, 40, 40, 40, 40]
+    await stack.settle()
+
+
+async def test_those_who_share_a_prefill_that_fails_run_again(start) -> None:
+    stack = await start(worker_info())
+    stack.workers[0].step_seconds = 0.005
+    stack.workers[0].failing[7] = 2
+    prompts = [[7, *range(40), n] for n in range(6)]
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 5))) for p in prompts))
+    for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
+        assert tokens == expected(prompt, 5)
+    await stack.settle()
+
+
+async def test_salts_keep_prompts_apart(start) -> None:
+    stack = await start(worker_info())
+
+    async def cached(salt: str) -> int:
+        message = request(list(range(20)), 3, cache_salt=salt)
+        _, _, finish = await collect(stack.stub.Generate(message))
+        return finish.usage.cached_tokens
+
+    assert [await cached(salt) for salt in ("", "", "a", "a", "b", "")] == [0, 16, 0, 16, 0, 16]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+async def test_a_broken_invariant_is_found_after_the_step_if_asked_for(start, checked) -> None:
+    stack = await start(worker_info(), check_invariants=checked)
+    [worker] = stack.engine._workers.values()
+    worker.batch.pool.idle += 1
+    call = asyncio.create_task(collect(stack.stub.Generate(request([1, 2], 5))))
+    if checked:
+        await eventually(lambda: not stack.engine.ready)
+        call.cancel()
+    else:
+        await call
+
+
+async def test_a_fault_of_a_link_stops_the_scheduler() -> None:
+    async def fail() -> None:
+        raise AssertionError("a block is lost")
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(fail())
+    task.add_done_callback(partial(_stop_on_fault, stop))
+    async with asyncio.timeout(1):
+        await stop.wait()
 
 
 async def test_states_are_visible_in_the_metrics(start) -> None:

@@ -5,6 +5,7 @@ step is one that a worker can compute.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import settings
@@ -20,6 +21,7 @@ BLOCK_SIZE = 4
 RUN_AHEAD = 2
 EOS = 7
 SAMPLED = 5
+GARBAGE = ()
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 
 
@@ -27,10 +29,12 @@ class PlayedWorker:
     """What a worker knows from the deltas; asserts that each step can be computed.
 
     Instead of keys and values each place in a block remembers which tokens they stand for: all
-    tokens up to it. What a sequence attends to must stand for that sequence's own tokens.
+    tokens up to it. What a sequence attends to must stand for that sequence's own tokens, or be
+    garbage that a failed one has left; then what it computes is garbage too.
     """
 
     def __init__(self) -> None:
+        self.failed: set[int] = set()
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
@@ -38,8 +42,12 @@ class PlayedWorker:
         self.known: dict[int, int] = {}
         self.decode: list[int] = []
 
-    def run(self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int]]]) -> None:
+    def run(
+        self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int]]], failing: int
+    ) -> "Computed":
+        """`failing` chooses one of the step's slots to fail; 0 for none."""
         for slot, tokens, computed, blocks in starts:
+            self.failed.discard(slot)
             self.blocks[slot] = blocks
             self.tokens[slot] = tokens
             self.known[slot] = len(tokens)
@@ -52,6 +60,10 @@ class PlayedWorker:
         assert self.decode == plan.decode_slots.tolist(), "the decode list was not sent"
         named = self.decode + plan.prefill_slots
         assert len(set(named)) == len(named), "a slot is named twice in one step"
+        errors = set()
+        if failing and named and named[failing % len(named)] not in self.failed:
+            errors = {named[failing % len(named)]}
+            self.failed |= errors
         rows = list(self.decode)
         for slot in self.decode:
             assert self.computed[slot] >= self.known[slot], "decode before the end of prefill"
@@ -64,8 +76,9 @@ class PlayedWorker:
                 rows.append(slot)
         assert rows == plan.rows.tolist()
         for slot in named:
-            self._check_contents(slot)
             assert 0 not in self.blocks[slot], "the scratch block was given to a sequence"
+        garbage = {slot for slot in named if self._attends_to_garbage(slot)}
+        return Computed(plan, errors, self.failed & set(named), garbage - self.failed)
 
     def _compute(self, slot: int, count: int) -> None:
         for _ in range(count):
@@ -74,16 +87,32 @@ class PlayedWorker:
                 # The token last sampled; which one it was is known when it is answered.
                 self.tokens[slot].append(SAMPLED)
             assert position < len(self.blocks[slot]) * BLOCK_SIZE, "KV is written beyond the blocks"
-            self.places[self._place(slot, position)] = tuple(self.tokens[slot][: position + 1])
+            sound = slot not in self.failed and not self._attends_to_garbage(slot)
+            written = tuple(self.tokens[slot][: position + 1]) if sound else GARBAGE
+            self.places[self._place(slot, position)] = written
             self.computed[slot] += 1
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
         return self.blocks[slot][position // BLOCK_SIZE], position % BLOCK_SIZE
 
-    def _check_contents(self, slot: int) -> None:
+    def _attends_to_garbage(self, slot: int) -> bool:
         for position in range(self.computed[slot]):
             stored = self.places[self._place(slot, position)]
+            if stored == GARBAGE:
+                return True
             assert stored == tuple(self.tokens[slot][: position + 1]), "KV of other tokens"
+        return False
+
+
+@dataclass
+class Computed:
+    """A step that the worker has run: slots that failed in it, all named that have failed, and
+    those whose tokens come from garbage."""
+
+    plan: StepPlan
+    errors: set[int]
+    failed: set[int]
+    garbage: set[int]
 
 
 class Batching(RuleBasedStateMachine):
@@ -104,7 +133,8 @@ class Batching(RuleBasedStateMachine):
         self.worker = PlayedWorker()
         self.arrivals = 0
         self.requests: list[Sequence] = []
-        self.unanswered: deque[StepPlan] = deque()
+        self.unanswered: deque[Computed] = deque()
+        self.failing = 0
 
     @rule(
         prompt=st.integers(1, 40),
@@ -112,9 +142,25 @@ class Batching(RuleBasedStateMachine):
         max_tokens=st.integers(1, 30),
         priority=st.integers(-1, 1),
         resumed=st.integers(0, 3),
+        salt=st.sampled_from(["", "", "salted"]),
+        copies=st.integers(1, 3),
     )
     def arrive(
-        self, prompt: int, family: int, max_tokens: int, priority: int, resumed: int
+        self,
+        prompt: int,
+        family: int,
+        max_tokens: int,
+        priority: int,
+        resumed: int,
+        salt: str,
+        copies: int,
+    ) -> None:
+        """Requests that may share beginnings, among them `copies` of one prompt at once."""
+        for _ in range(copies):
+            self._arrive(prompt, family, max_tokens, priority, resumed, salt)
+
+    def _arrive(
+        self, prompt: int, family: int, max_tokens: int, priority: int, resumed: int, salt: str
     ) -> None:
         tokens = np.full(prompt, SAMPLED, dtype=np.int32)
         tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
@@ -126,14 +172,17 @@ class Batching(RuleBasedStateMachine):
             self.arrivals,
             priority,
         )
+        sequence.cache_salt = salt
         sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
         self.arrivals += 1
         if self.batch.fits(sequence):
             self.requests.append(sequence)
             self.waiting.push(sequence)
 
-    @rule(stop=st.booleans())
-    def step(self, stop: bool) -> None:
+    @rule(stop=st.booleans(), failing=st.sampled_from([0, 0, 1, 2, 3]))
+    def step(self, stop: bool, failing: int) -> None:
+        """Plans and answers; `failing` chooses a slot that fails in the first step planned."""
+        self.failing = failing
         self._fill_pipeline()
         self._answer(EOS if stop else SAMPLED)
 
@@ -168,16 +217,24 @@ class Batching(RuleBasedStateMachine):
                 (s.slot, [*s.prompt.tolist(), *s.output], s.num_computed, list(s.blocks))
                 for s in plan.starts
             ]
-            self.worker.run(plan, starts)
-            self.unanswered.append(plan)
+            self.unanswered.append(self.worker.run(plan, starts, self.failing))
+            self.failing = 0
 
     def _answer(self, token: int) -> None:
         if not self.unanswered:
             return
-        plan = self.unanswered.popleft()
+        step = self.unanswered.popleft()
+        plan = step.plan
         tokens = np.full(len(plan.rows), SAMPLED, dtype=np.int32)
         tokens[:1] = token
+        tokens[np.isin(plan.rows, list(step.failed))] = -1
+        for slot in sorted(step.errors):
+            self.batch.distrust(slot)
         outcome = self.batch.commit(plan.number, tokens)
+        for slot in sorted(step.errors):
+            if self.batch.slots.live[slot]:
+                self.waiting.push(self.batch.finish(slot, State.PENDING, sound=False))
+        assert not step.garbage & {*outcome.slots.tolist()}, "a token came from garbage"
         for slot in outcome.slots[outcome.stopped | outcome.ended].tolist():
             self.batch.finish(slot, State.COMPLETED)
 

@@ -1,4 +1,4 @@
-"""The prefix cache against a naive model of it: a dictionary from every cached prefix to a block."""
+"""The prefix cache against a naive model: a dictionary from every cached prefix to its block."""
 
 from dataclasses import dataclass
 

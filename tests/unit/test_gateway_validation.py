@@ -165,6 +165,8 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
         "stream_options.include_usage",
     ),
     (complete(priority=2**31), 400, "priority"),
+    (complete(cache_salt=""), 400, "cache_salt"),
+    (complete(cache_salt=1), 400, "cache_salt"),
     (complete(metadata={"a": 1}), 400, "metadata.a"),
     (chat(add_generation_prompt="yes"), 400, "add_generation_prompt"),
     (chat(chat_template_kwargs=[1]), 400, "chat_template_kwargs"),
@@ -322,6 +324,7 @@ async def test_what_a_chat_becomes() -> None:
         add_generation_prompt=False,
         chat_template_kwargs={"enable_thinking": False},
         priority=4,
+        cache_salt="tenant",
     )
     job = parse(ChatRequest, body.encode()).job("m")
     (request,) = job.requests
@@ -341,13 +344,15 @@ async def test_what_a_chat_becomes() -> None:
     assert request.stop.ignore_eos
     assert request.stop.include_stop_str_in_output
     assert (request.stop.min_tokens, request.priority, request.model) == (2, 4, "m")
+    assert request.cache_salt == "tenant"
 
 
 async def test_what_a_batch_becomes() -> None:
-    _, body = complete(prompt=[[1, 2], [3]])
+    _, body = complete(prompt=[[1, 2], [3]], cache_salt="tenant")
     job = parse(CompletionRequest, body.encode()).job("m")
     assert [list(r.prompt_token_ids.ids) for r in job.requests] == [[1, 2], [3]]
     assert [r.stop.max_tokens for r in job.requests] == [16, 16]
+    assert [r.cache_salt for r in job.requests] == ["tenant", "tenant"]
     seeds = {r.sampling.seed for r in job.requests}
     assert len(seeds) == 2, "each prompt without a seed draws one of its own"
     assert all(0 <= seed < 2**63 for seed in seeds)

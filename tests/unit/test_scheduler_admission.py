@@ -16,7 +16,8 @@ def limits(num_blocks: int = 33, num_slots: int = 4) -> WorkerLimits:
 
 
 def sequence(prompt: int, arrival: int, max_tokens: int = 8) -> Sequence:
-    return Sequence(np.full(prompt, 3, np.int32), GREEDY, max_tokens, (7,), arrival)
+    """Prompts of different arrivals share nothing: none waits for the prefill of another."""
+    return Sequence(np.full(prompt, 10 + arrival, np.int32), GREEDY, max_tokens, (7,), arrival)
 
 
 def admission(*workers: WorkerLimits) -> Admission:

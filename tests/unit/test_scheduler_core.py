@@ -230,6 +230,82 @@ def test_blocks_of_a_failed_sequence_are_not_cached() -> None:
     assert (worker.pool.used, worker.pool.idle) == (0, 0)
 
 
+def test_a_block_is_shared_from_the_plan_on_in_which_it_is_computed() -> None:
+    worker = batch(num_blocks=30, num_slots=4)
+    leader, follower, salted = sequence(13, 2), sequence(13, 2, 1), sequence(13, 2, 2)
+    salted.cache_salt = "another tenant"
+    worker.admit(leader)
+    assert not worker.can_admit(follower), "it would compute what the leader is about to"
+    assert worker.can_admit(salted)
+    first = worker.plan()
+    assert first.prefill_counts == [13]
+    assert worker.can_admit(follower)
+    worker.admit(follower)
+    worker.admit(salted)
+    second = worker.plan()
+    assert second.prefill_counts == [1, 13]
+    assert follower.blocks[:3] == leader.blocks[:3]
+    assert not {*salted.blocks} & {*leader.blocks}
+    assert (follower.cached_tokens, salted.cached_tokens) == (12, 0)
+    worker.check()
+
+
+def test_a_prefix_is_waited_for_only_until_it_is_planned() -> None:
+    worker = batch(num_blocks=40, num_slots=4, budget=12)
+    worker.admit(sequence(20, 2))
+    follower = sequence(9, 2, 1)
+    assert not worker.can_admit(follower)
+    worker.plan()
+    assert worker.can_admit(follower), "the leader goes on, but with nothing that is shared"
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_when_a_prefill_fails_those_who_share_it_run_again(aborted: bool) -> None:
+    again: list[Sequence] = []
+    limits = WorkerLimits(40, 4, 4, 8, memory_threshold=1.0)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), again.append)
+    leader, follower, other = sequence(11, 5), sequence(9, 5, 1), sequence(3, 5, 2)
+    worker.admit(leader)
+    first = worker.plan()
+    worker.admit(follower)
+    worker.admit(other)
+    second = worker.plan()
+    assert second.prefill_slots == [leader.slot, follower.slot, other.slot]
+    failed = leader.slot
+    if aborted:
+        worker.finish(leader.slot, State.CANCELLED)
+    worker.distrust(failed)
+    worker.commit(first.number, np.zeros(0, np.int32))
+    if not aborted:
+        worker.finish(leader.slot, State.PENDING, sound=False)
+    worker.check()
+    assert again == [follower]
+    assert follower.state is State.PENDING
+    assert other.state is State.DECODE
+    assert worker.pool.match(follower.known_bytes(8)) == []
+    outcome = worker.commit(second.number, np.full(len(second.rows), 5, np.int32))
+    assert outcome.slots.tolist() == [other.slot]
+    worker.check()
+
+
+def test_what_a_token_was_sampled_from_outlives_the_failure_of_another() -> None:
+    worker = batch(num_blocks=40, num_slots=4, budget=8)
+    leader, follower = sequence(30, 5), sequence(9, 5, 1)
+    worker.admit(leader)
+    worker.commit(worker.plan().number, np.zeros(0, np.int32))
+    worker.admit(follower)
+    worker.plan()  # the leader's budget comes first
+    while follower.state is State.PREFILL:
+        worker.plan()
+    for plan in list(worker.in_flight):
+        tokens = np.full(len(plan.rows), 5, np.int32)
+        tokens[plan.rows == leader.slot] = -1
+        worker.commit(plan.number, tokens)
+    worker.finish(leader.slot, State.PENDING, sound=False)
+    assert follower.state is State.DECODE
+    assert worker.pool.match(leader.known_bytes(28)) == follower.blocks[:2]
+
+
 def test_caching_can_be_switched_off() -> None:
     limits = WorkerLimits(30, 4, 2, 64, memory_threshold=1.0, prefix_caching=False)
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)

@@ -104,6 +104,7 @@ class ChatRequest(GenerationFields):
             stop=self.stop_conditions(self._most_tokens()),
             priority=self.priority or 0,
             logprobs=self._wanted_logprobs(),
+            cache_salt=self.cache_salt or "",
         )
         return Job([request], ChatReply(envelope), bool(self.stream), self.include_usage)
 

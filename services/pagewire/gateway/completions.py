@@ -63,6 +63,7 @@ class CompletionRequest(GenerationFields):
                 stop=stop,
                 priority=self.priority or 0,
                 logprobs=self.logprobs,
+                cache_salt=self.cache_salt or "",
                 **_input(prompt, index),
             )
             for index, prompt in enumerate(self._prompts())

@@ -41,7 +41,6 @@ COMMON: Neutral = {
     "truncate_prompt_tokens": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": (),
     "request_id": (),

@@ -215,6 +215,8 @@ class Engine:
         """See WorkerEvents."""
         worker = self._workers[link]
         logprobs = StepLogprobs.read(result)
+        for error in result.errors:
+            worker.batch.distrust(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEPS.inc()
         worker.step_seconds = result.duration_us / 1e6
@@ -224,6 +226,8 @@ class Engine:
         if len(outcome.slots):
             metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
             self._deliver(worker, outcome, logprobs)
+        if self._config.check_invariants:
+            worker.batch.check()
         self._pump_soon()
 
     # Arrival
@@ -286,6 +290,7 @@ class Engine:
             stop_ids=parsed.stop_ids,
             arrival=request.arrival,
             priority=parsed.priority,
+            cache_salt=parsed.cache_salt,
             owner=request,
         )
         sequence.output.extend(parsed.resumed)

@@ -41,6 +41,7 @@ class ParsedRequest:
     stop_ids: tuple[int, ...]
     resumed: tuple[int, ...]
     priority: int
+    cache_salt: str
     text: TextStream | None
     include_stop_token: bool
 
@@ -89,6 +90,7 @@ def parse_request(
         stop_ids=tuple(dict.fromkeys(eos + stop.stop_token_ids)),
         resumed=resumed,
         priority=message.priority,
+        cache_salt=message.cache_salt,
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from functools import partial
 
 import grpc
 
@@ -52,6 +53,8 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     links = [WorkerLink(a.strip(), engine) for a in config.workers.split(",") if a.strip()]
     tasks = [asyncio.create_task(link.run()) for link in links]
     tasks.append(asyncio.create_task(_follow_readiness(engine, health, changed)))
+    for task in tasks:
+        task.add_done_callback(partial(_stop_on_fault, stop))
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)
     engine.draining = True
@@ -60,6 +63,19 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     for task in tasks:
         task.cancel()
     await server.stop(grace=0.5)
+    if any(_fault(task) for task in tasks):
+        raise RuntimeError("ended by a fault, see above")
+
+
+def _stop_on_fault(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """Nothing goes on without the task: better no process than one that looks healthy."""
+    if fault := _fault(task):
+        log.critical("a fault ends this scheduler: %r", fault, exc_info=fault)
+        stop.set()
+
+
+def _fault(task: asyncio.Task[None]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def _read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:

@@ -134,13 +134,16 @@ class WorkerBatch:
         """Whether the sequence may start now.
 
         It needs a slot and blocks for its known tokens. Beside running sequences it must leave
-        the part of the pool above the threshold free for them to grow into.
+        the part of the pool above the threshold free for them to grow into. It waits while the
+        prefill of another one is about to compute more of its beginning than is cached.
         """
         if not self._free_slots or not self.fits(sequence):
             return False
         if self._backlog >= self.limits.max_num_batched_tokens:
             return False
         cached = self._cached_prefix(sequence)
+        if self._is_being_computed(sequence, len(cached)):
+            return False
         need = self.limits.blocks_for(sequence.num_known) - len(cached)
         woken = self.pool.num_idle(cached)
         if need > self.pool.available - woken:
@@ -198,14 +201,14 @@ class WorkerBatch:
         indices = table.append(rows, tokens)
         stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
         ended = indices + 1 >= table.limit[rows]
-        self._cache_prompts(completed)
+        self._prove(completed)
         self._release_answered()
         return StepOutcome(rows, tokens, indices, stopped, ended, valid)
 
     def finish(self, slot: int, state: State, sound: bool = True) -> Sequence:
         """Ends the sequence in a live slot with a final state, or PENDING to run it again.
 
-        Its full blocks stay cached unless it is not `sound`: then their contents may be wrong.
+        Its full blocks stay cached unless it is not `sound`: see `distrust`.
         """
         sequence = self._sequence(slot)
         assert self.slots.live[slot], f"slot {slot} is not live"
@@ -214,11 +217,24 @@ class WorkerBatch:
         sequence.state = state
         sequence.slot = -1
         if sound:
-            self._cache(sequence, sequence.num_answered)
-        self._retiring.append((int(self.slots.last_step[slot]), slot, sequence.blocks))
-        sequence.blocks = []
+            self._cache(sequence, sequence.num_answered, proven=True)
+        blocks, sequence.blocks = sequence.blocks, []
+        self._retiring.append((int(self.slots.last_step[slot]), slot, blocks))
+        if not sound:
+            self._drop_unproven(blocks)
         self._release_answered()
         return sequence
+
+    def distrust(self, slot: int) -> None:
+        """The oldest step in flight has failed for a slot; to be called before its `commit`.
+
+        If the sequence has left already, the blocks that it was computing, and from which nobody
+        has sampled a token, are not found any more, and whoever shares them gives its place up.
+        For one that still runs, `finish` does the same.
+        """
+        for _, left, blocks in list(self._retiring):
+            if left == slot:
+                self._drop_unproven(blocks)
 
     def running(self) -> list[Sequence]:
         """The sequences in live slots, by slot."""
@@ -252,27 +268,61 @@ class WorkerBatch:
         # The head of the queue asks at every step while it waits, and once more when admitted.
         question = (sequence.arrival, sequence.num_known, self.pool.version)
         if self._matched[0] != question:
-            usable = (sequence.num_known - 1) // self.limits.block_size * self.limits.block_size
-            found = self.pool.match(sequence.known_bytes(usable))
+            tokens = self._shareable(sequence) * self.limits.block_size
+            found = self.pool.match(sequence.known_bytes(tokens), sequence.cache_salt)
             self._matched = (question, found)
         return self._matched[1]
 
-    def _cache_prompts(self, slots: list[int]) -> None:
-        """Caches the known tokens of slots whose prefill was answered."""
-        for slot in slots:
-            if not self.slots.live[slot]:
-                continue
-            sequence = self._sequence(slot)
-            if self.slots.received[slot] > sequence.num_generated:  # else its row failed
-                self._cache(sequence, sequence.num_known)
+    def _shareable(self, sequence: Sequence) -> int:
+        """Full blocks that the sequence could share: one token is always computed."""
+        return (sequence.num_known - 1) // self.limits.block_size
 
-    def _cache(self, sequence: Sequence, num_tokens: int) -> None:
-        """Caches the full blocks of the sequence's first `num_tokens`, whose KV is answered for."""
+    def _is_being_computed(self, sequence: Sequence, cached: int) -> bool:
+        """Whether a running prefill will compute the block after the first `cached` ones.
+
+        Steps run in order, so a block can be shared from the plan on in which it is computed, and
+        this ends with that plan: soon, because every plan goes on with the prefills in their
+        order, and nothing is admitted anyway while a whole step's budget of them is left.
+        """
+        size = self.limits.block_size
+        if not self.limits.prefix_caching or self._shareable(sequence) <= cached:
+            return False
+        begin, end = cached * size, (cached + 1) * size
+        block = sequence.known_bytes(end, begin)
+        for slot in self._prefilling:
+            other = self._sequence(slot)
+            if (
+                other.num_known >= end > self.slots.computed[slot]
+                and other.cache_salt == sequence.cache_salt
+                and other.known_bytes(end, begin) == block
+                and other.known_bytes(begin) == sequence.known_bytes(begin)
+            ):
+                return True
+        return False
+
+    def _prove(self, slots: list[int]) -> None:
+        """The last known token of these slots was answered for, and sampled from."""
+        for slot in slots:
+            if self.slots.live[slot]:
+                sequence = self._sequence(slot)
+                if self.slots.received[slot] > sequence.num_generated:  # else its row failed
+                    self.pool.prove(sequence.blocks)
+
+    def _drop_unproven(self, blocks: list[int]) -> None:
+        """Drops the unproven end of what a failed sequence shared; who shares it runs again."""
+        dropped = self.pool.drop_unproven(blocks)
+        for sequence in self.running() if dropped else ():
+            if not dropped.isdisjoint(sequence.blocks):
+                self._preempt(sequence)
+
+    def _cache(self, sequence: Sequence, num_tokens: int, *, proven: bool) -> None:
+        """Caches the full blocks of the sequence's first `num_tokens`, of which the KV is answered
+        for if `proven`, otherwise computed by the steps planned so far."""
         if not self.limits.prefix_caching:
             return
         full = num_tokens // self.limits.block_size
         data = sequence.known_bytes(full * self.limits.block_size)
-        self.pool.cache(sequence.blocks[:full], data)
+        self.pool.cache(sequence.blocks[:full], data, sequence.cache_salt, proven=proven)
 
     def _sequence(self, slot: int) -> Sequence:
         sequence = self.slots.sequences[slot]
@@ -377,6 +427,7 @@ class WorkerBatch:
             plan.prefill_counts.append(count)
             table.computed[slot] += count
             table.last_step[slot] = plan.number
+            self._cache(self._sequence(slot), int(table.computed[slot]), proven=False)
             if table.computed[slot] == known:
                 completed.append(slot)
         plan.completed = completed

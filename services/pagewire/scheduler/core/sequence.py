@@ -53,6 +53,8 @@ class Sequence:
     stop_ids: tuple[int, ...]
     arrival: int
     priority: int = 0
+    # Sequences share KV only with those of the same salt.
+    cache_salt: str = ""
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = State.PENDING
     slot: int = -1
@@ -85,10 +87,10 @@ class Sequence:
         if self.cached_tokens is None:
             self.cached_tokens = min(num_computed, len(self.prompt))
 
-    def known_bytes(self, count: int) -> bytes:
-        """The first `count` known tokens as little-endian int32."""
-        head = self.prompt[:count].tobytes()
-        return head + self.output[: max(0, count - len(self.prompt))].tobytes()
+    def known_bytes(self, end: int, begin: int = 0) -> bytes:
+        """The known tokens from `begin` to `end` as little-endian int32."""
+        head, prompt = self.prompt[begin:end].tobytes(), len(self.prompt)
+        return head + self.output[max(0, begin - prompt) : max(0, end - prompt)].tobytes()
 
     @property
     def max_computed(self) -> int:
