@@ -315,6 +315,19 @@ async def test_prompts_that_begin_alike_are_computed_once_even_when_they_come_to
     await stack.settle()
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_worker_is_told_which_slots_share_blocks_if_it_wants_to(start, wanted) -> None:
+    info = worker_info(num_blocks=100)
+    info.prefix_groups = wanted
+    stack = await start(info)
+    prompts = [[*range(40), n] for n in range(5)]
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 30))) for p in prompts))
+    for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
+        assert tokens == expected(prompt, 30)
+    assert stack.workers[0].most_grouped == (5 if wanted else 0)
+    await stack.settle()
+
+
 async def test_those_who_share_a_prefill_that_fails_run_again(start) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.005

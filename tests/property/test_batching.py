@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
 from pagewire.scheduler.core.policy import POLICIES
+from pagewire.scheduler.core.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
 from pagewire.scheduler.core.waiting import WaitingQueue
+from support.naive_groups import naive_groups
 
 BLOCK_SIZE = 4
 RUN_AHEAD = 2
@@ -35,6 +37,7 @@ class PlayedWorker:
 
     def __init__(self) -> None:
         self.failed: set[int] = set()
+        self.groups: list[PrefixGroup] = []
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
@@ -58,12 +61,18 @@ class PlayedWorker:
         if plan.decode_changed:
             self.decode = plan.decode_slots.tolist()
         assert self.decode == plan.decode_slots.tolist(), "the decode list was not sent"
+        if plan.groups_changed:
+            self.groups = plan.groups
+        assert self.groups == plan.groups, "the groups were not sent"
         named = self.decode + plan.prefill_slots
         assert len(set(named)) == len(named), "a slot is named twice in one step"
         errors = set()
         if failing and named and named[failing % len(named)] not in self.failed:
             errors = {named[failing % len(named)]}
             self.failed |= errors
+        for group in self.groups:
+            for slot in group.slots:
+                assert group.blocks * BLOCK_SIZE <= self.computed[slot], "shared but not computed"
         rows = list(self.decode)
         for slot in self.decode:
             assert self.computed[slot] >= self.known[slot], "decode before the end of prefill"
@@ -122,13 +131,22 @@ class Batching(RuleBasedStateMachine):
         budget=st.integers(5, 24),
         threshold=st.sampled_from([0.5, 0.9, 1.0]),
         policy=st.sampled_from(sorted(POLICIES)),
+        groups=st.booleans(),
     )
     def start(
-        self, num_blocks: int, num_slots: int, budget: int, threshold: float, policy: str
+        self,
+        num_blocks: int,
+        num_slots: int,
+        budget: int,
+        threshold: float,
+        policy: str,
+        groups: bool,
     ) -> None:
         chosen = POLICIES[policy]()
         self.waiting = WaitingQueue(chosen)
-        limits = WorkerLimits(num_blocks, BLOCK_SIZE, num_slots, budget, threshold)
+        limits = WorkerLimits(
+            num_blocks, BLOCK_SIZE, num_slots, budget, threshold, prefix_groups=groups
+        )
         self.batch = WorkerBatch(limits, chosen, self.waiting.push)
         self.worker = PlayedWorker()
         self.arrivals = 0
@@ -217,6 +235,9 @@ class Batching(RuleBasedStateMachine):
                 (s.slot, [*s.prompt.tolist(), *s.output], s.num_computed, list(s.blocks))
                 for s in plan.starts
             ]
+            tables = {slot: tuple(self.worker.blocks[slot]) for slot in plan.decode_slots.tolist()}
+            expected = naive_groups(tables) if self.batch.limits.prefix_groups else []
+            assert plan.groups == expected
             self.unanswered.append(self.worker.run(plan, starts, self.failing))
             self.failing = 0
 

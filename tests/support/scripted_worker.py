@@ -15,6 +15,7 @@ from pagewire.packing import pack, pack_floats, unpack
 from pagewire.rpc import SERVER_OPTIONS
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.step import PrefixGroup, decode_step
 
 
 def token_at(prompt: list[int], index: int, vocab_size: int) -> int:
@@ -56,6 +57,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     # Ends the stream after this many steps, once.
     break_after: int | None = None
     steps: int = 0
+    # The size of the largest prefix group so far.
+    most_grouped: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _server: grpc.aio.Server | None = None
@@ -80,6 +83,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         assert hello.hello.protocol_version == 1
         self.slots.clear()
         decode: list[int] = []
+        groups: tuple[PrefixGroup, ...] = ()
         number = 0
         yield pb.RunResponse(ready=self.info)
         async for message in requests:
@@ -90,6 +94,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             if step.HasField("decode_slots"):
                 decode = unpack(step.decode_slots).tolist()
             result = self._compute(step, decode)
+            found = decode_step(step).groups
+            groups = groups if found is None else found
+            self._check_groups(groups, decode)
             if self.break_after is not None and self.steps >= self.break_after:
                 self.break_after = None
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
@@ -144,6 +151,15 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         for state in self.slots.values():
             self._expect(0 not in state.blocks, "the scratch block was handed out")
             self._expect(max(state.blocks) < self.info.num_blocks, "a block outside the pool")
+
+    def _check_groups(self, groups: tuple[PrefixGroup, ...], decode: list[int]) -> None:
+        self._expect(self.info.prefix_groups or not groups, "groups that nobody asked for")
+        self.most_grouped = max([self.most_grouped, *(len(group.slots) for group in groups)])
+        for group in groups:
+            slots = group.slots.tolist()
+            self._expect({*slots} <= {*decode}, "a group of slots that do not decode")
+            heads = {tuple(self.slots[slot].blocks[: group.blocks]) for slot in slots}
+            self._expect(len(heads) == 1, "a group that does not share its blocks")
 
     def _sample(self, slot: int) -> int:
         state = self.slots[slot]

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from pagewire.packing import unpack
 from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
 from pagewire.scheduler.core.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
 from pagewire.scheduler.core.waiting import WaitingQueue
+from pagewire.scheduler.worker_link import encode_step
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 EOS = 7
@@ -304,6 +306,27 @@ def test_what_a_token_was_sampled_from_outlives_the_failure_of_another() -> None
     worker.finish(leader.slot, State.PENDING, sound=False)
     assert follower.state is State.DECODE
     assert worker.pool.match(leader.known_bytes(28)) == follower.blocks[:2]
+
+
+def test_groups_travel_when_they_change_and_the_worker_wants_them() -> None:
+    limits = WorkerLimits(40, 4, 4, 64, memory_threshold=1.0, prefix_groups=True)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+    first, second = sequence(18, 20), sequence(19, 20, 1)
+    worker.admit(first)
+    worker.plan()
+    worker.admit(second)
+    plans = [worker.plan() for _ in range(4)]
+    assert [plan.groups_changed for plan in plans] == [False, True, False, False]
+    [group] = plans[-1].groups
+    assert (group.blocks, group.slots) == (4, (first.slot, second.slot))
+    assert encode_step(plans[0]).HasField("group_sizes") is False
+    step = encode_step(plans[1])
+    arrays = [unpack(a).tolist() for a in (step.group_sizes, step.group_blocks, step.group_slots)]
+    assert arrays == [[2], [4], [first.slot, second.slot]]
+    worker.finish(first.slot, State.CANCELLED)
+    last = worker.plan()
+    assert (last.groups_changed, last.groups) == (True, [])
+    assert encode_step(last).HasField("group_sizes")
 
 
 def test_caching_can_be_switched_off() -> None:

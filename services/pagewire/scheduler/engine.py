@@ -494,4 +494,5 @@ def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> Worke
         max_num_batched_tokens=budget,
         memory_threshold=config.memory_threshold,
         prefix_caching=config.prefix_caching,
+        prefix_groups=info.prefix_groups,
     )

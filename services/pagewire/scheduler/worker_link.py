@@ -140,6 +140,10 @@ def encode_step(plan: StepPlan) -> pb.Step:
         step.prefill_counts = pack(plan.prefill_counts)
     if plan.decode_changed:
         step.decode_slots = pack(plan.decode_slots)
+    if plan.groups_changed:
+        step.group_sizes = pack([len(group.slots) for group in plan.groups])
+        step.group_blocks = pack([group.blocks for group in plan.groups])
+        step.group_slots = pack([slot for group in plan.groups for slot in group.slots])
     return step
 
 

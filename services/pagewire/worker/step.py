@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pagewire.errors import invalid
 from pagewire.packing import Int32Array, unpack
 from pagewire.v1 import worker_pb2 as pb
@@ -34,6 +36,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Decode slots whose first `blocks` blocks are the same ones."""
+
+    blocks: int
+    slots: Int32Array  # [members], ascending
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What changes and what is computed; `Step` of worker.proto says what fields mean."""
 
@@ -44,6 +54,7 @@ class Step:
     prefill_slots: Int32Array  # [chunks]
     prefill_counts: Int32Array  # [chunks]
     decode_slots: Int32Array | None  # [decodes]; None: as in the step before
+    groups: tuple[PrefixGroup, ...] | None = None  # None: as in the step before
 
 
 def decode_step(message: pb.Step) -> Step:
@@ -60,10 +71,38 @@ def decode_step(message: pb.Step) -> Step:
             if message.HasField("decode_slots")
             else None
         ),
+        groups=_groups(message),
     )
     _same_length("append_blocks", step.append_blocks, "append_slots", step.append_slots)
     _same_length("prefill_counts", step.prefill_counts, "prefill_slots", step.prefill_slots)
     return step
+
+
+def _groups(message: pb.Step) -> tuple[PrefixGroup, ...] | None:
+    """The prefix groups of a step; RequestError if they are not well formed."""
+    sizes = _array("group_sizes", message.group_sizes)
+    blocks = _array("group_blocks", message.group_blocks)
+    slots = _array("group_slots", message.group_slots)
+    _same_length("group_blocks", blocks, "group_sizes", sizes)
+    if len(sizes) and sizes.min() < 2:
+        raise invalid("group_sizes", f"a group has {sizes.min()} members; 2 are the least")
+    if len(blocks) and blocks.min() < 1:
+        raise invalid("group_blocks", f"a group shares {blocks.min()} blocks; 1 is the least")
+    ends = np.cumsum(sizes, dtype=np.int64)
+    members = int(ends[-1]) if len(ends) else 0
+    if members != len(slots):
+        raise invalid(
+            "group_slots", f"group_slots has {len(slots)} slots; group_sizes add up to {members}"
+        )
+    if not message.HasField("group_sizes"):
+        return None
+    each = np.split(slots, ends[:-1])
+    for group in each[: len(sizes)]:
+        if (np.diff(group) <= 0).any():
+            raise invalid(
+                "group_slots", f"a group has the slots {group.tolist()}; they must ascend"
+            )
+    return tuple(PrefixGroup(int(n), group) for n, group in zip(blocks, each, strict=False))
 
 
 def _start(message: pb.SequenceStart) -> Start:

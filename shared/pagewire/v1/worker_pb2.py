@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/worker.proto\x12\x0bpagewire.v1\"\x16\n\x14GetWorkerInfoRequest\"\x83\x02\n\nWorkerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x14\n\x0cweight_bytes\x18\n \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x0b \x01(\x04\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\"_\n\nRunRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12!\n\x04step\x18\x02 \x01(\x0b\x32\x11.pagewire.v1.StepH\x00\x42\t\n\x07message\"0\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xc8\x01\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\x06starts\x18\x02 \x03(\x0b\x32\x1a.pagewire.v1.SequenceStart\x12\x14\n\x0c\x61ppend_slots\x18\x03 \x01(\x0c\x12\x15\n\rappend_blocks\x18\x04 \x01(\x0c\x12\x15\n\rprefill_slots\x18\x05 \x01(\x0c\x12\x16\n\x0eprefill_counts\x18\x06 \x01(\x0c\x12\x19\n\x0c\x64\x65\x63ode_slots\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x42\x0f\n\r_decode_slots\"\x9a\x01\n\rSequenceStart\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x15\n\rnum_generated\x18\x03 \x01(\r\x12\x14\n\x0cnum_computed\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x0c\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.pagewire.v1.SlotSampling\"\xb2\x01\n\x0cSlotSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x1a\n\x0estop_token_ids\x18\x07 \x03(\rB\x02\x10\x01\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"m\n\x0bRunResponse\x12(\n\x05ready\x18\x01 \x01(\x0b\x32\x17.pagewire.v1.WorkerInfoH\x00\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x17.pagewire.v1.StepResultH\x00\x42\t\n\x07message\"\xb9\x01\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12&\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x16.pagewire.v1.SlotError\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\r\x12\x14\n\x0clogprob_rows\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x07 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x08 \x01(\x0c\"=\n\tSlotError\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x32\x93\x01\n\x06Worker\x12K\n\rGetWorkerInfo\x12!.pagewire.v1.GetWorkerInfoRequest\x1a\x17.pagewire.v1.WorkerInfo\x12<\n\x03Run\x12\x17.pagewire.v1.RunRequest\x1a\x18.pagewire.v1.RunResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/worker.proto\x12\x0bpagewire.v1\"\x16\n\x14GetWorkerInfoRequest\"\x9a\x02\n\nWorkerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x14\n\x0cweight_bytes\x18\n \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x0b \x01(\x04\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x15\n\rprefix_groups\x18\r \x01(\x08\"_\n\nRunRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12!\n\x04step\x18\x02 \x01(\x0b\x32\x11.pagewire.v1.StepH\x00\x42\t\n\x07message\"0\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x9d\x02\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\x06starts\x18\x02 \x03(\x0b\x32\x1a.pagewire.v1.SequenceStart\x12\x14\n\x0c\x61ppend_slots\x18\x03 \x01(\x0c\x12\x15\n\rappend_blocks\x18\x04 \x01(\x0c\x12\x15\n\rprefill_slots\x18\x05 \x01(\x0c\x12\x16\n\x0eprefill_counts\x18\x06 \x01(\x0c\x12\x19\n\x0c\x64\x65\x63ode_slots\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x12\x18\n\x0bgroup_sizes\x18\t \x01(\x0cH\x01\x88\x01\x01\x12\x14\n\x0cgroup_blocks\x18\n \x01(\x0c\x12\x13\n\x0bgroup_slots\x18\x0b \x01(\x0c\x42\x0f\n\r_decode_slotsB\x0e\n\x0c_group_sizes\"\x9a\x01\n\rSequenceStart\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x15\n\rnum_generated\x18\x03 \x01(\r\x12\x14\n\x0cnum_computed\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x0c\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.pagewire.v1.SlotSampling\"\xb2\x01\n\x0cSlotSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x1a\n\x0estop_token_ids\x18\x07 \x03(\rB\x02\x10\x01\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"m\n\x0bRunResponse\x12(\n\x05ready\x18\x01 \x01(\x0b\x32\x17.pagewire.v1.WorkerInfoH\x00\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x17.pagewire.v1.StepResultH\x00\x42\t\n\x07message\"\xb9\x01\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12&\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x16.pagewire.v1.SlotError\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\r\x12\x14\n\x0clogprob_rows\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x07 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x08 \x01(\x0c\"=\n\tSlotError\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x32\x93\x01\n\x06Worker\x12K\n\rGetWorkerInfo\x12!.pagewire.v1.GetWorkerInfoRequest\x1a\x17.pagewire.v1.WorkerInfo\x12<\n\x03Run\x12\x17.pagewire.v1.RunRequest\x1a\x18.pagewire.v1.RunResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETWORKERINFOREQUEST']._serialized_start=41
   _globals['_GETWORKERINFOREQUEST']._serialized_end=63
   _globals['_WORKERINFO']._serialized_start=66
-  _globals['_WORKERINFO']._serialized_end=325
-  _globals['_RUNREQUEST']._serialized_start=327
-  _globals['_RUNREQUEST']._serialized_end=422
-  _globals['_HELLO']._serialized_start=424
-  _globals['_HELLO']._serialized_end=472
-  _globals['_STEP']._serialized_start=475
-  _globals['_STEP']._serialized_end=675
-  _globals['_SEQUENCESTART']._serialized_start=678
-  _globals['_SEQUENCESTART']._serialized_end=832
-  _globals['_SLOTSAMPLING']._serialized_start=835
-  _globals['_SLOTSAMPLING']._serialized_end=1013
-  _globals['_RUNRESPONSE']._serialized_start=1015
-  _globals['_RUNRESPONSE']._serialized_end=1124
-  _globals['_STEPRESULT']._serialized_start=1127
-  _globals['_STEPRESULT']._serialized_end=1312
-  _globals['_SLOTERROR']._serialized_start=1314
-  _globals['_SLOTERROR']._serialized_end=1375
-  _globals['_WORKER']._serialized_start=1378
-  _globals['_WORKER']._serialized_end=1525
+  _globals['_WORKERINFO']._serialized_end=348
+  _globals['_RUNREQUEST']._serialized_start=350
+  _globals['_RUNREQUEST']._serialized_end=445
+  _globals['_HELLO']._serialized_start=447
+  _globals['_HELLO']._serialized_end=495
+  _globals['_STEP']._serialized_start=498
+  _globals['_STEP']._serialized_end=783
+  _globals['_SEQUENCESTART']._serialized_start=786
+  _globals['_SEQUENCESTART']._serialized_end=940
+  _globals['_SLOTSAMPLING']._serialized_start=943
+  _globals['_SLOTSAMPLING']._serialized_end=1121
+  _globals['_RUNRESPONSE']._serialized_start=1123
+  _globals['_RUNRESPONSE']._serialized_end=1232
+  _globals['_STEPRESULT']._serialized_start=1235
+  _globals['_STEPRESULT']._serialized_end=1420
+  _globals['_SLOTERROR']._serialized_start=1422
+  _globals['_SLOTERROR']._serialized_end=1483
+  _globals['_WORKER']._serialized_start=1486
+  _globals['_WORKER']._serialized_end=1633
 # @@protoc_insertion_point(module_scope)

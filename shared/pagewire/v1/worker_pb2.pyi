@@ -11,7 +11,7 @@ class GetWorkerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id")
+    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class WorkerInfo(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_GROUPS_FIELD_NUMBER: _ClassVar[int]
     model: str
     block_size: int
     num_blocks: int
@@ -36,7 +37,8 @@ class WorkerInfo(_message.Message):
     weight_bytes: int
     kv_cache_bytes: int
     instance_id: str
-    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    prefix_groups: bool
+    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("hello", "step")
@@ -55,7 +57,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots")
+    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots", "group_sizes", "group_blocks", "group_slots")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +65,9 @@ class Step(_message.Message):
     PREFILL_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SLOTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     starts: _containers.RepeatedCompositeFieldContainer[SequenceStart]
     append_slots: bytes
@@ -70,7 +75,10 @@ class Step(_message.Message):
     prefill_slots: bytes
     prefill_counts: bytes
     decode_slots: bytes
-    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ...) -> None: ...
+    group_sizes: bytes
+    group_blocks: bytes
+    group_slots: bytes
+    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
     __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling")

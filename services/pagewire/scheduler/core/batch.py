@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.block_pool import BlockPool
 from pagewire.scheduler.core.policy import SchedulingPolicy
+from pagewire.scheduler.core.prefix_groups import PrefixGroup, PrefixGroups
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.slot_table import SlotTable
 
@@ -30,6 +31,8 @@ class WorkerLimits:
     max_num_batched_tokens: int
     memory_threshold: float
     prefix_caching: bool = True
+    # Whether the worker wants to be told which decoding slots share blocks.
+    prefix_groups: bool = False
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -52,6 +55,9 @@ class StepPlan:
     prefill_counts: list[int] = field(default_factory=list)
     decode_slots: Int32Array = field(default_factory=lambda: _NO_SLOTS)
     decode_changed: bool = False
+    # Which decode slots share leading blocks; the worker knows unless `groups_changed`.
+    groups: list[PrefixGroup] = field(default_factory=list)
+    groups_changed: bool = False
     rows: Int32Array = field(default_factory=lambda: _NO_SLOTS)
     # Slots whose last known token is computed in this step.
     completed: list[int] = field(default_factory=list)
@@ -111,6 +117,8 @@ class WorkerBatch:
         # Dirty: a slot entered or left the list; unsent: the worker does not know the list yet.
         self._decode_dirty = False
         self._decode_unsent = False
+        self._groups = PrefixGroups() if limits.prefix_groups else None
+        self._groups_unsent = False
         self._next_step = 1
         self._answered = 0
         # The latest question to the prefix cache, and its answer.
@@ -178,7 +186,7 @@ class WorkerBatch:
         if plan.num_tokens == 0:
             return None
         self._next_step += 1
-        self._decode_unsent = False
+        self._decode_unsent = self._groups_unsent = False
         self.in_flight.append(plan)
         return plan
 
@@ -338,6 +346,9 @@ class WorkerBatch:
             self._refresh_decode()
         decode = plan.decode_slots = plan.rows = self._decode
         plan.decode_changed = self._decode_unsent
+        if self._groups is not None:
+            self._groups_unsent |= self._groups.refresh()
+            plan.groups, plan.groups_changed = self._groups.groups, self._groups_unsent
         if not len(decode):
             return
         table.computed[decode] += 1
@@ -354,6 +365,19 @@ class WorkerBatch:
             self._decode = np.flatnonzero(self.slots.decoding).astype(np.int32)
             self._decode_dirty = False
             self._decode_unsent = True
+            self._regroup()
+
+    def _regroup(self) -> None:
+        """Tells the groups which slots have left or entered the decode list."""
+        groups = self._groups
+        if groups is None:
+            return
+        decode = self._decode.tolist()
+        for slot in groups.slots() - {*decode}:
+            groups.discard(slot)
+        for slot in decode:
+            if slot not in groups:
+                groups.add(slot, self._sequence(slot).blocks)
 
     def _grow_all(self, slots: set[int], plan: StepPlan) -> None:
         """Gives each slot one more block, in the order of the policy.
@@ -457,6 +481,8 @@ class WorkerBatch:
         self._to_start = [s for s in self._to_start if s.slot != slot]
         self._stalled.discard(slot)
         self._set_decoding(slot, False)
+        if self._groups is not None:
+            self._groups.discard(slot)
 
     def _release_answered(self) -> None:
         waiting = []
