@@ -106,9 +106,7 @@ class PrefixGroups:
             return False
         self._stale = False
         before, self._groups = self._groups, []
-        for child in self._root.children.values():
-            if child.children or len(child.slots) >= MIN_MEMBERS:
-                self._collect(child)
+        self._collect()
         self._groups.sort(key=lambda group: (group.slots[0], group.blocks))
         return self._groups != before
 
@@ -117,18 +115,20 @@ class PrefixGroups:
         """As of the latest `refresh`."""
         return self._groups
 
-    def _collect(self, top: _Node) -> None:
-        """Adds the groups of a subtree: a node that adds enough to the group around it is one."""
-        pending = [(top, 0)]
+    def _collect(self) -> None:
+        """Makes the groups: a node that adds enough blocks to the group around it is one."""
+        pending = [(self._root, 0)]
         while pending:
             node, shared = pending.pop()
-            members = sorted(slot for below in _subtree(node) for slot in below.slots)
-            if len(members) < MIN_MEMBERS:
-                continue
             if node.depth - shared >= MIN_BLOCKS:
+                members = sorted(slot for below in _subtree(node) for slot in below.slots)
                 self._groups.append(PrefixGroup(node.depth, tuple(members)))
                 shared = node.depth
-            pending += [(child, shared) for child in node.children.values()]
+            pending += [
+                (child, shared)
+                for child in node.children.values()
+                if child.children or len(child.slots) >= MIN_MEMBERS  # most are one slot's alone
+            ]
 
 
 def _common(run: BlockArray, table: BlockArray) -> int:
