@@ -12,12 +12,12 @@ from pagewire.worker.ops.triton import attention
 from pagewire.worker.ops.triton.attention_shared import rows_of_an_item
 from pagewire.worker.prefix_groups import (
     MAX_ITEMS,
-    PrefixGroups,
     Sharing,
     buffer_length,
     pack_ranges,
     shared_ranges,
 )
+from pagewire.worker.step import PrefixGroup
 
 BLOCK_SIZE = 16
 HEADS = [(4, 2, 64), (2, 2, 32)]
@@ -57,16 +57,7 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
         processors=132 if CUDA else 1,
         block_size=BLOCK_SIZE,
     )
-    packed = pack_ranges(
-        PrefixGroups(
-            sizes=np.array([len(members) for members, _ in groups], np.int32),
-            blocks=np.array([blocks for _, blocks in groups], np.int32),
-            slots=np.concatenate([members for members, _ in groups]).astype(np.int32),
-        ),
-        slots,
-        rows,
-        sharing,
-    )
+    packed = pack_ranges(groups_of(*groups), slots, rows, sharing)
     assert len(packed) == buffer_length(rows)
     shared = shared_ranges(torch.from_numpy(packed).to(device), rows)
     # 9 and 13 blocks are 128 and 192 positions of whole units; 3 blocks are none.
@@ -79,7 +70,9 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
     assert_near(out, expected.to(dtype), TOLERANCE[dtype])
 
 
-def ranges_of(groups: PrefixGroups, decode: list[int], members: int = 2) -> dict[int, list]:
+def ranges_of(
+    groups: tuple[PrefixGroup, ...], decode: list[int], members: int = 2
+) -> dict[int, list]:
     """The `(slot, begin, end)` ranges of each row, in the order of their ordinals."""
     sharing = Sharing(members=members, kv_heads=1, processors=1, block_size=BLOCK_SIZE)
     rows = len(decode)
@@ -103,25 +96,14 @@ def ranges_of(groups: PrefixGroups, decode: list[int], members: int = 2) -> dict
     return ordered
 
 
-def groups_of(*groups: tuple[list[int], int]) -> PrefixGroups:
-    return PrefixGroups(
-        sizes=np.array([len(members) for members, _ in groups], np.int32),
-        blocks=np.array([blocks for _, blocks in groups], np.int32),
-        slots=np.concatenate([members for members, _ in groups]).astype(np.int32),
-    )
+def groups_of(*groups: tuple[list[int], int]) -> tuple[PrefixGroup, ...]:
+    return tuple(PrefixGroup(blocks, np.array(members, np.int32)) for members, blocks in groups)
 
 
 def test_rows_follow_the_decode_list():
     found = ranges_of(groups_of(([3, 5, 9], 64)), [9, 1, 3, 5], members=8)
     assert set(found) == {0, 2, 3}
     assert {slot for ranges in found.values() for slot, _, _ in ranges} <= {3, 5, 9}
-
-
-def test_groups_of_which_one_member_decodes_are_left_out():
-    assert ranges_of(groups_of(([3, 5], 64), ([7, 8], 8)), [1, 3, 7, 8]) == {
-        2: [(7, 0, 128)],
-        3: [(7, 0, 128)],
-    }
 
 
 def test_many_nested_groups_leave_no_row_with_too_many_ranges():

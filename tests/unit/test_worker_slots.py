@@ -11,7 +11,7 @@ from pagewire.packing import pack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.limits import Limits
 from pagewire.worker.slots import PlannedStep, Slots
-from pagewire.worker.step import Sampling, Start, Step, decode_step
+from pagewire.worker.step import PrefixGroup, Sampling, Start, Step, decode_step
 
 LIMITS = Limits(
     vocab_size=100,
@@ -291,3 +291,49 @@ def test_absent_and_empty_decode_slots_differ(running: Slots) -> None:
     assert running.plan(decode_step(pb.Step(append_slots=pack([0]), append_blocks=pack([5])))).plan
     assert running.plan(decode_step(pb.Step())).plan.num_decodes == 1
     assert running.plan(decode_step(pb.Step(decode_slots=b""))).plan.num_decodes == 0
+
+
+GROUP = PrefixGroup(2, ints(0, 1, 2))
+
+
+def members(planned: PlannedStep) -> list[tuple[int, list[int]]]:
+    return [(group.blocks, group.slots.tolist()) for group in planned.plan.groups]
+
+
+@pytest.fixture
+def alike(slots: Slots) -> Slots:
+    """Slots 0, 1 and 2 share blocks 1 and 2 and are prefilled."""
+    starts = [start(s, 9, (1, 2, 3 + s, 6 + s, 9 + s), num_computed=8) for s in range(3)]
+    slots.plan(step(*starts, prefill=((0, 1), (1, 1), (2, 1))))
+    return slots
+
+
+def test_groups_hold_for_the_slots_that_decode(alike: Slots) -> None:
+    first = alike.plan(replace(step(decode=(0, 1, 2)), groups=(GROUP,)))
+    assert members(first) == [(2, [0, 1, 2])]
+    assert alike.plan(step()).plan.groups is first.plan.groups, "nothing has changed"
+    assert members(alike.plan(step(decode=(2, 0)))) == [(2, [0, 2])]
+    assert members(alike.plan(step(decode=(1,)))) == []
+    assert members(alike.plan(step(decode=(0, 1)))) == [(2, [0, 1])]
+    assert members(alike.plan(replace(step(), groups=()))) == []
+    assert members(alike.plan(step())) == []
+
+
+def test_a_failed_slot_is_in_no_group(alike: Slots) -> None:
+    alike.plan(replace(step(decode=(0, 1, 2)), groups=(GROUP,)))
+    alike.fail(1)
+    assert members(alike.plan(step())) == [(2, [0, 2])]
+
+
+def test_a_group_whose_blocks_differ_is_left_out(alike: Slots) -> None:
+    groups = (GROUP, PrefixGroup(3, ints(0, 1)), PrefixGroup(4, ints(0, 2)))
+    assert members(alike.plan(replace(step(decode=(0, 1, 2)), groups=groups))) == [(2, [0, 1, 2])]
+
+
+@pytest.mark.parametrize("slots_named", [(0, 4), (-1, 2), (1, 1)])
+def test_a_group_of_slots_that_are_none_is_refused(
+    alike: Slots, slots_named: tuple[int, int]
+) -> None:
+    with pytest.raises(RequestError, match="group_slots") as raised:
+        alike.plan(replace(step(), groups=(PrefixGroup(1, ints(*slots_named)),)))
+    assert raised.value.code == Code.INVALID_ARGUMENT

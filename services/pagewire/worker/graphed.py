@@ -31,12 +31,15 @@ from pagewire.worker.ops.reference.step import (
     WRITE_SLOTS,
 )
 from pagewire.worker.plan import StepPlan, TableWrites, rehearsal
+from pagewire.worker.shared_prefixes import SharedPrefixes
 from pagewire.worker.staging import Staging
 from pagewire.worker.timer import DeviceTimer
 
 log = logging.getLogger(__name__)
 
 COMPILING_THREADS = 8
+# Numbers of rows for which there is a step with shared prefixes.
+SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class CapturedStep:
 class GraphBackend(EagerBackend):
     """See `Backend`; needs a GPU and the triton ops."""
 
+    prefix_groups = True
+
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(decoder, limits, dtype)
         self._buckets = batch_buckets(min(limits.num_slots, limits.max_num_batched_tokens))
@@ -58,8 +63,11 @@ class GraphBackend(EagerBackend):
         self._inputs = torch.zeros(
             NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
         )
-        # By number of rows, and by whether a row filters its distribution.
-        self._captured: dict[tuple[int, bool], CapturedStep] = {}
+        # By number of rows, by whether a row filters its distribution and whether rows share KV.
+        self._captured: dict[tuple[int, bool, bool], CapturedStep] = {}
+        self._shared_buckets = [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
+        self._shared_buckets.append(self._buckets[-1])
+        self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
         # What every graph writes its logits to: after a replay they are there for log
         # probabilities, until the next one.
         head = decoder.weights.head
@@ -82,11 +90,10 @@ class GraphBackend(EagerBackend):
         compiled = time.monotonic()
         with torch.inference_mode():
             self._mixed.capture(self._capture)
-            for rows in reversed(self._buckets):
-                for filtered in (True, False):
-                    inputs = self._rows(rows)
-                    graph, tokens = self._capture(partial(self._decode, inputs, filtered))
-                    self._captured[rows, filtered] = CapturedStep(graph, inputs, tokens)
+            for rows, filtered, shared in self._variants():
+                graph, tokens = self._capture(partial(self._decode, rows, filtered, shared))
+                step = CapturedStep(graph, self._rows(rows), tokens)
+                self._captured[rows, filtered, shared] = step
         for width in WIDTHS:
             plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
@@ -114,8 +121,11 @@ class GraphBackend(EagerBackend):
     def _launch_decode(self, plan: StepPlan) -> Tensor:
         """Queues a decode step; its tokens `[rows]` int32 on the device, until the next step's."""
         decodes = plan.num_decodes
-        rows = self._buckets[bisect_left(self._buckets, decodes)]
-        captured = self._captured[rows, plan.filtered]
+        buckets = self._shared_buckets if plan.groups else self._buckets
+        rows = buckets[bisect_left(buckets, decodes)]
+        captured = self._captured[rows, plan.filtered, bool(plan.groups)]
+        if plan.groups:
+            self._shared.copy(plan.groups, plan.decode_slots, rows)
         writes = plan.writes
         if plan.starts is not None or (writes is not None and len(writes.slots) > rows):
             self._slots.apply(plan)
@@ -124,10 +134,15 @@ class GraphBackend(EagerBackend):
         captured.graph.replay()
         return captured.tokens[:decodes]
 
+    def _variants(self) -> Iterator[tuple[int, bool, bool]]:
+        """The keys of all captured steps, largest first."""
+        for shared, buckets in ((True, self._shared_buckets), (False, self._buckets)):
+            for rows in reversed(buckets):
+                yield from ((rows, filtered, shared) for filtered in (True, False))
+
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
         """Every decode step once, for idle inputs."""
-        for rows in reversed(self._buckets):
-            yield from (partial(self._decode, self._rows(rows), f) for f in (True, False))
+        return (partial(self._decode, *variant) for variant in self._variants())
 
     def _rows(self, rows: int) -> Tensor:
         """Where the inputs of a decode step of `rows` rows lie, `[6, rows]`."""
@@ -140,9 +155,9 @@ class GraphBackend(EagerBackend):
             out = run()
         return graph, out
 
-    def _decode(self, inputs: Tensor, filtered: bool) -> Tensor:
+    def _decode(self, rows: int, filtered: bool, shared: bool) -> Tensor:
         """A whole decode step, from the slots' last tokens to their next; `[rows]` int32."""
-        ops, state = self._decoder.ops, self._slots
+        ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
         slots = inputs[SLOTS]
         residual, lengths = ops.begin_decode(
             inputs, self._decoder.weights.embedding, state.last_tokens, state.block_tables
@@ -155,6 +170,7 @@ class GraphBackend(EagerBackend):
             decode_lengths=lengths,
             prefill=None,
             rows=None,
+            shared=self._shared.ranges(rows) if shared else None,
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])

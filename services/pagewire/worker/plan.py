@@ -9,7 +9,7 @@ from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
-from pagewire.worker.prefix_groups import PrefixGroups
+from pagewire.worker.step import PrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class StepPlan:
     sample_indices: Int32Array  # [rows]
     filtered: bool
     logprobs: LogprobRows | None = None  # None: no row wants any
-    groups: PrefixGroups | None = None  # of decode slots, some of which may not decode
+    # Of the decode slots; the same object as in the step before where nothing has changed.
+    groups: tuple[PrefixGroup, ...] = ()
 
     @property
     def num_decodes(self) -> int:

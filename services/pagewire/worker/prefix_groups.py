@@ -13,20 +13,12 @@ from pagewire.worker.ops.reference.shared_ranges import (
     RANGE_UNIT,
     SharedRanges,
 )
+from pagewire.worker.step import PrefixGroup
 
 # Shorter ranges cost more to merge than they spread.
 LEAST_RANGE = 256
 # An item belongs to two rows at least, so this many leave every row of 512 in its own groups.
 MAX_ITEMS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixGroups:
-    """Decode slots whose first blocks are the same; see `Step.group_sizes` of worker.proto."""
-
-    sizes: Int32Array  # [groups]
-    blocks: Int32Array  # [groups], an inner group comes after the outer one and has more
-    slots: Int32Array  # [sum of sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +44,27 @@ def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedRanges:
 
 
 def pack_ranges(
-    groups: PrefixGroups, decode_slots: Int32Array, rows: int, sharing: Sharing
+    groups: tuple[PrefixGroup, ...], decode_slots: Int32Array, rows: int, sharing: Sharing
 ) -> Int32Array:
     """The packed ranges of a step that decodes `decode_slots` in a batch of `rows`.
 
-    Groups that find no room, or of whose members fewer than two decode, are left out: what is not
-    shared is read by each row alone.
+    The groups' members all decode. Groups that find no room are left out: what is not shared is
+    read by each row alone.
     """
     buffer = np.zeros(buffer_length(rows), np.int32)
     ranges = _RangePlan(rows)
-    row_of = np.full(int(max(groups.slots.max(), decode_slots.max())) + 1, -1, np.int32)
+    row_of = np.zeros(int(decode_slots.max()) + 1, np.int32)
     row_of[decode_slots] = np.arange(len(decode_slots))
-    ends = groups.blocks * sharing.block_size // RANGE_UNIT * RANGE_UNIT
-    members = np.split(row_of[groups.slots], np.cumsum(groups.sizes)[:-1])
-    present = [(rows[rows >= 0], int(end)) for rows, end in zip(members, ends, strict=True)]
+    shared = [
+        (row_of[group.slots], group.blocks * sharing.block_size // RANGE_UNIT * RANGE_UNIT)
+        for group in groups
+    ]
     # Positions times tiles of rows, an upper bound: inner groups repeat those of outer ones.
-    work = sum(-(-len(rows) // sharing.members) * end for rows, end in present)
+    work = sum(-(-len(members) // sharing.members) * end for members, end in shared)
     length = work * sharing.kv_heads // (2 * sharing.processors)
     length = max(LEAST_RANGE, -(-length // RANGE_UNIT) * RANGE_UNIT)
-    for rows_of_group, end in present:
-        if len(rows_of_group) > 1:
-            ranges.add(rows_of_group, end, length, sharing.members, decode_slots)
+    for members, end in shared:
+        ranges.add(members, end, length, sharing.members, decode_slots)
     ranges.write(buffer)
     return buffer
 

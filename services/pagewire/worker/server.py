@@ -96,6 +96,7 @@ def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
         weight_bytes=loaded.backend.weight_bytes,
         kv_cache_bytes=loaded.backend.kv_cache_bytes,
         instance_id=uuid.uuid4().hex,
+        prefix_groups=loaded.backend.prefix_groups,
     )
 
 

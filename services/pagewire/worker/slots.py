@@ -9,6 +9,7 @@ SlotError; as long as steps sent before that was known still name its slot, its 
 with -1.
 """
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -21,7 +22,9 @@ from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.plan import Chunks, SlotStarts, StepPlan, TableWrites
-from pagewire.worker.step import Sampling, Start, Step
+from pagewire.worker.step import PrefixGroup, Sampling, Start, Step
+
+log = logging.getLogger(__name__)
 
 _EMPTY, _RUNNING, _FAILED = 0, 1, 2
 _NONE = np.empty(0, np.int32)
@@ -68,6 +71,9 @@ class Slots:
         self._tables = np.zeros((n, limits.max_blocks), np.int32)
         self._tokens: list[Int32Array] = [_NONE] * n  # known tokens until all are computed
         self._decodes = _NONE
+        self._groups: tuple[PrefixGroup, ...] = ()  # as sent
+        # For which decode slots, and those of the groups that hold among them.
+        self._sharing: tuple[Int32Array, tuple[PrefixGroup, ...]] = (_NONE, ())
         self._failures: list[Failure] = []
 
     def plan(self, step: Step) -> PlannedStep:
@@ -95,6 +101,7 @@ class Slots:
             sample_indices=indices,
             filtered=bool(self._filtered[sample_slots].any()),
             logprobs=self._wanted_logprobs(sample_slots),
+            groups=self._group(step.groups, slots),
         )
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
@@ -122,6 +129,8 @@ class Slots:
         if step.starts:
             self._check_slots("starts", np.array([start.slot for start in step.starts], np.int64))
         self._check_slots("append_slots", step.append_slots, repeats=True)
+        for group in step.groups or ():
+            self._check_slots("group_slots", group.slots)
         self._check_slots("prefill_slots", step.prefill_slots)
         tokens, counts = len(decodes), step.prefill_counts
         if len(counts):
@@ -217,6 +226,32 @@ class Slots:
         # Of several blocks for one slot the last, with the highest column, is written last.
         self._set_blocks(slots, columns + 1)
         return TableWrites(slots, columns, blocks)
+
+    def _group(
+        self, sent: tuple[PrefixGroup, ...] | None, decodes: Int32Array
+    ) -> tuple[PrefixGroup, ...]:
+        """The prefix groups among the slots that decode.
+
+        A group whose members' blocks are not the same is left out: it would change their results.
+        """
+        if sent is not None:
+            self._groups = sent
+        elif not self._groups or np.array_equal(decodes, self._sharing[0]):
+            return self._sharing[1]
+        decoding = np.zeros(self.limits.num_slots, np.bool_)
+        decoding[decodes] = True
+        held = []
+        for group in self._groups:
+            slots = group.slots[decoding[group.slots]]
+            if len(slots) < 2:
+                continue
+            tables = self._tables[slots, : group.blocks]
+            if group.blocks > self._num_blocks[slots].min() or (tables != tables[0]).any():
+                log.error("prefix group %s does not share %d blocks", slots, group.blocks)
+                continue
+            held.append(PrefixGroup(group.blocks, slots))
+        self._sharing = decodes, tuple(held)
+        return self._sharing[1]
 
     def _decode(self) -> tuple[Int32Array, Int32Array, NDArray[np.bool_]]:
         """Slots and positions of the decode rows, and which of those asked for they are."""

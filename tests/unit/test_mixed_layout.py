@@ -1,0 +1,116 @@
+"""The packed inputs of captured mixed steps, run through the decoder on the CPU."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire.config import WorkerConfig
+from pagewire.worker.decoder import Batch, Prefill
+from pagewire.worker.eager import EagerBackend
+from pagewire.worker.limits import Limits
+from pagewire.worker.loading import load_worker
+from pagewire.worker.mixed_layout import (
+    BodySize,
+    body_length,
+    body_sizes,
+    pack_body,
+    sampling_rows,
+    split_body,
+)
+from pagewire.worker.plan import Chunks, StepPlan
+from support.tiny_models import save_model
+
+SIZES = [BodySize(24, 6, 4), BodySize(16, 2, 3), BodySize(64, 8, 16)]
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def mixed_plan() -> StepPlan:
+    """Three decode rows of slots 0 to 2, chunks of slots 3 and 4, of which the first samples."""
+    return StepPlan(
+        starts=None,
+        writes=None,
+        decode_slots=ints(0, 1, 2),
+        decode_positions=ints(4, 7, 0),
+        chunks=Chunks(
+            slots=ints(3, 4),
+            starts=ints(0, 5, 12),
+            tokens=np.arange(20, 32, dtype=np.int32),
+            positions=np.concatenate((np.arange(2, 7), np.arange(7))).astype(np.int32),
+            lengths=ints(7, 7),
+            samples=np.array([True, False]),
+        ),
+        sample_slots=ints(0, 1, 2, 3),
+        sample_indices=ints(1, 1, 1, 0),
+        filtered=False,
+    )
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
+    save_model(tmp_path, "qwen3")
+    config = WorkerConfig(
+        model=str(tmp_path), device="cpu", num_slots=5, num_blocks=32, block_size=4, torch_threads=1
+    )
+    worker = load_worker(config)
+    backend = worker.backend
+    assert isinstance(backend, EagerBackend)
+    decoder, cache, state = backend._decoder, backend._cache, backend._slots
+    plan = mixed_plan()
+    assert plan.chunks is not None
+    with torch.inference_mode():
+        state.block_tables[:5, :3] = torch.arange(1, 16, dtype=torch.int32).view(5, 3)
+        state.last_tokens[:3] = torch.tensor([9, 8, 7], dtype=torch.int32)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.normal_(generator=torch.Generator().manual_seed(3))
+        before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+        batch, *_ = backend._batch(plan)
+        expected = decoder.hidden(batch, cache, state.block_tables)
+        written = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+        for tensor, value in zip((*cache.keys, *cache.values), before, strict=True):
+            tensor.copy_(value)
+
+        packed = pack_body(plan, plan.chunks, size, worker.limits.padding_slot)
+        assert len(packed) == body_length(size)
+        inputs = split_body(torch.from_numpy(packed), size)
+        last = state.last_tokens[inputs.slots]
+        token_ids = torch.where(inputs.token_ids < 0, last, inputs.token_ids)
+        padded = Batch(
+            token_ids=token_ids,
+            positions=inputs.positions,
+            slots=inputs.slots,
+            num_decodes=size.decodes,
+            decode_lengths=inputs.decode_lengths,
+            prefill=Prefill(
+                inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens
+            ),
+            rows=torch.from_numpy(sampling_rows(plan, plan.chunks)),
+        )
+        hidden = decoder.hidden(padded, cache, state.block_tables)
+    torch.testing.assert_close(hidden, expected)
+    for tensor, value in zip((*cache.keys, *cache.values), written, strict=True):
+        torch.testing.assert_close(tensor[1:], value[1:])  # padding writes to the scratch block
+
+
+def test_every_step_has_a_size() -> None:
+    limits = Limits(
+        vocab_size=10,
+        num_slots=48,
+        block_size=16,
+        num_blocks=100,
+        max_model_len=500,
+        max_num_batched_tokens=1500,
+    )
+    sizes = body_sizes(limits)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == BodySize(1500, 48, 48)
+    for smaller, larger in pairwise(sizes):
+        assert larger.tokens <= 1.25 * smaller.tokens + 64
+    plan = mixed_plan()
+    fitting = [size for size in sizes if size.holds(plan)]
+    assert fitting[0] == BodySize(32, 8, 32)
