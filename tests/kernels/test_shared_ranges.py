@@ -27,9 +27,9 @@ SMALL_LENGTHS = [150, 209, 300, 210, 145, 65, 100, 20, 80, 70, 0]
 GROUPS = {"nested": (SMALL, SMALL_LENGTHS)}
 if CUDA:
     HEADS += [(16, 8, 128), (32, 8, 128), (8, 2, 256)]
-    LARGE = [(list(range(g, 300, 4)), 128) for g in range(4)]
-    INNER = [(list(range(0, 300, 8)), 140), (list(range(0, 300, 16)), 160)]
-    GROUPS["four of 2048"] = (LARGE + INNER, [2600 + 7 * row for row in range(300)])
+    LARGE = [(list(range(g, 90, 3)), 128) for g in range(3)]
+    INNER = [(list(range(0, 90, 6)), 140), (list(range(0, 90, 12)), 160)]
+    GROUPS["three of 2048"] = (LARGE + INNER, [2570 + 5 * row for row in range(90)])
 
 
 def int32(values: object, device: torch.device) -> torch.Tensor:
