@@ -72,8 +72,10 @@ class SchedulerConfig(ProcessConfig):
         "127.0.0.1:50061",
         "Addresses of the workers, separated by commas: host:port or unix:PATH.",
     )
-    policy: Literal["fcfs", "priority"] = setting(
-        "fcfs", "Order of admission, and choice of victim when memory runs out."
+    policy: str = setting(
+        "fcfs",
+        "Order of admission, and choice of victim when memory runs out: fcfs, priority, "
+        "longest-prefix, deadline, fair-share, or one that is installed.",
     )
     max_num_seqs: int | None = setting(
         None, "Most sequences running on one worker; by default as many as it has slots.", minimum=1

@@ -12,11 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
-from pagewire.scheduler.core.policy import POLICIES
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.batch import StepPlan, WorkerLimits
 from pagewire.scheduler.core.prefix_groups import PrefixGroup
+from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
-from pagewire.scheduler.core.waiting import WaitingQueue
+from pagewire.scheduler.policies import POLICIES
 from support.naive_groups import naive_groups
 
 BLOCK_SIZE = 4
@@ -142,12 +143,12 @@ class Batching(RuleBasedStateMachine):
         policy: str,
         groups: bool,
     ) -> None:
-        chosen = POLICIES[policy]()
-        self.waiting = WaitingQueue(chosen)
+        self.admission = Admission(POLICIES[policy](), LeastLoaded())
+        self.waiting = self.admission.waiting
         limits = WorkerLimits(
             num_blocks, BLOCK_SIZE, num_slots, budget, threshold, prefix_groups=groups
         )
-        self.batch = WorkerBatch(limits, chosen, self.waiting.push)
+        self.batch = self.admission.add_worker(limits)
         self.worker = PlayedWorker()
         self.arrivals = 0
         self.requests: list[Sequence] = []
@@ -162,6 +163,8 @@ class Batching(RuleBasedStateMachine):
         resumed=st.integers(0, 3),
         salt=st.sampled_from(["", "", "salted"]),
         copies=st.integers(1, 3),
+        tenant=st.sampled_from("abc"),
+        deadline=st.none() | st.integers(0, 9),
     )
     def arrive(
         self,
@@ -172,13 +175,23 @@ class Batching(RuleBasedStateMachine):
         resumed: int,
         salt: str,
         copies: int,
+        tenant: str,
+        deadline: int | None,
     ) -> None:
         """Requests that may share beginnings, among them `copies` of one prompt at once."""
         for _ in range(copies):
-            self._arrive(prompt, family, max_tokens, priority, resumed, salt)
+            self._arrive(prompt, family, max_tokens, priority, resumed, salt, tenant, deadline)
 
     def _arrive(
-        self, prompt: int, family: int, max_tokens: int, priority: int, resumed: int, salt: str
+        self,
+        prompt: int,
+        family: int,
+        max_tokens: int,
+        priority: int,
+        resumed: int,
+        salt: str,
+        tenant: str,
+        deadline: int | None,
     ) -> None:
         tokens = np.full(prompt, SAMPLED, dtype=np.int32)
         tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
@@ -189,6 +202,8 @@ class Batching(RuleBasedStateMachine):
             (EOS,),
             self.arrivals,
             priority,
+            tenant=tenant,
+            deadline=deadline,
         )
         sequence.cache_salt = salt
         sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
@@ -217,17 +232,14 @@ class Batching(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule()
     def lose_worker(self) -> None:
-        for sequence in self.batch.evacuate():
-            self.waiting.push(sequence)
-        self.batch = WorkerBatch(self.batch.limits, self.batch._policy, self.waiting.push)
+        self.admission.lose_worker(self.batch)
+        self.batch = self.admission.add_worker(self.batch.limits)
         self.worker = PlayedWorker()
         self.unanswered.clear()
 
     def _fill_pipeline(self) -> None:
         while len(self.unanswered) < RUN_AHEAD:
-            while (head := self.waiting.head()) is not None and self.batch.can_admit(head):
-                self.waiting.remove(head)
-                self.batch.admit(head)
+            assert all(admitted.worker is self.batch for admitted in self.admission.admit())
             plan = self.batch.plan()
             if plan is None:
                 return

@@ -18,12 +18,12 @@ from pagewire.packing import unpack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
-from pagewire.scheduler.core.policy import POLICIES
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish, hand_out
+from pagewire.scheduler.policies import make_policy
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
@@ -76,7 +76,7 @@ class Engine:
         self.created = int(time.time())
         self._config = config
         self._on_readiness = on_readiness
-        self._admission = Admission(POLICIES[config.policy](), LeastLoaded())
+        self._admission = Admission(make_policy(config.policy), LeastLoaded())
         self._waiting = self._admission.waiting
         self._workers: dict[WorkerLink, ReadyWorker] = {}
         self._worker_of: dict[WorkerBatch, ReadyWorker] = {}

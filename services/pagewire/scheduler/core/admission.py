@@ -52,7 +52,7 @@ class Admission:
 
         Lazy: a sequence is admitted when it is yielded, so the caller must exhaust it.
         """
-        while (head := self.waiting.head()) is not None:
+        while (head := self._next()) is not None:
             if self.workers and not any(worker.fits(head) for worker in self.workers):
                 self.waiting.remove(head)
                 yield Admitted(head, None)
@@ -64,6 +64,16 @@ class Admission:
             self.waiting.remove(head)
             chosen.admit(head)
             yield Admitted(head, chosen)
+
+    def _next(self) -> Sequence | None:
+        """Who is next by the policy."""
+        if self._policy.lookahead == 1 or not any(worker.open for worker in self.workers):
+            return self.waiting.head()
+        first = self.waiting.first(self._policy.lookahead)
+        return self._policy.choose(first, self._cached_tokens) if first else None
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        return max(worker.cached_tokens(sequence) for worker in self.workers)
 
     def _requeue_preempted(self, sequence: Sequence) -> None:
         self.preemptions += 1

@@ -138,6 +138,15 @@ class WorkerBatch:
         """Whether the whole pool is enough for the sequence at its longest."""
         return self.limits.blocks_for(sequence.max_computed) <= self.pool.total
 
+    @property
+    def open(self) -> bool:
+        """Whether a sequence that needs little enough memory could start now."""
+        return bool(self._free_slots) and self._backlog < self.limits.max_num_batched_tokens
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """How many of its first tokens are in the cache."""
+        return len(self._cached_prefix(sequence)) * self.limits.block_size
+
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether the sequence may start now.
 
@@ -145,9 +154,7 @@ class WorkerBatch:
         the part of the pool above the threshold free for them to grow into. It waits while the
         prefill of another one is about to compute more of its beginning than is cached.
         """
-        if not self._free_slots or not self.fits(sequence):
-            return False
-        if self._backlog >= self.limits.max_num_batched_tokens:
+        if not self.open or not self.fits(sequence):
             return False
         cached = self._cached_prefix(sequence)
         if self._is_being_computed(sequence, len(cached)):
@@ -177,6 +184,7 @@ class WorkerBatch:
         self._prefilling.append(slot)
         self._backlog += sequence.num_known - sequence.num_computed
         self._to_start.append(sequence)
+        self._policy.admitted(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step, to be sent at once; None when there is nothing to compute."""
@@ -230,6 +238,7 @@ class WorkerBatch:
         self._retiring.append((int(self.slots.last_step[slot]), slot, blocks))
         if not sound:
             self._drop_unproven(blocks)
+        self._policy.left(sequence)
         self._release_answered()
         return sequence
 

@@ -1,51 +1,95 @@
 """Who goes first, and who gives way when memory runs out."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Collection
 
 from pagewire.scheduler.core.sequence import Sequence
 
 
-class SchedulingPolicy(Protocol):
+class SchedulingPolicy(ABC):
     """The order of admission and the choice of victim.
 
-    Both must follow one total order, or two sequences could evict each other for ever.
+    Both follow one total order, (rank, key), or two sequences could evict each other for ever.
+    Among sequences that were admitted once that order must never change; a policy whose order
+    does change therefore keeps them in the order of their first admission (`place`), before all
+    that were never admitted. To starve nobody, what waits must come first at some time.
+
+    Only `key` must be given. The rest is for orders that change while sequences wait.
     """
 
+    # How many of the first in the order `choose` looks at.
+    lookahead = 1
+
+    def __init__(self) -> None:
+        self._places = 0
+
+    @abstractmethod
     def key(self, sequence: Sequence) -> tuple[int, ...]:
-        """Sequences with smaller keys are admitted first; distinct for distinct sequences."""
-        ...
+        """Smaller keys go first; distinct for distinct sequences, fixed while one waits or runs."""
+
+    def group(self, sequence: Sequence) -> str:
+        """Sequences of one group wait in one line; only the first of each line is compared."""
+        return ""
+
+    def rank(self, sequence: Sequence) -> int:
+        """Goes before the key between the first of each group; asked anew for each admission."""
+        return 0
+
+    def choose(
+        self, first: Collection[Sequence], cached_tokens: Callable[[Sequence], int]
+    ) -> Sequence:
+        """Who is admitted next, of the `lookahead` first in the order.
+
+        `cached_tokens` says how many tokens of a sequence are in the cache of some worker.
+        """
+        return first[0]
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
         """The running sequence that gives its blocks back; `running` is not empty."""
-        ...
+        return max(running, key=lambda sequence: (self.rank(sequence), self.key(sequence)))
+
+    # What happens, for policies that keep count.
+
+    def woken(self, sequence: Sequence) -> None:
+        """A sequence is queued, and no other of its group waits."""
+        return
+
+    def admitted(self, sequence: Sequence) -> None:
+        """A sequence has taken a slot; it knows how many of its tokens were cached."""
+        if sequence.place < 0:
+            sequence.place = self._places
+            self._places += 1
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence has left its slot, with its output; it may be queued again."""
+        return
 
 
-class FirstComeFirstServed:
+class FirstComeFirstServed(SchedulingPolicy):
     """In order of arrival; the latest arrival gives way."""
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
         """Order of arrival."""
         return (sequence.arrival,)
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """The latest arrival."""
-        return max(running, key=self.key)
 
-
-class Priority:
+class Priority(SchedulingPolicy):
     """Smaller `priority` first, then order of arrival; the last in that order gives way."""
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
         """Priority, then arrival."""
         return (sequence.priority, sequence.arrival)
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """The lowest priority, of those the latest arrival."""
-        return max(running, key=self.key)
 
+class Deadline(SchedulingPolicy):
+    """Earliest deadline first; without one after all that have one, in order of arrival.
 
-POLICIES: dict[str, type[SchedulingPolicy]] = {
-    "fcfs": FirstComeFirstServed,
-    "priority": Priority,
-}
+    What comes last starves no longer than others have deadlines: those end by them, served or not.
+    """
+
+    def key(self, sequence: Sequence) -> tuple[int, ...]:
+        """Deadline, then arrival."""
+        if sequence.deadline is None:
+            return (1, 0, sequence.arrival)
+        return (0, sequence.deadline, sequence.arrival)

@@ -5,16 +5,22 @@ import heapq
 from pagewire.scheduler.core.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
 
+Entry = tuple[tuple[int, ...], Sequence]
+
 
 class WaitingQueue:
-    """A heap with lazy removal: a removed sequence is skipped when it comes to the top."""
+    """A heap a group with lazy removal: a removed sequence is skipped when it comes to the top.
 
-    __slots__ = ("_heap", "_policy", "_waiting", "tokens")
+    Invariant: each group has a sequence that waits, at the top of its heap.
+    """
+
+    __slots__ = ("_groups", "_policy", "_waiting", "tokens")
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[tuple[int, ...], Sequence]] = []
-        self._waiting: set[int] = set()
+        self._groups: dict[str, list[Entry]] = {}
+        # By arrival: an entry of a heap that is not here was removed.
+        self._waiting: dict[int, Entry] = {}
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -23,25 +29,52 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Adds a sequence that is not in the queue."""
         assert sequence.arrival not in self._waiting, "a sequence is queued twice"
-        self._waiting.add(sequence.arrival)
+        group = self._policy.group(sequence)
+        if group not in self._groups:
+            self._policy.woken(sequence)
+        entry = (self._policy.key(sequence), sequence)
+        self._waiting[sequence.arrival] = entry
         self.tokens += sequence.num_known
-        heapq.heappush(self._heap, (self._policy.key(sequence), sequence))
+        heapq.heappush(self._groups.setdefault(group, []), entry)
 
     def head(self) -> Sequence | None:
-        """The sequence to be admitted next; None when nothing waits."""
-        while self._heap:
-            sequence = self._heap[0][1]
-            if sequence.arrival in self._waiting:
-                return sequence
-            heapq.heappop(self._heap)
-        return None
+        """The first in the policy's order; None when nothing waits."""
+        entry = self._head()
+        return None if entry is None else entry[1]
+
+    def first(self, count: int) -> list[Sequence]:
+        """Up to `count` of the head's group, in order; none only when nothing waits."""
+        head = self._head()
+        if head is None or count == 1:
+            return [] if head is None else [head[1]]
+        heap = self._groups[self._policy.group(head[1])]
+        found: list[Entry] = []
+        while heap and len(found) < count:
+            entry = heapq.heappop(heap)
+            if self._waits(entry):
+                found.append(entry)
+        for entry in found:
+            heapq.heappush(heap, entry)
+        return [sequence for _, sequence in found]
 
     def remove(self, sequence: Sequence) -> bool:
         """Takes a sequence out; False if it was not waiting."""
-        if sequence.arrival not in self._waiting:
+        if self._waiting.pop(sequence.arrival, None) is None:
             return False
-        self._waiting.remove(sequence.arrival)
         self.tokens -= sequence.num_known
-        if self._heap and self._heap[0][1] is sequence:
-            heapq.heappop(self._heap)
+        group = self._policy.group(sequence)
+        heap = self._groups[group]
+        while heap and not self._waits(heap[0]):
+            heapq.heappop(heap)
+        if not heap:
+            del self._groups[group]
         return True
+
+    def _head(self) -> Entry | None:
+        if len(self._groups) <= 1:
+            return next((heap[0] for heap in self._groups.values()), None)
+        heads = (heap[0] for heap in self._groups.values())
+        return min(heads, key=lambda entry: (self._policy.rank(entry[1]), entry[0]))
+
+    def _waits(self, entry: Entry) -> bool:
+        return self._waiting.get(entry[1].arrival) is entry

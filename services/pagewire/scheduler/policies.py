@@ -1,0 +1,41 @@
+"""The scheduling policies by name: those that come along, and those that others install."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from pagewire.scheduler.core.fair_share import FairShare
+from pagewire.scheduler.core.longest_prefix import LongestPrefix
+from pagewire.scheduler.core.policy import (
+    Deadline,
+    FirstComeFirstServed,
+    Priority,
+    SchedulingPolicy,
+)
+
+ENTRY_POINTS = "pagewire.scheduling_policies"
+
+POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": Priority,
+    "longest-prefix": LongestPrefix,
+    "deadline": Deadline,
+    "fair-share": FairShare,
+}
+
+
+def make_policy(name: str) -> SchedulingPolicy:
+    """A fresh policy; ValueError if none of that name is known or it is not a policy.
+
+    Another distribution adds one with an entry point in the group ENTRY_POINTS that names a
+    subclass of SchedulingPolicy without constructor arguments. Names above cannot be replaced.
+    """
+    if name in POLICIES:
+        return POLICIES[name]()
+    installed = entry_points(group=ENTRY_POINTS)
+    if name not in installed.names:
+        known = ", ".join([*POLICIES, *sorted(installed.names - POLICIES.keys())])
+        raise ValueError(f"policy {name!r} is not known; give one of {known}")
+    policy = installed[name].load()()
+    if not isinstance(policy, SchedulingPolicy):
+        raise ValueError(f"policy {name!r} is a {type(policy).__name__}, not a SchedulingPolicy")
+    return policy
