@@ -172,6 +172,20 @@ async def test_failure_inside_a_stream(
             pass
 
 
+async def test_a_deadline_that_passed_is_not_to_be_tried_again(
+    http: httpx.AsyncClient, served: GatewayProcess, peer: ScriptedScheduler
+) -> None:
+    body = {"prompt": "fail=4", "deadline_ms": 700}
+    response = await http.post("/v1/completions", json=body)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert peer.submitted[0].deadline_ms == 700
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as eager:
+        with pytest.raises(openai.InternalServerError):
+            await eager.completions.create(model="scripted", prompt="fail=4")
+    assert len(peer.submitted) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnect_aborts(
     served: GatewayProcess, peer: ScriptedScheduler, stream: bool

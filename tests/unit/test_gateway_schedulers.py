@@ -192,6 +192,28 @@ async def test_lost_scheduler_is_not_awaited_for_ever(
     await peers[0].start()
 
 
+async def test_a_deadline_goes_on_when_the_scheduler_is_lost(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step, peers[1].waiting = 0.01, 50
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    moved, awaiting = generation(tokens=60), generation(tokens=500)
+    moved.request.deadline_ms, awaiting.request.deadline_ms = 5000, 1000
+    schedulers.submit(moved)
+    schedulers.submit(awaiting)
+    await eventually(lambda: len(moved.tokens) > 5)
+    peers[1].step = 0.05
+    await peers[0].stop()
+    await eventually(lambda: len(peers[1].submitted) == 2)
+    assert 3000 < peers[1].submitted[0].deadline_ms < 4990
+    await peers[1].stop()
+    await asyncio.wait_for(awaiting.mailbox.take(), 3)
+    assert awaiting.failure is not None
+    assert awaiting.failure.code == Code.DEADLINE_EXCEEDED
+    for peer in peers:
+        await peer.start()
+
+
 async def test_repeated_delta_is_dropped(connect: Connect, peers: list[ScriptedScheduler]) -> None:
     schedulers = await connect(await peers[0].start())
     await peers[1].start()

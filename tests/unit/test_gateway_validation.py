@@ -167,6 +167,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (complete(priority=2**31), 400, "priority"),
     (complete(cache_salt=""), 400, "cache_salt"),
     (complete(cache_salt=1), 400, "cache_salt"),
+    (complete(deadline_ms=0), 400, "deadline_ms"),
     (complete(metadata={"a": 1}), 400, "metadata.a"),
     (chat(add_generation_prompt="yes"), 400, "add_generation_prompt"),
     (chat(chat_template_kwargs=[1]), 400, "chat_template_kwargs"),
@@ -325,6 +326,7 @@ async def test_what_a_chat_becomes() -> None:
         chat_template_kwargs={"enable_thinking": False},
         priority=4,
         cache_salt="tenant",
+        deadline_ms=2500,
     )
     job = parse(ChatRequest, body.encode()).job("m")
     (request,) = job.requests
@@ -345,6 +347,7 @@ async def test_what_a_chat_becomes() -> None:
     assert request.stop.include_stop_str_in_output
     assert (request.stop.min_tokens, request.priority, request.model) == (2, 4, "m")
     assert request.cache_salt == "tenant"
+    assert request.deadline_ms == 2500
 
 
 async def test_what_a_batch_becomes() -> None:

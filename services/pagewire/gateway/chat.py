@@ -105,6 +105,7 @@ class ChatRequest(GenerationFields):
             priority=self.priority or 0,
             logprobs=self._wanted_logprobs(),
             cache_salt=self.cache_salt or "",
+            deadline_ms=self.deadline_ms,
         )
         return Job([request], ChatReply(envelope), bool(self.stream), self.include_usage)
 

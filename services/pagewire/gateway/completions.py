@@ -64,6 +64,7 @@ class CompletionRequest(GenerationFields):
                 priority=self.priority or 0,
                 logprobs=self.logprobs,
                 cache_salt=self.cache_salt or "",
+                deadline_ms=self.deadline_ms,
                 **_input(prompt, index),
             )
             for index, prompt in enumerate(self._prompts())

@@ -12,6 +12,9 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 CLIENT_GONE_STATUS = 499  # counted only: there is nobody left to read it
 RETRY_AFTER = {"retry-after": "1"}
+# OpenAI's clients repeat what ends with 5xx unless told otherwise; a deadline that has passed has
+# passed for the repetition too.
+NO_RETRY = {"x-should-retry": "false"}
 
 # gRPC code: HTTP status, OpenAI type, OpenAI code.
 _KINDS: dict[int, tuple[int, str, str | None]] = {
@@ -20,7 +23,7 @@ _KINDS: dict[int, tuple[int, str, str | None]] = {
     Code.NOT_FOUND: (404, INVALID, "model_not_found"),
     Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
     Code.UNAVAILABLE: (503, SERVER, "service_unavailable"),
-    Code.DEADLINE_EXCEEDED: (504, SERVER, "timeout"),
+    Code.DEADLINE_EXCEEDED: (504, "timeout_error", "deadline_exceeded"),
 }
 _INTERNAL = (500, SERVER, "internal_error")
 
@@ -52,7 +55,7 @@ class ApiError(Exception):
         """The HTTP view of an error that gateway and scheduler share."""
         status, kind, code = _KINDS.get(error.code, _INTERNAL)
         param = _PARAMS.get(error.field, error.field) or None
-        headers = RETRY_AFTER if status in (429, 503) else None
+        headers = {429: RETRY_AFTER, 503: RETRY_AFTER, 504: NO_RETRY}.get(status)
         return cls(status, error.message, kind, param, code, headers)
 
     def body(self) -> dict[str, Any]:

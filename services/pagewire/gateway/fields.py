@@ -68,6 +68,7 @@ class GenerationFields(Strict):
     include_stop_str_in_output: bool | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     # Who asks and what for; by definition without effect on what is generated.
     user: str | None = None
     safety_identifier: str | None = None

@@ -1,6 +1,7 @@
 """One prompt's run at the schedulers, and the mailbox through which its reader is woken."""
 
 import asyncio
+import math
 import time
 from array import array
 
@@ -141,6 +142,13 @@ class Generation:
         self.failure = failure
         self._post_end()
 
+    @property
+    def seconds_left(self) -> float:
+        """Until its deadline."""
+        if not self.request.HasField("deadline_ms"):
+            return math.inf
+        return self.started_at + self.request.deadline_ms / 1000 - time.perf_counter()
+
     def next_attempt(self) -> pb.GenerateRequest:
         """What to send to a scheduler: the request, or what goes on after the tokens received.
 
@@ -154,6 +162,8 @@ class Generation:
         request.CopyFrom(self.request)
         request.request_id = f"{self.request.request_id}.{self._attempts}"
         request.resume_token_ids.extend(self.tokens)
+        if request.HasField("deadline_ms"):
+            request.deadline_ms = max(1, int(self.seconds_left * 1000))
         return request
 
     def _post_end(self) -> None:

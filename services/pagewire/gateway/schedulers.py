@@ -117,7 +117,8 @@ class Schedulers:
         loop = asyncio.get_running_loop()
         for generation in generations:
             generation.refused_by.clear()  # whoever comes back may have a worker now
-            timer = loop.call_later(self._resume_seconds, self._give_up, generation)
+            seconds = max(0.0, min(self._resume_seconds, generation.seconds_left))
+            timer = loop.call_later(seconds, self._give_up, generation)
             self._homeless[generation] = timer
         self._settle()
         if link.leaving:
@@ -201,12 +202,12 @@ class Schedulers:
 
     def _give_up(self, generation: Generation) -> None:
         del self._homeless[generation]
-        generation.fail(
-            RequestError(
-                Code.UNAVAILABLE,
-                f"its scheduler was lost and none came back in {self._resume_seconds:g} s; retry",
-            )
-        )
+        reason = f"its scheduler was lost and none came back in {self._resume_seconds:g} s; retry"
+        code = Code.UNAVAILABLE
+        if generation.seconds_left <= 0:
+            reason = "its scheduler was lost and none came back within deadline_ms"
+            code = Code.DEADLINE_EXCEEDED
+        generation.fail(RequestError(code, reason))
 
 
 def least_loaded(links: Iterable[Link]) -> Link | None:

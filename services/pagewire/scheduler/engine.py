@@ -76,7 +76,8 @@ class Engine:
         self.created = int(time.time())
         self._config = config
         self._on_readiness = on_readiness
-        self._admission = Admission(make_policy(config.policy), LeastLoaded())
+        self._policy = make_policy(config.policy)
+        self._admission = Admission(self._policy, LeastLoaded())
         self._waiting = self._admission.waiting
         self._workers: dict[WorkerLink, ReadyWorker] = {}
         self._worker_of: dict[WorkerBatch, ReadyWorker] = {}
@@ -105,7 +106,11 @@ class Engine:
         self._open[id(buffer), stream] = request
         self.all_closed.clear()
         self._by_id[request_id] = request
-        task = asyncio.get_running_loop().create_task(self._parse_and_queue(message, request))
+        loop = asyncio.get_running_loop()
+        if message.deadline_ms:
+            seconds = message.deadline_ms / 1000
+            request.deadline = loop.call_later(seconds, self._expire, request, message.deadline_ms)
+        task = loop.create_task(self._parse_and_queue(message, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -264,7 +269,7 @@ class Engine:
 
     async def _parse(self, message: pb.GenerateRequest) -> ParsedRequest:
         check_model(message.model, self.model)
-        if message.priority and self._config.policy != "priority":
+        if message.priority and not self._policy.uses_priority:
             raise invalid(
                 "priority",
                 f"priority is {message.priority}, but this server admits by "
@@ -291,6 +296,8 @@ class Engine:
             arrival=request.arrival,
             priority=parsed.priority,
             cache_salt=parsed.cache_salt,
+            tenant=parsed.tenant,
+            deadline=_deadline(request, parsed.deadline_ms),
             owner=request,
         )
         sequence.output.extend(parsed.resumed)
@@ -432,12 +439,26 @@ class Engine:
     def _abort(self, request: Request | None) -> bool:
         if request is None or not request.open:
             return False
+        self._stop(request, State.CANCELLED, pb.Finish(reason=pb.FINISH_REASON_ABORT))
+        return True
+
+    def _expire(self, request: Request, deadline_ms: int) -> None:
+        """Its deadline has come."""
+        error = RequestError(
+            Code.DEADLINE_EXCEEDED,
+            f"the request did not end within its deadline_ms of {deadline_ms} ms; "
+            "give it more time or lower max_tokens",
+            "deadline_ms",
+        )
+        self._stop(request, State.FAILED, error_finish(error))
+
+    def _stop(self, request: Request, state: State, finish: pb.Finish) -> None:
+        """Ends an open request wherever it is: being parsed, waiting or running."""
         sequence = request.sequence
         if sequence is not None and not self._waiting.remove(sequence):
             self._finish_running(sequence)
-        self._close(request, State.CANCELLED, pb.Finish(reason=pb.FINISH_REASON_ABORT))
+        self._close(request, state, finish)
         self._pump_soon()
-        return True
 
     def _publish(self) -> None:
         """Lets metrics read the state when they are asked for, which costs a step nothing.
@@ -465,6 +486,8 @@ class Engine:
 
     def _close(self, request: Request, state: State, finish: pb.Finish) -> None:
         request.open = False
+        if request.deadline is not None:
+            request.deadline.cancel()
         del self._open[id(request.buffer), request.stream]
         del self._by_id[request.request_id]
         metrics.REQUESTS.labels(state.name.lower()).inc()
@@ -483,6 +506,11 @@ class Engine:
         request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
         if not self._open:
             self.all_closed.set()
+
+
+def _deadline(request: Request, deadline_ms: int | None) -> int | None:
+    """When the request must have ended, in milliseconds of the monotonic clock."""
+    return None if deadline_ms is None else int(request.received * 1000) + deadline_ms
 
 
 def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> WorkerLimits:

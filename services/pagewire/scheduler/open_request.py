@@ -1,5 +1,6 @@
 """A client's request while it is open, and how it ends."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Request:
     queue_seconds: float | None = None
     # Of the tokens delivered, if the client wants log probabilities.
     cumulative_logprob: float = 0.0
+    # Ends it at its deadline; None without one.
+    deadline: asyncio.TimerHandle | None = None
     open: bool = True
 
     def end_after(self, token: int, stopped: bool, at_limit: bool) -> pb.Finish | None:

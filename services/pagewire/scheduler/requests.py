@@ -42,6 +42,8 @@ class ParsedRequest:
     resumed: tuple[int, ...]
     priority: int
     cache_salt: str
+    tenant: str
+    deadline_ms: int | None
     text: TextStream | None
     include_stop_token: bool
 
@@ -61,6 +63,8 @@ def parse_request(
 
     Raises RequestError naming the field at fault.
     """
+    if message.HasField("deadline_ms") and not message.deadline_ms:
+        raise invalid("deadline_ms", "deadline_ms is 0; it must be at least 1")
     params = SamplingParams.from_proto(message.sampling, tokenizer.default_sampling)
     stop = StopConditions.from_proto(message.stop)
     prompt = tokenize_input(message, tokenizer, limits.vocab_size)
@@ -91,6 +95,8 @@ def parse_request(
         resumed=resumed,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        tenant=message.tenant,
+        deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else None,
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
     )

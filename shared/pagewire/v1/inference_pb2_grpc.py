@@ -80,7 +80,8 @@ class InferenceServicer(object):
         """Runs one request; answers with its deltas as they are produced, the last one carrying
         `finish`. Cancelling the call aborts the request and frees its memory.
         Errors: INVALID_ARGUMENT (the message names the field, the value and the remedy), NOT_FOUND
-        (model), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining).
+        (model), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining),
+        DEADLINE_EXCEEDED (deadline_ms).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

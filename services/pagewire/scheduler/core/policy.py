@@ -20,6 +20,8 @@ class SchedulingPolicy(ABC):
 
     # How many of the first in the order `choose` looks at.
     lookahead = 1
+    # Whether requests may have a `priority`, which is refused where it would do nothing.
+    uses_priority = False
 
     def __init__(self) -> None:
         self._places = 0
@@ -76,6 +78,8 @@ class FirstComeFirstServed(SchedulingPolicy):
 
 class Priority(SchedulingPolicy):
     """Smaller `priority` first, then order of arrival; the last in that order gives way."""
+
+    uses_priority = True
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
         """Priority, then arrival."""
