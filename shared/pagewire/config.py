@@ -47,6 +47,11 @@ class GatewayConfig(ProcessConfig):
         "stands for every address it resolves to.",
     )
     max_body_bytes: int = setting(16 << 20, "Largest request body that is read.", minimum=1)
+    max_open_requests: int = setting(
+        8192,
+        "Most generating requests being answered; further ones are refused as too many.",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +98,15 @@ class SchedulerConfig(ProcessConfig):
     prefix_caching: bool = setting(
         True, "Keep the KV of finished requests, to be shared by requests that begin alike."
     )
-    max_waiting: int = setting(
+    max_waiting_requests: int = setting(
         8192,
         "Most requests waiting for admission; further ones are refused as too many.",
+        minimum=1,
+    )
+    max_waiting_tokens: int = setting(
+        1 << 24,
+        "Most tokens of the requests waiting for admission; further requests are refused as too "
+        "many, unless nothing waits.",
         minimum=1,
     )
     max_retry_attempts: int = setting(

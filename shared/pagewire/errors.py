@@ -23,12 +23,14 @@ class RequestError(Exception):
     """One request is refused or has failed; the service goes on.
 
     `message` is for people and names the field, the value and the remedy; `field` is the field of
-    the request at fault, empty if none is.
+    the request at fault, empty if none is. `retry_after` are the seconds after which to try again,
+    where that is known.
     """
 
     code: Code
     message: str
     field: str = ""
+    retry_after: float | None = None
 
     def __str__(self) -> str:
         return self.message

@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -92,6 +93,32 @@ async def test_not_ready_without_a_worker(served: GatewayProcess, peer: Scripted
         refused = await http.post("/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (await http.get("/healthz")).status_code == 200
+
+
+def test_too_many_open_requests_are_refused_at_once() -> None:
+    with scheduler(0.01) as (address, _), gateway(address, max_open_requests=3) as process:
+        process.wait_ready()
+        asyncio.run(_overload(process.url))
+
+
+async def _overload(url: str) -> None:
+    body = {"prompt": "x", "max_tokens": 150}
+    async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        first = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        began = time.perf_counter()
+        refused = await asyncio.gather(
+            *(http.post("/v1/completions", json=body) for _ in range(20))
+        )
+        assert time.perf_counter() - began < 1
+        assert {r.status_code for r in refused} == {429}
+        assert {r.json()["error"]["code"] for r in refused} == {"rate_limit_exceeded"}
+        assert all(1 <= int(r.headers["retry-after"]) <= 60 for r in refused)
+        assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
+        assert [r.status_code for r in await asyncio.gather(*first)] == [200] * 3
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        text = (await http.get("/metrics")).text
+        assert 'requests_total{outcome="429",route="/v1/completions"} 20.0' in text
 
 
 def test_scheduler_killed_in_mid_stream() -> None:

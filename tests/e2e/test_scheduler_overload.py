@@ -7,6 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pagewire.scheduler import delivery
+from pagewire.scheduler.service import InferenceService
+from pagewire.v1 import inference_pb2 as pb
 from support.scheduler_stack import StartStack, collect, expected, request, stacks, worker_info
 from support.waiting import eventually
 
@@ -100,4 +103,72 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing(start: StartStack) 
     with pytest.raises(asyncio.CancelledError):
         await reader
     running.cancel()
+    await stack.settle()
+
+
+async def test_a_full_queue_says_when_to_come_back(start: StartStack) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_requests=2)
+    stack.workers[0].step_seconds = 0.01
+    calls = [asyncio.create_task(collect(stack.stub.Generate(request([n], 20)))) for n in range(9)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [r for r in results if isinstance(r, grpc.aio.AioRpcError)]
+    assert len(refused) >= 6
+    assert {r.code() for r in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    for error in refused:
+        pushback = dict(error.trailing_metadata())["grpc-retry-pushback-ms"]
+        assert 1000 <= int(pushback) <= 60_000
+    await stack.settle()
+
+
+async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
+    stack.workers[0].step_seconds = 0.01
+    running = asyncio.create_task(collect(stack.stub.Generate(request([1], 100))))
+    await eventually(lambda: stack.engine.load().running == 1)
+    alone = asyncio.create_task(collect(stack.stub.Generate(request([2] * 100, 5))))
+    await eventually(lambda: stack.engine.load().waiting == 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="100 tokens are waiting") as caught:
+        await collect(stack.stub.Generate(request([3], 5)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    resumed = request([3], 5, resume_token_ids=expected([3], 2))
+    rest = [token async for news in stack.stub.Generate(resumed) for token in news.token_ids]
+    assert rest == expected([3], 5)[2:]
+    assert (await alone)[0] == expected([2] * 100, 5)
+    await running
+    await stack.settle()
+
+
+async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
+    start: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's own buffers are megabytes, so the service is called here as gRPC would call it."""
+    monkeypatch.setattr(delivery, "PAGE_ROWS", 100)
+    stack = await start(worker_info(num_blocks=500, num_slots=8))
+    reads, written = asyncio.Event(), []
+    count, taken = 60, 0
+
+    class Context:
+        async def write(self, message: pb.MultiplexResponse) -> None:
+            await reads.wait()
+            written.append(message)
+
+    async def requests() -> AsyncIterator[pb.MultiplexRequest]:
+        nonlocal taken
+        for number in range(count):
+            await eventually(lambda: stack.engine.num_open < 8)
+            taken += 1
+            submit = pb.Submit(stream=number, request=request([number, 2], 40))
+            yield pb.MultiplexRequest(submit=submit)
+        await eventually(lambda: sum(len(m.finished) for m in written) == count)
+
+    service = InferenceService(stack.engine)
+    serving = asyncio.create_task(service.Multiplex(requests(), Context()))
+    await eventually(lambda: taken > 1 and stack.engine.num_open == 0)
+    await asyncio.sleep(0.2)
+    assert taken <= 2 * 8, "it took requests although nobody reads the answers"
+    assert stack.engine.num_open == 0, "what was taken runs to its end"
+    reads.set()
+    await serving
+    assert sum(sum(m.token_counts) for m in written) == 40 * count
+    assert max(len(m.streams) for m in written) < 100 + 2 * 8
     await stack.settle()

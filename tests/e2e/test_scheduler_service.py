@@ -366,7 +366,7 @@ async def test_larger_than_the_pool_is_refused(start) -> None:
 
 
 async def test_a_full_queue_refuses(start) -> None:
-    stack = await start(worker_info(num_slots=1), max_waiting=1)
+    stack = await start(worker_info(num_slots=1), max_waiting_requests=1)
     stack.workers[0].step_seconds = 0.01
     calls = [asyncio.create_task(collect(stack.stub.Generate(request([n], 30)))) for n in range(4)]
     results = await asyncio.gather(*calls, return_exceptions=True)

@@ -15,14 +15,14 @@ from support.waiting import eventually
 
 @contextlib.asynccontextmanager
 async def in_process_gateway(
-    scheduler: ScriptedScheduler, max_body_bytes: int = 1 << 20
+    scheduler: ScriptedScheduler, max_body_bytes: int = 1 << 20, max_open_requests: int = 64
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, once the scheduler is ready."""
     metrics = Metrics()
     schedulers = Schedulers(parse_addresses(await scheduler.start()), metrics)
     await schedulers.start()
     await eventually(lambda: schedulers.ready)
-    app = create_app(Gateway(schedulers, metrics, max_body_bytes))
+    app = create_app(Gateway(schedulers, metrics, max_body_bytes, max_open_requests))
     transport = httpx.ASGITransport(app)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

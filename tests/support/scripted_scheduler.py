@@ -110,6 +110,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     waiting: int = 0  # reported beside the requests that are really running
     ready_workers: int = 1
     draining: bool = False
+    full_for: float | None = None  # refuses everything, to come back after so many seconds
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     running: int = 0
@@ -167,8 +168,11 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         run = Run(request, _prompt(request), len(request.resume_token_ids))
         resumed = [run.token(i) for i in range(run.done)]
         assert list(request.resume_token_ids) == resumed, "resumed from tokens that were not sent"
-        if self.draining:
+        if self.draining or self.full_for:
             error = pb.Error(code=14, message="the scheduler drains")
+            if self.full_for:
+                milliseconds = int(1000 * self.full_for)
+                error = pb.Error(code=8, message="full", retry_after_ms=milliseconds)
             finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
             ended.append(pb.StreamFinish(stream=submit.stream, finish=finish))
             return

@@ -10,6 +10,7 @@ import pytest
 from pagewire.errors import Code, RequestError
 from pagewire.gateway import schedulers as schedulers_module
 from pagewire.gateway.addresses import Address, parse_addresses, resolve
+from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.schedulers import Schedulers
@@ -108,6 +109,24 @@ async def test_refused_by_one_goes_to_another(
     await asyncio.wait_for(run.mailbox.take(), 5)
     assert [len(peer.submitted) for peer in peers] == [1, 1]
     assert run.tokens.tolist() == tokens_of("hi", 8)
+
+
+async def test_a_full_queue_sends_it_to_another(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[1].waiting, peers[0].full_for = 50, 2.5
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    run = generation()
+    schedulers.submit(run)
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+    peers[1].full_for = 1.5
+    refused = generation()
+    schedulers.submit(refused)
+    await asyncio.wait_for(refused.mailbox.take(), 5)
+    assert refused.failure is not None
+    assert refused.failure.code == Code.RESOURCE_EXHAUSTED
+    assert ApiError.of(refused.failure).headers == {"retry-after": "2"}
 
 
 async def test_refused_by_the_only_one_fails(

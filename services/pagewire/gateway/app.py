@@ -34,11 +34,12 @@ class Gateway:
     schedulers: Schedulers
     metrics: Metrics
     max_body_bytes: int
+    max_open_requests: int
     traffic: Traffic = field(init=False)
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic(self.metrics, GENERATING)
+        self.traffic = Traffic(self.metrics, GENERATING, self.max_open_requests)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""

@@ -1,5 +1,6 @@
 """Failures as HTTP answers: OpenAI's error bodies and statuses."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class ApiError(Exception):
         status, kind, code = _KINDS.get(error.code, _INTERNAL)
         param = _PARAMS.get(error.field, error.field) or None
         headers = {429: RETRY_AFTER, 503: RETRY_AFTER, 504: NO_RETRY}.get(status)
+        if error.retry_after is not None:
+            headers = {"retry-after": str(math.ceil(error.retry_after))}
         return cls(status, error.message, kind, param, code, headers)
 
     def body(self) -> dict[str, Any]:

@@ -176,4 +176,7 @@ class Generation:
 def _request_error(error: pb.Error) -> RequestError:
     known = error.code in Code._value2member_map_
     code = Code(error.code) if known else Code.INTERNAL
-    return RequestError(code, error.message or "the scheduler gave no reason", error.field)
+    retry_after = error.retry_after_ms / 1000 if error.HasField("retry_after_ms") else None
+    return RequestError(
+        code, error.message or "the scheduler gave no reason", error.field, retry_after
+    )

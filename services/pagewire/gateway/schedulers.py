@@ -126,7 +126,7 @@ class Schedulers:
 
     def generation_ended(self, link: Link, generation: Generation, finish: pb.Finish) -> None:
         """Passes the end on, unless another scheduler can do what this one could not."""
-        if finish.error.code == Code.UNAVAILABLE:
+        if finish.error.code == Code.UNAVAILABLE or finish.error.HasField("retry_after_ms"):
             generation.refused_by.add(link.target)
             other = self._choose(generation)
             if other is not None:

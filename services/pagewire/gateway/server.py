@@ -64,7 +64,7 @@ async def _serve(
     listener: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    gateway = Gateway(schedulers, metrics, config.max_body_bytes)
+    gateway = Gateway(schedulers, metrics, config.max_body_bytes, config.max_open_requests)
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in schedulers.links.values()])
     )

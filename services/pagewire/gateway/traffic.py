@@ -1,22 +1,30 @@
 """HTTP requests being answered: counted, timed, and awaited at the end."""
 
 import asyncio
+import math
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagewire.drain_rate import DrainRate
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.errors import ApiError
 from pagewire.gateway.metrics import Metrics
 
 
 class Traffic:
-    """Sees every HTTP request begin and end. `generating` are the routes that are timed."""
+    """Sees every HTTP request begin and end. `generating` are the routes that are timed, of which
+    at most `most_generating` requests are let in at once."""
 
-    def __init__(self, metrics: Metrics, generating: tuple[str, ...]) -> None:
+    def __init__(self, metrics: Metrics, generating: tuple[str, ...], most_generating: int) -> None:
         self._metrics = metrics
         self._generating = generating
+        self._most_generating = most_generating
+        self._num_generating = 0
         self._open = 0
         self._none_open = asyncio.Event()
         self._none_open.set()
+        self._drain_rate = DrainRate(time.perf_counter())
 
     def watch(self, app: ASGIApp) -> ASGIApp:
         """`app`, watched."""
@@ -32,11 +40,18 @@ class Traffic:
                     state.setdefault("outcome", str(message["status"]))
                 await send(message)
 
+            generating = scope["path"] in self._generating
+            refusal = self._refusal() if generating else None
+            answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
             self._begin()
+            self._num_generating += generating
             try:
-                await app(scope, receive, noting_status)
+                await answering(scope, receive, noting_status)
             finally:
+                self._num_generating -= generating
+                if generating and refusal is None:
+                    self._drain_rate.left(time.perf_counter())
                 self._end(scope, time.perf_counter() - began)
 
         return watched
@@ -49,6 +64,18 @@ class Traffic:
             return False
         return True
 
+    def _refusal(self) -> RequestError | None:
+        """Why a generating request is not let in, if it is not."""
+        if self._num_generating < self._most_generating:
+            return None
+        seconds = self._drain_rate.seconds_for(self._num_generating, time.perf_counter())
+        return RequestError(
+            Code.RESOURCE_EXHAUSTED,
+            f"{self._num_generating} requests are being answered already; try again in "
+            f"{math.ceil(seconds)} s",
+            retry_after=seconds,
+        )
+
     def _begin(self) -> None:
         self._open += 1
         self._none_open.clear()
@@ -59,7 +86,8 @@ class Traffic:
         if self._open == 0:
             self._none_open.set()
         self._metrics.open_requests.set(self._open)
-        route = getattr(scope.get("route"), "path", "other")
+        known = scope["path"] if scope["path"] in self._generating else "other"
+        route = getattr(scope.get("route"), "path", known)
         outcome = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()
         if route in self._generating and outcome == "200":

@@ -1,6 +1,7 @@
 """What a client is to be sent: the deltas of one step, or of several if it lags."""
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,13 +10,17 @@ from pagewire.packing import Int32Array
 from pagewire.scheduler.logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
+# Rows of one message; it must stay far below the largest that gRPC sends.
+PAGE_ROWS = 1 << 16
+
 
 @dataclass(slots=True, eq=False)
 class DeltaBuffer:
     """The news of all requests of one client stream since it last took them.
 
-    A client that lags gets one larger message instead of many, so what waits here is bounded by
-    the outputs themselves.
+    A client that lags gets larger messages instead of many, so what waits here is bounded by the
+    outputs of its open requests. While whole pages wait, `read` is not set, and no request should
+    be taken from that client.
     """
 
     streams: list[int] = field(default_factory=list)
@@ -28,6 +33,11 @@ class DeltaBuffer:
     finished: list[pb.StreamFinish] = field(default_factory=list)
     candidates: CandidateBuffer = field(default_factory=CandidateBuffer)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    read: asyncio.Event = field(default_factory=asyncio.Event)
+    _pages: deque[pb.MultiplexResponse] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.read.set()
 
     def add_rows(
         self,
@@ -52,6 +62,9 @@ class DeltaBuffer:
         self.token_ids.append(tokens.tobytes())
         self.text += texts
         self.ready.set()
+        if len(self.streams) >= PAGE_ROWS:
+            self._pages.append(self._page())
+            self.read.clear()
 
     def add_finish(self, stream: int, finish: pb.Finish, index: int, text: str = "") -> None:
         """The end of a request; `text` is what had been held back, `index` its token count."""
@@ -67,7 +80,17 @@ class DeltaBuffer:
         self.ready.set()
 
     def take(self) -> pb.MultiplexResponse:
-        """Everything since the last call; clears `ready`."""
+        """The oldest page, or all there is; clears `ready` when nothing is left."""
+        if not self._pages:
+            self.ready.clear()
+            return self._page()
+        page = self._pages.popleft()
+        if not self._pages:
+            self.read.set()
+        return page
+
+    def _page(self) -> pb.MultiplexResponse:
+        """Everything that is on no page yet."""
         message = pb.MultiplexResponse(
             streams=self.streams,
             indices=self.indices,
@@ -90,5 +113,4 @@ class DeltaBuffer:
             self.finished,
         ):
             part.clear()
-        self.ready.clear()
         return message

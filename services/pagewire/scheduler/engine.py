@@ -6,6 +6,7 @@ worker's answer, a worker gained or lost. Nothing polls.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pagewire.config import SchedulerConfig
+from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import unpack
 from pagewire.scheduler import metrics
@@ -88,6 +90,8 @@ class Engine:
         # Tokenization is CPU work of another language that releases the interpreter's lock.
         self._parser = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._arrivals = 0
+        self._parsing = 0
+        self._drain_rate = DrainRate(time.monotonic())
         self._pump_scheduled = False
         self._publish()
 
@@ -250,20 +254,42 @@ class Engine:
                 f"request_id {request.request_id!r} is running already; choose another",
                 "request_id",
             )
-        if len(self._waiting) >= self._config.max_waiting:
-            return RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"{len(self._waiting)} requests are waiting already; try again later",
-            )
-        return None
+        return self._queue_full(bool(message.resume_token_ids), tokens=0)
+
+    def _queue_full(self, resumed: bool, tokens: int) -> RequestError | None:
+        """Why a request of so many tokens cannot be queued now.
+
+        One that was running elsewhere may find room where new ones do not: its client has seen
+        the beginning.
+        """
+        requests = len(self._waiting) + self._parsing
+        factor = 2 if resumed else 1
+        if requests >= factor * self._config.max_waiting_requests:
+            reason = f"{requests} requests are waiting already"
+        elif (
+            len(self._waiting)
+            and self._waiting.tokens + tokens > factor * self._config.max_waiting_tokens
+        ):
+            reason = f"requests of {self._waiting.tokens} tokens are waiting already"
+        else:
+            return None
+        seconds = self._drain_rate.seconds_for(requests, time.monotonic())
+        return RequestError(
+            Code.RESOURCE_EXHAUSTED,
+            f"{reason}; try again in {math.ceil(seconds)} s",
+            retry_after=seconds,
+        )
 
     async def _parse_and_queue(self, message: pb.GenerateRequest, request: Request) -> None:
+        self._parsing += 1
         try:
             parsed = await self._parse(message)
         except RequestError as error:
             if request.open:
                 self._close(request, State.FAILED, error_finish(error))
             return
+        finally:
+            self._parsing -= 1
         if request.open:
             self._queue(request, parsed)
 
@@ -309,6 +335,10 @@ class Engine:
         if ended is not None:
             self._close(request, State.COMPLETED, ended)
             return
+        full = self._queue_full(bool(parsed.resumed), sequence.num_known)
+        if full is not None:
+            self._close(request, State.FAILED, error_finish(full))
+            return
         self._waiting.push(sequence)
         self._pump_soon()
 
@@ -350,7 +380,9 @@ class Engine:
                 continue
             self._worker_of[admitted.worker].owners[sequence.slot] = request
             if request.queue_seconds is None:
-                request.queue_seconds = time.monotonic() - request.received
+                now = time.monotonic()
+                self._drain_rate.left(now)
+                request.queue_seconds = now - request.received
                 metrics.PROMPT_TOKENS.inc(len(sequence.prompt))
                 metrics.CACHED_TOKENS.inc(sequence.cached_tokens or 0)
                 metrics.QUEUE_SECONDS.observe(request.queue_seconds)

@@ -38,7 +38,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 news = buffer.take()
                 finish = news.finished[0].finish if news.finished else None
                 if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
-                    await _abort(context, finish.error.code, finish.error.message)
+                    await _abort_with(context, finish.error)
                 yield _response(request, news, finish)
                 if finish is not None:
                     return
@@ -99,6 +99,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, requests: AsyncIterator[pb.MultiplexRequest], buffer: DeltaBuffer
     ) -> None:
         async for message in requests:
+            await buffer.read.wait()  # who does not read its news may not ask for more
             if message.WhichOneof("message") == "submit":
                 self._engine.submit(message.submit.request, buffer, message.submit.stream)
             elif message.WhichOneof("message") == "abort":
@@ -172,6 +173,12 @@ def _add_logprobs(
         data = news.candidate_bytes[at : at + size]
         at += size
         (response.top_token_bytes if candidate % width else response.token_bytes).append(data)
+
+
+async def _abort_with(context: Any, error: pb.Error) -> None:
+    if error.HasField("retry_after_ms"):
+        context.set_trailing_metadata([("grpc-retry-pushback-ms", str(error.retry_after_ms))])
+    await _abort(context, error.code, error.message)
 
 
 async def _abort(context: Any, code: int, message: str) -> NoReturn:
