@@ -75,7 +75,11 @@ class SchedulerConfig(ProcessConfig):
     )
     workers: str = setting(
         "127.0.0.1:50061",
-        "Addresses of the workers, separated by commas: host:port or unix:PATH.",
+        "Addresses of the workers, separated by commas: host:port, unix:PATH, or dns:NAME:PORT for "
+        "every address that a name resolves to, now and later.",
+    )
+    routing: Literal["prefix-aware", "round-robin", "least-loaded"] = setting(
+        "prefix-aware", "Which of several workers takes a request."
     )
     policy: str = setting(
         "fcfs",

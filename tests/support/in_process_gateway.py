@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from pagewire.gateway.addresses import parse_addresses
+from pagewire.addresses import parse_addresses
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.schedulers import Schedulers

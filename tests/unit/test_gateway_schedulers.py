@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.addresses import Address, parse_addresses, resolve
 from pagewire.errors import Code, RequestError
 from pagewire.gateway import schedulers as schedulers_module
-from pagewire.gateway.addresses import Address, parse_addresses, resolve
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics

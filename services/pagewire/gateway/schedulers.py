@@ -5,8 +5,8 @@ import logging
 import random
 from collections.abc import Iterable, Sequence
 
+from pagewire.addresses import Address, Resolve, resolve
 from pagewire.errors import Code, RequestError, invalid
-from pagewire.gateway.addresses import Address, Resolve, resolve
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link

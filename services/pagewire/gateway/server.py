@@ -10,9 +10,9 @@ from functools import partial
 
 import uvicorn
 
+from pagewire.addresses import parse_addresses
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.addresses import parse_addresses
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers

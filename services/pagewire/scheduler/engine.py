@@ -20,7 +20,7 @@ from pagewire.packing import unpack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
-from pagewire.scheduler.core.routing import LeastLoaded
+from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
@@ -48,6 +48,9 @@ class ReadyWorker:
     info: worker_pb.WorkerInfo
     batch: WorkerBatch
     step_seconds: float = 1.0
+    # It gets no more sequences; it is left once it has none.
+    draining: bool = False
+    left: bool = False
     # The requests in its slots.
     owners: list[Request | None] = field(default_factory=list)
 
@@ -79,7 +82,7 @@ class Engine:
         self._config = config
         self._on_readiness = on_readiness
         self._policy = make_policy(config.policy)
-        self._admission = Admission(self._policy, LeastLoaded())
+        self._admission = Admission(self._policy, ROUTERS[config.routing]())
         self._waiting = self._admission.waiting
         self._workers: dict[WorkerLink, ReadyWorker] = {}
         self._worker_of: dict[WorkerBatch, ReadyWorker] = {}
@@ -169,15 +172,15 @@ class Engine:
             running=sum(batch.num_running for batch in batches),
             used_blocks=sum(batch.pool.used for batch in batches),
             total_blocks=sum(batch.pool.total for batch in batches),
-            ready_workers=len(batches),
+            ready_workers=len(self._admission.workers),
             preemptions=self._admission.preemptions,
             waiting_tokens=self._waiting.tokens,
         )
 
     @property
     def ready(self) -> bool:
-        """Whether a worker is ready."""
-        return bool(self._workers)
+        """Whether a worker takes requests."""
+        return bool(self._admission.workers)
 
     @property
     def num_open(self) -> int:
@@ -208,15 +211,28 @@ class Engine:
         self._on_readiness()
         self._pump_soon()
 
+    def on_draining(self, link: WorkerLink) -> None:
+        """See WorkerEvents."""
+        worker = self._workers.get(link)
+        if worker is None or worker.draining:
+            return
+        worker.draining = True
+        self._admission.drain_worker(worker.batch)
+        self._on_readiness()
+        self._pump_soon()
+
     def on_lost(self, link: WorkerLink) -> None:
         """See WorkerEvents."""
         worker = self._workers.pop(link, None)
         if worker is None:
             return
-        metrics.WORKER_LOSSES.inc()
         del self._worker_of[worker.batch]
         sequences = self._admission.lose_worker(worker.batch)
-        log.warning("worker %s is lost; %d sequences run again", link.address, len(sequences))
+        if worker.draining and not sequences:
+            log.info("worker %s has drained and is left", link.address)
+        else:
+            metrics.WORKER_LOSSES.inc()
+            log.warning("worker %s is lost; %d sequences run again", link.address, len(sequences))
         self._on_readiness()
         self._pump_soon()
 
@@ -370,6 +386,10 @@ class Engine:
             for worker in self._workers.values():
                 if len(worker.batch.in_flight) < self._run_ahead(worker):
                     progress |= self._send_step(worker)
+        for worker in self._workers.values():
+            if worker.draining and worker.batch.idle and not worker.left:
+                worker.left = True
+                worker.link.leave()
 
     def _admit(self) -> None:
         for admitted in self._admission.admit():
@@ -508,7 +528,7 @@ class Engine:
             gauge.set_function(partial(in_state, state))
         metrics.BLOCKS.labels("used").set_function(lambda: self.load().used_blocks)
         metrics.BLOCKS.labels("total").set_function(lambda: self.load().total_blocks)
-        metrics.READY_WORKERS.set_function(lambda: len(self._workers))
+        metrics.READY_WORKERS.set_function(lambda: len(self._admission.workers))
 
     def _finish_running(self, sequence: Sequence) -> None:
         for worker in self._workers.values():

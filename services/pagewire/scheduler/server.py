@@ -8,6 +8,7 @@ from functools import partial
 import grpc
 
 from pagewire import logs
+from pagewire.addresses import parse_worker_addresses
 from pagewire.config import SchedulerConfig
 from pagewire.errors import RequestError
 from pagewire.metrics import serve_metrics
@@ -17,7 +18,7 @@ from pagewire.rpc import SERVER_OPTIONS, Health, bind
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
-from pagewire.scheduler.worker_link import WorkerLink
+from pagewire.scheduler.workers import Workers
 from pagewire.v1 import inference_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def run_scheduler(config: SchedulerConfig) -> None:
 
 
 async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
+    addresses = parse_worker_addresses(config.workers)
     tokenizer = await asyncio.to_thread(_read_tokenizer, config)
     health = Health(SERVICE_NAME)
     changed = asyncio.Event()
@@ -50,9 +52,11 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     serve_metrics(config.grpc_host, config.scheduler_metrics_port)
     await server.start()
     log.info("listening on %s:%d", config.grpc_host, port)
-    links = [WorkerLink(a.strip(), engine) for a in config.workers.split(",") if a.strip()]
-    tasks = [asyncio.create_task(link.run()) for link in links]
-    tasks.append(asyncio.create_task(_follow_readiness(engine, health, changed)))
+    workers = Workers(addresses, engine, config.drain_timeout)
+    tasks = [
+        asyncio.create_task(workers.run()),
+        asyncio.create_task(_follow_readiness(engine, health, changed)),
+    ]
     for task in tasks:
         task.add_done_callback(partial(_stop_on_fault, stop))
     await stop.wait()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import grpc
 import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.packing import pack
 from pagewire.rpc import open_channel
@@ -20,6 +21,7 @@ from pagewire.v1 import worker_pb2_grpc
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
 
@@ -35,29 +37,47 @@ class WorkerEvents(Protocol):
         """The answer to the oldest step in flight."""
         ...
 
+    def on_draining(self, link: "WorkerLink") -> None:
+        """The worker should get no more sequences, and `leave` once it has none; may come again."""
+        ...
+
     def on_lost(self, link: "WorkerLink") -> None:
         """The worker was ready and is no longer; no answer comes any more."""
         ...
 
 
 class WorkerLink:
-    """Keeps one worker connected. `run` lasts until it is cancelled."""
+    """Keeps one worker connected. `run` lasts until it is cancelled or retired."""
 
     def __init__(self, address: str, events: WorkerEvents) -> None:
         """`address` is host:port or unix:PATH."""
         self.address = address
         self._events = events
-        self._outgoing: asyncio.Queue[pb.RunRequest] = asyncio.Queue()
+        self.retired = False
+        self.connected = False
+        self._leaving = False
+        self._outgoing: asyncio.Queue[pb.RunRequest | None] = asyncio.Queue()
         self._reported = ""
 
     def send(self, step: pb.Step) -> None:
         """Sends a step; run-ahead bounds how many wait here."""
         self._outgoing.put_nowait(pb.RunRequest(step=step))
 
+    def leave(self) -> None:
+        """Ends the stream after the steps sent so far; connects again once the worker serves."""
+        self._leaving = True
+        self._outgoing.put_nowait(None)
+
+    def retire(self) -> None:
+        """Drains the worker, if it is connected, and does not connect again."""
+        self.retired = True
+        if self.connected:
+            self._events.on_draining(self)
+
     async def run(self) -> None:
         """Connects, serves and reconnects with back-off; ends if another scheduler takes over."""
         backoff = FIRST_BACKOFF
-        while True:
+        while not self.retired:
             started = time.monotonic()
             try:
                 await self._serve()
@@ -87,44 +107,84 @@ class WorkerLink:
         log.debug("worker %s: %s", self.address, details)
 
     async def _serve(self) -> None:
-        """One connection, until it breaks; always ends with an exception."""
+        """One connection, until it breaks or the worker is left."""
         async with open_channel(self.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+            )
+            while not await _serving(health):
+                pass
             call = worker_pb2_grpc.WorkerStub(channel).Run()
             hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
             await call.write(pb.RunRequest(hello=hello))
             ready = await self._read(call)
-            if ready.WhichOneof("message") != "ready":
+            if ready is None or ready.WhichOneof("message") != "ready":
                 raise ValueError("its first message is not `ready`")
             self._outgoing = asyncio.Queue()
+            self._leaving = False
             self._events.on_ready(self, ready.ready)
+            self.connected = True
             self._reported = ""
-            writer = asyncio.create_task(self._write(call))
+            tasks = [asyncio.create_task(work) for work in (self._write(call), self._watch(health))]
             try:
-                while True:
-                    self._events.on_result(self, (await self._read(call)).result)
+                while (message := await self._read(call)) is not None:
+                    self._events.on_result(self, message.result)
+                if not self._leaving:
+                    raise ValueError("it ended the stream")
             finally:
-                writer.cancel()
+                self.connected = False
+                for task in tasks:
+                    task.cancel()
                 call.cancel()
                 self._events.on_lost(self)
+
+    async def _watch(self, health: grpc.aio.UnaryStreamCall) -> None:
+        """Drains the worker when it says that it does not serve any more."""
+        try:
+            while await _serving(health):
+                if health.done():
+                    return  # it knows no health checking
+        except grpc.aio.AioRpcError:
+            return  # the stream breaks too, and says why
+        log.info("worker %s drains", self.address)
+        self._events.on_draining(self)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
             try:
-                await call.write(await self._outgoing.get())
+                request = await self._outgoing.get()
+                if request is None:
+                    await call.done_writing()
+                    return
+                await call.write(request)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the reader sees why
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> pb.RunResponse:
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> pb.RunResponse | None:
+        """The next message; None at the regular end of the stream."""
         message = await call.read()
         if message is grpc.aio.EOF:
             code, details = await call.code(), await call.details()
             if code is grpc.StatusCode.OK:
-                raise ValueError("it ended the stream")
+                return None
             raise grpc.aio.AioRpcError(
                 code, await call.initial_metadata(), await call.trailing_metadata(), details
             )
         assert isinstance(message, pb.RunResponse)
         return message
+
+
+async def _serving(health: grpc.aio.UnaryStreamCall) -> bool:
+    """What a worker says next of its health; one that knows no health checking is well."""
+    try:
+        message = await health.read()
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return True
+        raise
+    if message is grpc.aio.EOF:
+        raise ValueError("it ended health checking")
+    return bool(message.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def encode_step(plan: StepPlan) -> pb.Step:

@@ -27,6 +27,7 @@ class Admission:
 
     def __init__(self, policy: SchedulingPolicy, router: Router) -> None:
         self.waiting = WaitingQueue(policy)
+        # Those that take sequences.
         self.workers: list[WorkerBatch] = []
         # Sequences that gave their blocks back, over all workers, those lost included.
         self.preemptions = 0
@@ -39,9 +40,14 @@ class Admission:
         self.workers.append(worker)
         return worker
 
+    def drain_worker(self, worker: WorkerBatch) -> None:
+        """A worker takes no more sequences; those that it has go on."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+
     def lose_worker(self, worker: WorkerBatch) -> list[Sequence]:
         """A worker is gone; returns its sequences, which wait again with what they have."""
-        self.workers.remove(worker)
+        self.drain_worker(worker)
         sequences = worker.evacuate()
         for sequence in sequences:
             self.waiting.push(sequence)

@@ -108,7 +108,6 @@ class WorkerBatch:
         self._on_preempt = on_preempt
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
         self._prefilling: list[int] = []
-        # Known tokens of admitted sequences that are in no step yet.
         self._backlog = 0
         self._to_start: list[Sequence] = []
         self._retiring: list[tuple[int, int, list[int]]] = []
@@ -128,6 +127,11 @@ class WorkerBatch:
     def num_running(self) -> int:
         """Sequences that hold a slot and have not ended."""
         return int(self.slots.live.sum())
+
+    @property
+    def backlog(self) -> int:
+        """Known tokens of admitted sequences that are in no step yet."""
+        return self._backlog
 
     @property
     def idle(self) -> bool:

@@ -1,10 +1,24 @@
-"""Which worker takes a sequence."""
+"""Which worker takes a sequence.
+
+A router sees the workers' state as it is now: what was admitted a moment ago counts already,
+because admission itself changes the state, before any worker has heard of it. Workers that failed
+or drain are not among those it is given.
+"""
 
 from collections.abc import Sequence as Collection
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.sequence import Sequence
+
+# What a token in use costs beside a token to be computed. A prefill of 1,000 tokens delays the
+# worker's sequences once; 1,000 tokens of KV are read at each step for as long as they are there.
+# At a fourth, a cached prefix outweighs four times as many tokens of other sequences. A running
+# sequence computes a token in each step to come, whether its KV is shared or not.
+COST_OF_COMPUTED = 4
+COST_OF_HELD = 1
+COST_OF_RUNNING = 128
 
 
 class Router(Protocol):
@@ -15,12 +29,56 @@ class Router(Protocol):
         ...
 
 
+class PrefixAware:
+    """The worker on which the sequence costs least.
+
+    The cost counts the tokens that would be computed (those of the sequence after its cached
+    prefix, and those queued on the worker before it), the tokens whose KV is in use there and the
+    sequences that run there. Of equal workers it is the one with the most blocks that hold
+    nothing, so that caches spread.
+    """
+
+    def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
+        """See Router."""
+        return min(workers, key=lambda worker: (self._cost(sequence, worker), -worker.pool.free))
+
+    def _cost(self, sequence: Sequence, worker: WorkerBatch) -> int:
+        computed = sequence.num_known - worker.cached_tokens(sequence) + worker.backlog
+        held = worker.pool.used * worker.limits.block_size
+        return (
+            COST_OF_COMPUTED * computed + COST_OF_HELD * held + COST_OF_RUNNING * worker.num_running
+        )
+
+
 class LeastLoaded:
     """The worker with the smallest part of its slots in use, then of its blocks."""
 
     def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
         """See Router."""
         return min(workers, key=_load)
+
+
+class RoundRobin:
+    """The worker that was chosen least recently."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        # Weak, so that workers that are gone are forgotten.
+        self._chosen: WeakKeyDictionary[WorkerBatch, int] = WeakKeyDictionary()
+
+    def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
+        """See Router."""
+        chosen = min(workers, key=lambda worker: self._chosen.get(worker, -1))
+        self._turn += 1
+        self._chosen[chosen] = self._turn
+        return chosen
+
+
+ROUTERS: dict[str, type[Router]] = {
+    "prefix-aware": PrefixAware,
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+}
 
 
 def _load(worker: WorkerBatch) -> tuple[float, float]:

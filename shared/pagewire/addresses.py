@@ -1,4 +1,4 @@
-"""Addresses of schedulers: `host:port` or `unix:PATH`, and what a DNS name stands for."""
+"""Addresses of services: `host:port` or `unix:PATH`, and what a DNS name stands for."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where schedulers are: a host name with a port, or, without a host, one gRPC target."""
+    """A host name with a port, which stands for many, or, without a host, one gRPC target."""
 
     text: str
     host: str = ""
@@ -19,10 +19,29 @@ Resolve = Callable[[Address], Awaitable[list[str]]]
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """The addresses in a comma-separated list; ValueError names the one at fault."""
-    addresses = [_parse(part.strip()) for part in text.split(",") if part.strip()]
+    """Schedulers in a comma-separated list, each name standing for all that it resolves to.
+
+    ValueError names the one at fault.
+    """
+    addresses = [_parse(part, "scheduler") for part in _split(text)]
     if not addresses:
         raise ValueError("schedulers is empty; give at least one host:port or unix:PATH")
+    return addresses
+
+
+def parse_worker_addresses(text: str) -> list[Address]:
+    """Workers in a comma-separated list: one each, but for names after `dns:` or `dns:///`.
+
+    ValueError names the one at fault.
+    """
+    addresses = []
+    for part in _split(text):
+        address = _parse(part.removeprefix("dns:").removeprefix("///"), "worker")
+        addresses.append(address if part.startswith("dns:") else Address(part))
+    if not addresses:
+        raise ValueError(
+            "workers is empty; give at least one host:port, unix:PATH or dns:NAME:PORT"
+        )
     return addresses
 
 
@@ -36,13 +55,17 @@ async def resolve(address: Address) -> list[str]:
     return sorted({_target(family, host[0], address.port) for family, _, _, _, host in found})
 
 
-def _parse(text: str) -> Address:
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _parse(text: str, service: str) -> Address:
     if text.startswith("unix:"):
         return Address(text)
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"scheduler address {text!r} is neither host:port nor unix:PATH")
+        raise ValueError(f"{service} address {text!r} is neither host:port nor unix:PATH")
     return Address(text, host, int(port))
 
 

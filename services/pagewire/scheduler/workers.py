@@ -1,0 +1,82 @@
+"""The workers that a scheduler knows: they join and leave while it runs."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from pagewire.addresses import Address, Resolve, resolve
+from pagewire.scheduler.worker_link import WorkerEvents, WorkerLink
+
+log = logging.getLogger(__name__)
+
+RESOLVE_SECONDS = 2.0
+
+
+class Workers:
+    """A link to each worker that is listed or that a listed name resolves to."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        events: WorkerEvents,
+        grace: float,
+        resolve_names: Resolve = resolve,
+    ) -> None:
+        """`grace` are the seconds that sequences have to finish on a worker that was removed."""
+        self._addresses = addresses
+        self._events = events
+        self._grace = grace
+        self._resolve = resolve_names
+        self._targets: dict[Address, list[str]] = {}
+        self._links: dict[str, WorkerLink] = {}
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled; then every link is closed."""
+        try:
+            while True:
+                await self.refresh()
+                await asyncio.sleep(RESOLVE_SECONDS)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Resolves the names again: links to what is new, and lets go of what is gone."""
+        for address in self._addresses:
+            try:
+                self._targets[address] = await self._resolve(address)
+            except OSError as error:
+                # Those found earlier stay: a name server's hiccup must not end sequences.
+                log.warning("cannot resolve worker address %s: %s", address.text, error)
+        wanted = {target for targets in self._targets.values() for target in targets}
+        for target in sorted(wanted - self._links.keys()):
+            self._add(target)
+        for target in sorted(self._links.keys() - wanted):
+            self._remove(self._links[target])
+
+    def _add(self, target: str) -> None:
+        link = WorkerLink(target, self._events)
+        self._links[target] = link
+        task = asyncio.create_task(link.run(), name=f"worker {target}")
+        self._tasks[link] = task
+        task.add_done_callback(lambda _: self._forget(link))
+
+    def _remove(self, link: WorkerLink) -> None:
+        """Lets the worker's sequences finish; what has not by the end of the grace moves."""
+        if link.retired:
+            return
+        log.info("worker %s is no longer listed", link.address)
+        link.retire()
+        if link.connected:
+            asyncio.get_running_loop().call_later(self._grace, self._tasks[link].cancel)
+        else:
+            self._tasks[link].cancel()
+
+    def _forget(self, link: WorkerLink) -> None:
+        """A link has ended. One that lost its worker to another scheduler stays known, or both
+        would take it from each other in turns."""
+        del self._tasks[link]
+        if link.retired:
+            del self._links[link.address]
