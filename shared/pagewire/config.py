@@ -92,6 +92,12 @@ class SchedulerConfig(ProcessConfig):
     max_num_batched_tokens: int | None = setting(
         None, "Most tokens computed in one step; by default as many as the worker takes.", minimum=1
     )
+    tpot_slo_ms: float | None = setting(
+        None,
+        "Milliseconds that a step with running sequences should take at most: chunks of long "
+        "prompts beside them become as small as that needs. None by default.",
+        minimum=0.1,
+    )
     memory_threshold: float = setting(
         0.9,
         "New requests are admitted while at most this fraction of a worker's KV blocks is in use; "

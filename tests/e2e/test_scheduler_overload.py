@@ -172,3 +172,21 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
     assert sum(sum(m.token_counts) for m in written) == 40 * count
     assert max(len(m.streams) for m in written) < 100 + 2 * 8
     await stack.settle()
+
+
+@pytest.mark.parametrize("slo", [None, 20.0])
+async def test_chunks_beside_decodes_keep_to_the_target(
+    start: StartStack, slo: float | None
+) -> None:
+    stack = await start(worker_info(num_blocks=400, budget=160), tpot_slo_ms=slo)
+    worker = stack.workers[0]
+    worker.step_seconds, worker.token_seconds = 0.01, 0.0005
+    running = asyncio.create_task(collect(stack.stub.Generate(request([1], 150))))
+    await eventually(lambda: worker.steps > 5)
+    long = [[n] * 180 for n in range(2, 5)]
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 3))) for p in long))
+    assert [tokens for tokens, _, _ in results] == [expected(p, 3) for p in long]
+    assert (await running)[0] == expected([1], 150)
+    largest = max(worker.chunks)
+    assert largest == 159 if slo is None else largest <= 24, worker.chunks
+    await stack.settle()

@@ -51,6 +51,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     info: pb.WorkerInfo
     step_seconds: float = 0.0
+    token_seconds: float = 0.0  # of each prompt token in a step, on top
+    # Prompt tokens of each step that had decodes.
+    chunks: list[int] = field(default_factory=list)
     # Prompts (by their first token) whose slots fail, and how often each still does.
     failing: dict[int, int] = field(default_factory=dict)
     retryable: bool = True
@@ -100,8 +103,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             if self.break_after is not None and self.steps >= self.break_after:
                 self.break_after = None
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
-            if self.step_seconds:
-                await asyncio.sleep(self.step_seconds)
+            prefilled = int(unpack(step.prefill_counts).sum())
+            if decode:
+                self.chunks.append(prefilled)
+            seconds = self.step_seconds + prefilled * self.token_seconds
+            result.duration_us = int(seconds * 1e6)
+            if seconds:
+                await asyncio.sleep(seconds)
             yield pb.RunResponse(result=result)
 
     def _compute(self, step: pb.Step, decode: list[int]) -> pb.StepResult:
@@ -137,7 +145,6 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             step=step.step,
             token_ids=pack(tokens),
             errors=errors,
-            duration_us=int(self.step_seconds * 1e6),
             **self._logprobs(rows, tokens),
         )
 

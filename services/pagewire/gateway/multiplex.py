@@ -49,7 +49,7 @@ class Link:
         self.load = pb.Load()
         self._owner = owner
         self._metrics = metrics
-        self._dispatched = 0  # since the last load report
+        self._others = 0
         self._open: dict[int, Generation] = {}
         self._streams: dict[Generation, int] = {}
         self._next_stream = 0
@@ -70,10 +70,14 @@ class Link:
         return not self._open
 
     @property
+    def requests(self) -> int:
+        """Requests that it has: those open here, and those of others by its latest report."""
+        return len(self._open) + self._others
+
+    @property
     def pressure(self) -> float:
-        """Requests a worker: those reported and those sent since the report."""
-        requests = self.load.waiting + self.load.running + self._dispatched
-        return requests / max(1, self.load.ready_workers)
+        """Requests a worker."""
+        return self.requests / max(1, self.load.ready_workers)
 
     def generations(self) -> list[Generation]:
         """Those open here and still wanted."""
@@ -95,7 +99,6 @@ class Link:
         stream = self._free_stream()
         self._open[stream] = generation
         self._streams[generation] = stream
-        self._dispatched += 1
         submit = pb.Submit(stream=stream, request=generation.next_attempt())
         self._send(pb.MultiplexRequest(submit=submit))
 
@@ -167,7 +170,7 @@ class Link:
         """Drops the state of a stream that is over and hands its generations back."""
         self.connected = self.draining = False
         self.load = pb.Load()
-        self._dispatched = 0
+        self._others = 0
         self._outbox.clear()
         orphans = self.generations()
         self._open.clear()
@@ -186,7 +189,8 @@ class Link:
             log.info("scheduler %s is connected and serves %s", self.target, served)
         if response.HasField("load"):
             self.load = response.load
-            self._dispatched = 0
+            reported = response.load.waiting + response.load.running
+            self._others = max(0, reported - len(self._open))
         if response.draining and not self.draining:
             log.info("scheduler %s drains", self.target)
             self.draining = True

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Iterable, Sequence
 
 from pagewire.addresses import Address, Resolve, resolve
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.gateway.affinity import head, in_order
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link
@@ -17,6 +19,8 @@ log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
 RESUME_SECONDS = 30.0
+# A scheduler takes the prompts that belong to it up to so many times its share of all requests.
+LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
 LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
 
@@ -174,13 +178,26 @@ class Schedulers:
         task.add_done_callback(self._closing.discard)
 
     def _choose(self, generation: Generation) -> Link | None:
-        """The least loaded ready scheduler that serves the model and has not refused it."""
+        """A ready scheduler that serves the model and has not refused the generation.
+
+        The first in the order of its prompt's head that is not much busier than all together
+        (consistent hashing with bounded loads); the least loaded for a prompt without a head.
+        """
         model, refused_by = generation.request.model, generation.refused_by
-        return least_loaded(
-            link
+        able = {
+            link.target: link
             for link in self.links.values()
             if link.ready and model in link.models and link.target not in refused_by
-        )
+        }
+        if len(able) > 1 and (key := head(generation.request)):
+            requests = 1 + sum(link.requests for link in able.values())
+            workers = sum(link.load.ready_workers for link in able.values())
+            for target in in_order(key, list(able)):
+                link = able[target]
+                share = requests * link.load.ready_workers / workers
+                if link.requests < math.ceil(LARGEST_SHARE * share):
+                    return link
+        return least_loaded(able.values())
 
     def _settle(self) -> None:
         """Sends waiting generations, oldest first, wherever one can go."""

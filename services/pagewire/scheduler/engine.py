@@ -20,6 +20,7 @@ from pagewire.packing import unpack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.chunk_size import ChunkSize
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.delivery import DeltaBuffer
@@ -51,6 +52,8 @@ class ReadyWorker:
     # It gets no more sequences; it is left once it has none.
     draining: bool = False
     left: bool = False
+    # Without a target chunks are as large as a step allows.
+    chunks: ChunkSize | None = None
     # The requests in its slots.
     owners: list[Request | None] = field(default_factory=list)
 
@@ -196,6 +199,9 @@ class Engine:
         limits = _worker_limits(self._config, info)
         batch = self._admission.add_worker(limits)
         worker = ReadyWorker(link, info, batch, owners=[None] * limits.num_slots)
+        if self._config.tpot_slo_ms is not None:
+            worker.chunks = ChunkSize(int(self._config.tpot_slo_ms * 1000))
+            batch.chunk_tokens = worker.chunks.tokens
         self._workers[link] = self._worker_of[batch] = worker
         self.limits()
         log.info(
@@ -240,6 +246,7 @@ class Engine:
         """See WorkerEvents."""
         worker = self._workers[link]
         logprobs = StepLogprobs.read(result)
+        self._adapt_chunks(worker, result.duration_us)
         for error in result.errors:
             worker.batch.distrust(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
@@ -254,6 +261,15 @@ class Engine:
         if self._config.check_invariants:
             worker.batch.check()
         self._pump_soon()
+
+    def _adapt_chunks(self, worker: ReadyWorker, duration_us: int) -> None:
+        """Learns from the oldest step in flight, which took so long."""
+        if worker.chunks is None or not worker.batch.in_flight:
+            return
+        plan = worker.batch.in_flight[0]
+        if len(plan.decode_slots):
+            worker.chunks.observe(sum(plan.prefill_counts), duration_us)
+            worker.batch.chunk_tokens = worker.chunks.tokens
 
     # Arrival
 

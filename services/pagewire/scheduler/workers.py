@@ -30,13 +30,17 @@ class Workers:
         self._targets: dict[Address, list[str]] = {}
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Until it is cancelled; then every link is closed."""
+        """Until it is cancelled or a link has a fault, which it raises; then every link is closed."""
         try:
             while True:
                 await self.refresh()
-                await asyncio.sleep(RESOLVE_SECONDS)
+                try:
+                    raise await asyncio.wait_for(self._faults.get(), RESOLVE_SECONDS)
+                except TimeoutError:
+                    continue
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -77,6 +81,8 @@ class Workers:
     def _forget(self, link: WorkerLink) -> None:
         """A link has ended. One that lost its worker to another scheduler stays known, or both
         would take it from each other in turns."""
-        del self._tasks[link]
+        task = self._tasks.pop(link)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._faults.put_nowait(fault)
         if link.retired:
             del self._links[link.address]

@@ -104,6 +104,8 @@ class WorkerBatch:
         self.slots = SlotTable(limits.num_slots)
         self.in_flight: deque[StepPlan] = deque()
         self.preemptions = 0
+        # The most prompt tokens of a step that has decodes too.
+        self.chunk_tokens = limits.max_num_batched_tokens
         self._policy = policy
         self._on_preempt = on_preempt
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
@@ -452,6 +454,8 @@ class WorkerBatch:
     def _plan_prefill(self, plan: StepPlan) -> None:
         table = self.slots
         budget = self.limits.max_num_batched_tokens - len(plan.decode_slots)
+        if len(plan.decode_slots):
+            budget = min(budget, self.chunk_tokens)
         completed = []
         for slot in self._prefilling:
             if budget <= 0:
