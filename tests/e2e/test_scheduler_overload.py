@@ -10,7 +10,15 @@ import pytest
 from pagewire.scheduler import delivery
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
-from support.scheduler_stack import StartStack, collect, expected, request, stacks, worker_info
+from support.scheduler_stack import (
+    Stack,
+    StartStack,
+    collect,
+    expected,
+    request,
+    stacks,
+    worker_info,
+)
 from support.waiting import eventually
 
 
@@ -55,21 +63,26 @@ async def test_a_deadline_that_is_met_changes_nothing(start: StartStack) -> None
     await stack.settle()
 
 
+def _counts(stack: Stack) -> tuple[int, int]:
+    load = stack.engine.load()
+    return load.running, load.waiting
+
+
 async def test_the_earliest_deadline_goes_first(start: StartStack) -> None:
     stack = await start(worker_info(num_slots=1), policy="deadline")
-    stack.workers[0].step_seconds = 0.005
-    order: list[int] = []
+    stack.workers[0].step_seconds = 0.03
+    order: list[int | None] = []
 
-    async def run(deadline_ms: int) -> None:
+    async def run(deadline_ms: int | None) -> None:
         await collect(stack.stub.Generate(request([3], 10, deadline_ms=deadline_ms)))
         order.append(deadline_ms)
 
-    first = asyncio.create_task(run(30_000))
-    await eventually(lambda: stack.engine.load().running == 1)
-    late = asyncio.create_task(run(20_000))
-    await eventually(lambda: stack.engine.load().waiting == 1)
-    await asyncio.gather(first, late, run(10_000))
-    assert order == [30_000, 10_000, 20_000]
+    runs = []
+    for waiting, deadline_ms in enumerate((30_000, None, 90_000, 20_000)):
+        runs.append(asyncio.create_task(run(deadline_ms)))
+        await eventually(lambda n=waiting: _counts(stack) == (1, n))
+    await asyncio.gather(*runs, run(10_000))
+    assert order == [30_000, 10_000, 20_000, None, 90_000]
 
 
 async def test_a_tenant_with_many_requests_does_not_delay_another(start: StartStack) -> None:

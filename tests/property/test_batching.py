@@ -164,7 +164,7 @@ class Batching(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "salted"]),
         copies=st.integers(1, 3),
         tenant=st.sampled_from("abc"),
-        deadline=st.none() | st.integers(0, 9),
+        deadline=st.integers(0, 9),
     )
     def arrive(
         self,
@@ -191,7 +191,7 @@ class Batching(RuleBasedStateMachine):
         resumed: int,
         salt: str,
         tenant: str,
-        deadline: int | None,
+        deadline: int,
     ) -> None:
         tokens = np.full(prompt, SAMPLED, dtype=np.int32)
         tokens[prompt // family :: 4] = family  # families share beginnings of several lengths

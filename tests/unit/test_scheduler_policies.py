@@ -53,7 +53,7 @@ class Played:
 
 def test_deadline_goes_before_arrival() -> None:
     played = Played("deadline")
-    for deadline in (None, 900, 300, None, 600):
+    for deadline in (1000, 900, 300, 1000, 600):
         played.arrive([1, 2], deadline=deadline)
     assert played.run() == [2, 4, 1, 0, 3]
 

@@ -33,7 +33,7 @@ def head(request: pb.GenerateRequest) -> bytes:
         text = ",".join(map(str, ids[:HEAD_TOKENS])) if len(ids) >= HEAD_TOKENS else ""
     else:
         text = request.prompt[:HEAD_CHARACTERS] if len(request.prompt) >= HEAD_CHARACTERS else ""
-    return f"{request.model}\0{text}".encode() if text else b""
+    return f"{request.model}\0{request.cache_salt}\0{text}".encode() if text else b""
 
 
 def in_order(key: bytes, targets: Sequence[str]) -> list[str]:

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 # flight the device would wait for steps that are shorter than that.
 SHORT_STEP_SECONDS = 0.002
 SHORT_STEP_RUN_AHEAD = 4
+# What a request without a deadline counts as in the order of the policy `deadline`.
+USUAL_DEADLINE_MS = 60_000
 
 
 @dataclass(slots=True, eq=False)
@@ -576,9 +578,9 @@ class Engine:
             self.all_closed.set()
 
 
-def _deadline(request: Request, deadline_ms: int | None) -> int | None:
-    """When the request must have ended, in milliseconds of the monotonic clock."""
-    return None if deadline_ms is None else int(request.received * 1000) + deadline_ms
+def _deadline(request: Request, deadline_ms: int | None) -> int:
+    """When the request should have ended, in milliseconds of the monotonic clock."""
+    return int(request.received * 1000) + (deadline_ms or USUAL_DEADLINE_MS)
 
 
 def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> WorkerLimits:

@@ -33,14 +33,12 @@ class Workers:
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Until it is cancelled or a link has a fault, which it raises; then every link is closed."""
+        """Until it is cancelled, or raises the fault of a link; then every link is closed."""
         try:
-            while True:
+            while self._faults.empty():
                 await self.refresh()
-                try:
-                    raise await asyncio.wait_for(self._faults.get(), RESOLVE_SECONDS)
-                except TimeoutError:
-                    continue
+                await asyncio.sleep(RESOLVE_SECONDS)
+            raise self._faults.get_nowait()
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -73,14 +71,17 @@ class Workers:
             return
         log.info("worker %s is no longer listed", link.address)
         link.retire()
-        if link.connected:
-            asyncio.get_running_loop().call_later(self._grace, self._tasks[link].cancel)
+        task = self._tasks.get(link)
+        if task is None:
+            del self._links[link.address]
+        elif link.connected:
+            asyncio.get_running_loop().call_later(self._grace, task.cancel)
         else:
-            self._tasks[link].cancel()
+            task.cancel()
 
     def _forget(self, link: WorkerLink) -> None:
-        """A link has ended. One that lost its worker to another scheduler stays known, or both
-        would take it from each other in turns."""
+        """A link has ended. One that lost its worker to another scheduler stays known while it is
+        listed, or both would take it from each other in turns."""
         task = self._tasks.pop(link)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._faults.put_nowait(fault)

@@ -87,13 +87,11 @@ class Priority(SchedulingPolicy):
 
 
 class Deadline(SchedulingPolicy):
-    """Earliest deadline first; without one after all that have one, in order of arrival.
+    """Earliest deadline first, then order of arrival.
 
-    What comes last starves no longer than others have deadlines: those end by them, served or not.
+    Nobody starves, because later arrivals have later deadlines, if only those are far enough.
     """
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
         """Deadline, then arrival."""
-        if sequence.deadline is None:
-            return (1, 0, sequence.arrival)
-        return (0, sequence.deadline, sequence.arrival)
+        return (sequence.deadline, sequence.arrival)

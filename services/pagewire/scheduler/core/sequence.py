@@ -68,9 +68,9 @@ class Sequence:
     # Failures in a row without a token in between, and the length of the output at the last one.
     failures: int = 0
     failed_at: int = -1
-    # Who asks, and by when the request must have ended, in milliseconds of the caller's clock.
+    # Who asks, and by when the request should have ended, in milliseconds of the caller's clock.
     tenant: str = ""
-    deadline: int | None = None
+    deadline: int = 0
     # Order of first admission; -1 before that.
     place: int = -1
     owner: Any = None
