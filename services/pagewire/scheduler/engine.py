@@ -122,6 +122,7 @@ class Engine:
         if message.deadline_ms:
             seconds = message.deadline_ms / 1000
             request.deadline = loop.call_later(seconds, self._expire, request, message.deadline_ms)
+        self._parsing += 1
         task = loop.create_task(self._parse_and_queue(message, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -315,7 +316,6 @@ class Engine:
         )
 
     async def _parse_and_queue(self, message: pb.GenerateRequest, request: Request) -> None:
-        self._parsing += 1
         try:
             parsed = await self._parse(message)
         except RequestError as error:
