@@ -89,7 +89,7 @@ def test_a_failed_or_draining_worker_is_left_out(routing: str) -> None:
 
 def test_round_robin_takes_turns() -> None:
     cluster = Cluster("round-robin", workers=3)
-    assert [cluster.send(conversation(1)) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [cluster.send(conversation(n)) for n in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_least_loaded_counts_slots() -> None:
