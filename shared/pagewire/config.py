@@ -200,3 +200,46 @@ class WorkerConfig(ProcessConfig):
     worker_metrics_port: int | None = setting(
         None, "Port for the worker's Prometheus metrics; none by default.", minimum=0, maximum=65535
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedWorkerConfig(ProcessConfig):
+    """Workers that compute no model: deterministic tokens, in the time of a device."""
+
+    model: str = setting(
+        "embedded",
+        "Model folder in Hugging Face format, cached hub id, or `embedded`; only its config.json "
+        "is read, for the vocabulary and the longest sequence.",
+    )
+    served_model_name: str | None = setting(
+        None, "Name that requests use for the model; by default the last part of its path."
+    )
+    worker_address: str = setting(
+        "127.0.0.1:50061",
+        "Address to listen on for gRPC: host:port or unix:PATH. Several workers take the ports "
+        "that follow, or PATH.0, PATH.1 and so on.",
+    )
+    count: int = setting(1, "Workers in this process, each with an address of its own.", minimum=1)
+    profile: Literal["h200-llama-3.1-8b", "h200-qwen3-0.6b"] = setting(
+        "h200-llama-3.1-8b", "Device and model whose step times and KV memory are simulated."
+    )
+    speedup: float = setting(
+        1.0, "How many times faster than the device steps are; 0 takes no time at all.", minimum=0
+    )
+    block_size: int = setting(16, "Tokens a KV block.", minimum=1)
+    num_blocks: int | None = setting(
+        None, "KV blocks in the pool; by default as many as the profile's memory holds.", minimum=2
+    )
+    num_slots: int = setting(256, "Most sequences at once.", minimum=1)
+    max_model_len: int | None = setting(
+        None, "Most tokens of a sequence; by default what config.json says.", minimum=1
+    )
+    worker_max_num_batched_tokens: int | None = setting(
+        None, "Most tokens computed in one step; by default the profile's.", minimum=1
+    )
+    worker_metrics_port: int | None = setting(
+        None,
+        "Port for Prometheus metrics of all workers; none by default.",
+        minimum=0,
+        maximum=65535,
+    )

@@ -25,6 +25,7 @@ HEAVY = ("torch", "triton", "transformers", "safetensors")
     [
         ("pagewire.gateway.server", (*HEAVY, "tokenizers", "jinja2")),
         ("pagewire.scheduler.server", (*HEAVY, "fastapi", "uvicorn", "pydantic")),
+        ("pagewire.simulator.worker", (*HEAVY, "tokenizers", "fastapi", "uvicorn", "pydantic")),
         ("pagewire.cli.main", (*HEAVY, "tokenizers", "fastapi", "uvicorn", "aiohttp")),
     ],
 )

@@ -14,7 +14,8 @@ import torch
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.backend import Outcome, is_fatal
+from pagewire.worker.backend import Outcome
+from pagewire.worker.device_errors import is_fatal
 from pagewire.worker.eager import EagerBackend
 from pagewire.worker.loading import LoadedWorker
 from pagewire.worker.plan import StepPlan

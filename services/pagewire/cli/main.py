@@ -34,6 +34,7 @@ def make_app() -> typer.Typer:
         services.gateway,
         services.scheduler,
         services.worker,
+        services.simulated_worker,
         services.health,
     ):
         app.command()(function)

@@ -9,7 +9,7 @@ from pagewire.cli.errors import CommandError
 from pagewire.cli.health import problem_of
 from pagewire.cli.options import configured
 from pagewire.cli.settings import build, settings_of
-from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig
+from pagewire.config import GatewayConfig, SchedulerConfig, SimulatedWorkerConfig, WorkerConfig
 
 # The services are imported when they run: no image holds what all of them need, and
 # `pagewire --help` need not wait for torch.
@@ -37,6 +37,14 @@ def worker(values: dict[str, Any]) -> None:
     from pagewire.worker.server import run_worker
 
     run_worker(build(WorkerConfig, values))
+
+
+@configured(settings_of(SimulatedWorkerConfig))
+def simulated_worker(values: dict[str, Any]) -> None:
+    """Run workers that only take the time: no GPU, no torch, deterministic tokens."""
+    from pagewire.simulator.worker import run_simulated_worker
+
+    run_simulated_worker(build(SimulatedWorkerConfig, values))
 
 
 def health(

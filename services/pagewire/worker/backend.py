@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from pagewire.packing import Int32Array
 from pagewire.worker.logprobs import Logprobs
 from pagewire.worker.plan import StepPlan
@@ -37,7 +35,7 @@ class Backend(Protocol):
     is true, otherwise from another one, while later steps are submitted.
 
     An exception from `submit` or `wait` fails that step alone, unless `is_fatal` says that the
-    device is lost.
+    device is lost. Nothing here needs torch: a backend may be simulated.
     """
 
     synchronous: bool
@@ -65,12 +63,8 @@ class Backend(Protocol):
         left past that one's end would reach its attention through the mask.
         """
 
-
-def is_fatal(error: BaseException) -> bool:
-    """Whether an error means that the device cannot be used by this process any more."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+    def is_fatal(self, error: BaseException) -> bool:
+        """Whether an error means that the device cannot be used by this process any more."""
 
 
 def non_finite(index: int) -> str:

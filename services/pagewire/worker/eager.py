@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
+from pagewire.worker import device_errors
 from pagewire.worker.backend import Outcome, RowFailure, non_finite
 from pagewire.worker.cpu_threads import CpuThreads
 from pagewire.worker.decoder import Batch, Decoder, Prefill
@@ -82,6 +83,10 @@ class EagerBackend:
         """See `Backend`."""
         with torch.inference_mode():
             self._cache.scrub(*upload(self.device, blocks))
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """See `Backend`."""
+        return device_errors.is_fatal(error)
 
     def _to_host(self, results: Tensor) -> Tensor:
         """`results` on the host; from a GPU without waiting, valid once the step is done."""

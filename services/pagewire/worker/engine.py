@@ -9,7 +9,7 @@ import numpy as np
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.backend import Backend, Outcome, is_fatal
+from pagewire.worker.backend import Backend, Outcome
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.plan import StepPlan
 from pagewire.worker.serial_thread import SerialThread
@@ -100,7 +100,7 @@ class Engine:
             answer(outcome)
 
     def _failed_step(self, plan: StepPlan, error: Exception) -> RequestError:
-        if is_fatal(error):
+        if self._backend.is_fatal(error):
             self._on_fatal(error)
         log.error("a step of %d rows failed", len(plan.sample_slots), exc_info=error)
         return RequestError(Code.INTERNAL, f"the step failed: {type(error).__name__}: {error}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 import uuid
 from functools import partial
@@ -14,7 +13,7 @@ from pagewire import logs
 from pagewire.config import WorkerConfig
 from pagewire.metrics import serve_metrics
 from pagewire.models import served_name
-from pagewire.process import run_service
+from pagewire.process import end_process, run_service
 from pagewire.rpc import SERVER_OPTIONS, Health, bind
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
@@ -42,7 +41,7 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health.attach(server)
     await health.set_serving(False)
-    launcher = SerialThread("launcher", _end_process)
+    launcher = SerialThread("launcher", end_process)
     instruments = Instruments()
     try:
         (port,) = bind(server, [config.worker_address])
@@ -59,7 +58,7 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         return
     if loaded.uses_triton:
         _watch_compilations(instruments)
-    engine = Engine(loaded.backend, launcher, instruments, _end_process)
+    engine = Engine(loaded.backend, launcher, instruments, end_process)
     service.serve(engine, loaded.limits)
     _report(config, loaded, instruments, port, time.monotonic() - began)
     await health.set_serving(True)
@@ -155,10 +154,3 @@ def _refuse_to_start(error: Exception) -> NoReturn:
         "cannot start: %s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None
     )
     raise SystemExit(1)
-
-
-def _end_process(error: BaseException) -> NoReturn:
-    """Ends the process at once: without its device or its threads it must not look healthy."""
-    log.critical("fatal: %s: %s", type(error).__name__, error, exc_info=error)
-    logging.shutdown()
-    os._exit(1)

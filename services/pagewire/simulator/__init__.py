@@ -1,0 +1,1 @@
+"""Stands in for GPUs: a worker that computes nothing but takes the time, and replays of traces."""

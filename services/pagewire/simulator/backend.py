@@ -1,0 +1,172 @@
+"""A device that computes no model: its tokens are a hash of the history, its time a model's.
+
+The KV of a position is a hash of all tokens up to it, kept where the block table says, so a
+sequence goes on with other tokens when its blocks, its prefix or its history are wrong, as it
+would on a real device. A token is a pure function of
+
+- the sequence's tokens before it, wherever the prompt ends and whatever was preempted or cached,
+- with a temperature above 0 also its seed and the token's index in the request,
+- and, for indices below `min_tokens`, the stop ids that must not be drawn.
+
+Other sampling parameters change nothing here.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.limits import MAX_STOP_IDS
+from pagewire.packing import Int32Array
+from pagewire.simulator.step_time import StepTime, Work
+from pagewire.worker.backend import Outcome
+from pagewire.worker.limits import Limits
+from pagewire.worker.plan import Chunks, SlotStarts, StepPlan
+
+Hashes = NDArray[np.uint64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A step that has been submitted: what it will answer, and when."""
+
+    tokens: Int32Array  # [rows]
+    seconds: float
+    done_at: float
+
+
+class SimulatedBackend:
+    """See `Backend`. Steps run one after another, as on a GPU; `wait` sleeps until one is done."""
+
+    synchronous = False
+
+    def __init__(
+        self,
+        limits: Limits,
+        step_time: StepTime,
+        speedup: float,
+        weight_bytes: int = 0,
+        kv_cache_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Steps take `speedup` times less than by `step_time`, and no time at all if it is 0."""
+        self.weight_bytes = weight_bytes
+        self.kv_cache_bytes = kv_cache_bytes
+        self._limits = limits
+        self._step_time = step_time
+        self._speedup = speedup
+        self._clock, self._sleep = clock, sleep
+        self._busy_until = 0.0
+        slots = limits.num_slots
+        self._kv: Hashes = np.zeros((limits.num_blocks, limits.block_size), np.uint64)
+        self._tables = np.zeros((slots, limits.max_blocks), np.int32)
+        self._last = np.zeros(slots, np.int32)
+        self._seed: Hashes = np.zeros(slots, np.uint64)
+        self._seeded = np.zeros(slots, np.bool_)
+        self._min_tokens = np.zeros(slots, np.int32)
+        self._stops = np.full((slots, MAX_STOP_IDS), -1, np.int32)
+
+    def warm_up(self) -> None:
+        """Nothing to warm."""
+
+    def submit(self, plan: StepPlan) -> Running:
+        """See `Backend`."""
+        if plan.starts is not None:
+            self._start(plan.starts)
+        if plan.writes is not None:
+            self._tables[plan.writes.slots, plan.writes.columns] = plan.writes.blocks
+        histories = self._decode(plan.decode_slots, plan.decode_positions)
+        if plan.chunks is not None:
+            histories = np.concatenate((histories, self._prefill(plan.chunks)))
+        tokens = self._draw(plan.sample_slots, plan.sample_indices, histories)
+        self._last[plan.sample_slots] = tokens
+        seconds = self._step_time.seconds(work_of(plan)) / self._speedup if self._speedup else 0.0
+        self._busy_until = max(self._clock(), self._busy_until) + seconds
+        return Running(tokens, seconds, self._busy_until)
+
+    def wait(self, handle: Running) -> Outcome:
+        """See `Backend`."""
+        left = handle.done_at - self._clock()
+        if left > 0:
+            self._sleep(left)
+        return Outcome(handle.tokens, (), round(handle.seconds * 1e6))
+
+    def scrub(self, blocks: Int32Array) -> None:
+        """No row fails here, and no KV is ever anything but finite."""
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """There is no device to lose."""
+        return False
+
+    def _start(self, starts: SlotStarts) -> None:
+        slots = starts.slots
+        self._seed[slots] = starts.seed.view(np.uint64)
+        self._seeded[slots] = starts.temperature > 0
+        self._min_tokens[slots] = starts.min_tokens
+        self._stops[slots] = starts.stop_token_ids
+
+    def _decode(self, slots: Int32Array, positions: Int32Array) -> Hashes:
+        """Writes the KV of each row's last token; the hashes `[rows]` of the histories."""
+        before = self._read(slots, positions - 1)
+        return self._write(slots, positions, before + _term(self._last[slots], positions))
+
+    def _prefill(self, chunks: Chunks) -> Hashes:
+        """Writes the KV of the chunks; the hashes of the histories of those that sample."""
+        counts = np.diff(chunks.starts)
+        first = chunks.positions[chunks.starts[:-1]]
+        before = np.where(first > 0, self._read(chunks.slots, first - 1), np.uint64(0))
+        sums = np.cumsum(_term(chunks.tokens, chunks.positions), dtype=np.uint64)
+        earlier = np.concatenate((np.zeros(1, np.uint64), sums))[chunks.starts[:-1]]
+        hashes = sums + np.repeat(before - earlier, counts)
+        self._write(np.repeat(chunks.slots, counts), chunks.positions, hashes)
+        ends: Hashes = hashes[chunks.starts[1:] - 1][chunks.samples]
+        return ends
+
+    def _read(self, slots: Int32Array, positions: Int32Array) -> Hashes:
+        return self._kv[self._blocks(slots, positions), positions % self._limits.block_size]
+
+    def _write(self, slots: Int32Array, positions: Int32Array, hashes: Hashes) -> Hashes:
+        self._kv[self._blocks(slots, positions), positions % self._limits.block_size] = hashes
+        return hashes
+
+    def _blocks(self, slots: Int32Array, positions: Int32Array) -> Int32Array:
+        return self._tables[slots, positions // self._limits.block_size]
+
+    def _draw(self, slots: Int32Array, indices: Int32Array, histories: Hashes) -> Int32Array:
+        noise = _mixed(self._seed[slots] + indices.astype(np.uint64) * _GOLDEN)
+        drawn = _mixed(np.where(self._seeded[slots], histories ^ noise, histories))
+        tokens = (drawn % np.uint64(self._limits.vocab_size)).astype(np.int32)
+        early = np.flatnonzero(indices < self._min_tokens[slots])
+        while len(early):
+            early = early[(self._stops[slots[early]] == tokens[early, None]).any(axis=1)]
+            tokens[early] = (tokens[early] + 1) % self._limits.vocab_size
+        return tokens
+
+
+def work_of(plan: StepPlan) -> Work:
+    """What a step computes."""
+    chunks = plan.chunks
+    return Work(
+        steps=1,
+        rows=plan.num_decodes,
+        kv_tokens=int(plan.decode_positions.sum()) + plan.num_decodes,
+        prefill_tokens=plan.num_prefilled,
+        prefill_pairs=0 if chunks is None else int(chunks.positions.sum()) + plan.num_prefilled,
+    )
+
+
+def _term(tokens: Int32Array, positions: Int32Array) -> Hashes:
+    """What tokens at positions add to the hash of a history."""
+    return _mixed(tokens.astype(np.uint64) << np.uint64(32) | positions.astype(np.uint64))
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """Well-mixed bits of each value: the finalizer of SplitMix64."""
+    values = values + _GOLDEN
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,51 @@
+"""Devices that can be simulated, each with one model on it: `profiles.json`."""
+
+import json
+from dataclasses import dataclass, fields
+from importlib.resources import files
+
+from pagewire.simulator.step_time import StepTime, Work, fit
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A measured time, what was measured, and where."""
+
+    what: str
+    source: str
+    work: Work
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One model on one device."""
+
+    name: str
+    machine: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int  # what is left of the device's memory for the KV cache
+    max_num_batched_tokens: int
+    measurements: tuple[Measurement, ...]
+    step_time: StepTime
+
+    def blocks(self, block_size: int) -> int:
+        """KV blocks that fit on the device."""
+        return self.kv_cache_bytes // (self.kv_bytes_per_token * block_size)
+
+
+def load_profile(name: str) -> Profile:
+    """The profile of that name; ValueError lists the names there are."""
+    raw = json.loads(files("pagewire.simulator").joinpath("profiles.json").read_text("utf-8"))
+    if name not in raw:
+        raise ValueError(f"profile {name!r} does not exist; there are {', '.join(raw)}")
+    entry = raw[name]
+    measurements = tuple(_measurement(given) for given in entry.pop("measurements"))
+    step_time = fit((m.work, m.seconds) for m in measurements)
+    return Profile(name=name, measurements=measurements, step_time=step_time, **entry)
+
+
+def _measurement(given: dict[str, object]) -> Measurement:
+    work = {field.name: given.pop(field.name) for field in fields(Work)}
+    return Measurement(work=Work(**work), **given)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""The process of simulated workers: one or many, each a whole worker service of its own.
+
+Protocol, fencing, slot checks and the order of answers are the real worker's code; only the
+backend is another. No torch is needed.
+"""
+
+import asyncio
+import logging
+import sys
+import uuid
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from pagewire import logs
+from pagewire.config import SimulatedWorkerConfig
+from pagewire.metrics import serve_metrics
+from pagewire.models import resolve_model, served_name
+from pagewire.process import end_process, run_service
+from pagewire.rpc import SERVER_OPTIONS, Health, bind
+from pagewire.simulator.addresses import addresses_of
+from pagewire.simulator.backend import SimulatedBackend
+from pagewire.simulator.profile import Profile, load_profile
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.engine import Engine
+from pagewire.worker.errors import SetupError
+from pagewire.worker.families import read_model_config
+from pagewire.worker.instruments import Instruments
+from pagewire.worker.limits import Limits, fit_to_pool
+from pagewire.worker.serial_thread import SerialThread
+from pagewire.worker.service import SERVICE_NAME, WorkerService
+
+log = logging.getLogger(__name__)
+
+# Seconds that a thread may hold the interpreter while another one, whose step is due, waits for
+# it. The default of 5 ms is longer than many a step.
+SWITCH_INTERVAL = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWorker:
+    """One of the workers: its server and its service."""
+
+    server: grpc.aio.Server
+    service: WorkerService
+    health: Health
+    address: str
+
+
+def run_simulated_worker(config: SimulatedWorkerConfig) -> None:
+    """Serves until SIGTERM or SIGINT; exits with status 1 and one line when it cannot start."""
+    logs.configure("worker", config.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        run_service(partial(_serve, config))
+    except (OSError, RuntimeError, ValueError, SetupError) as error:
+        log.debug("the simulated worker cannot start", exc_info=True)
+        sys.exit(f"pagewire simulated-worker: {error}")
+
+
+async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
+    profile = load_profile(config.profile)
+    limits = _limits(config, profile)
+    # All plan on one thread: it takes microseconds, and each waits for its steps on its own.
+    launcher = SerialThread("launcher", end_process)
+    instruments = Instruments()
+    workers, engines = [], []
+    for address in addresses_of(config.worker_address, config.count):
+        backend = SimulatedBackend(
+            limits,
+            profile.step_time,
+            config.speedup,
+            profile.weight_bytes,
+            limits.num_blocks * limits.block_size * profile.kv_bytes_per_token,
+        )
+        engines.append(Engine(backend, launcher, instruments, end_process))
+        workers.append(await _start(config, address, engines[-1], backend, limits))
+    serve_metrics("127.0.0.1", config.worker_metrics_port)
+    log.info(
+        "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d slots, "
+        "up to %d tokens",
+        ", ".join(worker.address for worker in workers),
+        served_name(config.model, config.served_model_name),
+        profile.name,
+        f"{config.speedup:g}" if config.speedup else "unlimited",
+        limits.num_blocks,
+        limits.block_size,
+        limits.num_slots,
+        limits.max_model_len,
+    )
+    await stop.wait()
+    log.info("draining, for %g s at most", config.drain_timeout)
+    await asyncio.gather(*(_drain(worker, config.drain_timeout) for worker in workers))
+    for engine in engines:
+        engine.close()
+    log.info("stopped")
+
+
+async def _start(
+    config: SimulatedWorkerConfig,
+    address: str,
+    engine: Engine,
+    backend: SimulatedBackend,
+    limits: Limits,
+) -> SimulatedWorker:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service, health = WorkerService(), Health(SERVICE_NAME)
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    health.attach(server)
+    (port,) = bind(server, [address])
+    await server.start()
+    service.load(_info(config, backend, limits))
+    service.serve(engine, limits)
+    await health.set_serving(True)
+    if not address.startswith("unix:"):
+        address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
+    return SimulatedWorker(server, service, health, address)
+
+
+async def _drain(worker: SimulatedWorker, seconds: float) -> None:
+    await worker.health.set_serving(False)
+    await worker.service.drain(seconds)
+    await worker.server.stop(1.0)
+
+
+def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
+    """As a real worker's, except that a simulated model has no longest sequence of its own."""
+    model = read_model_config(resolve_model(config.model))
+    num_blocks = config.num_blocks or profile.blocks(config.block_size)
+    block_bytes = config.block_size * profile.kv_bytes_per_token
+    longest = config.max_model_len or model.max_position_embeddings
+    return Limits(
+        vocab_size=model.vocab_size,
+        num_slots=config.num_slots,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_model_len=fit_to_pool(
+            longest, config.max_model_len, num_blocks, config.block_size, block_bytes
+        ),
+        max_num_batched_tokens=(
+            config.worker_max_num_batched_tokens or profile.max_num_batched_tokens
+        ),
+    )
+
+
+def _info(
+    config: SimulatedWorkerConfig, backend: SimulatedBackend, limits: Limits
+) -> pb.WorkerInfo:
+    return pb.WorkerInfo(
+        model=served_name(config.model, config.served_model_name),
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_slots=limits.num_slots,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        dtype="bfloat16",
+        device=f"simulated {config.profile}",
+        weight_bytes=backend.weight_bytes,
+        kv_cache_bytes=backend.kv_cache_bytes,
+        instance_id=uuid.uuid4().hex,
+    )
