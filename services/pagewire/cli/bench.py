@@ -2,12 +2,15 @@
 
 import typer
 
-from pagewire.cli import bench_http, bench_offline
+from pagewire.cli import bench_control, bench_http, bench_offline
 
 
 def make_app() -> typer.Typer:
     """The commands under `pagewire bench`."""
-    app = typer.Typer(help="Measure speed, offline or over HTTP.", no_args_is_help=True)
+    app = typer.Typer(
+        help="Measure speed: offline, over HTTP, or of the control plane.", no_args_is_help=True
+    )
     app.command("offline")(bench_offline.offline)
     app.command("http")(bench_http.http)
+    app.command("control")(bench_control.control)
     return app
