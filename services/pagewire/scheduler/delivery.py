@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagewire.packing import Int32Array
 from pagewire.scheduler.logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
@@ -41,11 +44,12 @@ class DeltaBuffer:
 
     def add_rows(
         self,
-        streams: list[int],
-        indices: list[int],
+        streams: NDArray[np.int64],
+        indices: NDArray[np.int64],
         tokens: Int32Array,
         texts: list[bytes],
-        prompt_tokens: list[int],
+        text_sizes: NDArray[np.int64],
+        prompt_tokens: NDArray[np.int64],
         candidates: Mapping[int, Candidates] = MappingProxyType({}),
     ) -> None:
         """One new token of each of several requests; the arguments are parallel.
@@ -54,11 +58,11 @@ class DeltaBuffer:
         """
         for row, its_own in candidates.items():
             self.candidates.add(len(self.streams) + row, its_own)
-        self.streams += streams
-        self.indices += indices
+        self.streams += streams.tolist()
+        self.indices += indices.tolist()
         self.token_counts += [1] * len(streams)
-        self.text_sizes += map(len, texts)
-        self.prompt_tokens += prompt_tokens
+        self.text_sizes += text_sizes.tolist()
+        self.prompt_tokens += prompt_tokens.tolist()
         self.token_ids.append(tokens.tobytes())
         self.text += texts
         self.ready.set()

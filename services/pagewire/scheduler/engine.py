@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from pagewire.config import SchedulerConfig
@@ -25,9 +25,10 @@ from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
-from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish, hand_out
+from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish
 from pagewire.scheduler.policies import make_policy
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
+from pagewire.scheduler.slot_streams import SlotStreams
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
 from pagewire.v1 import inference_pb2 as pb
@@ -50,20 +51,13 @@ class ReadyWorker:
     link: WorkerLink
     info: worker_pb.WorkerInfo
     batch: WorkerBatch
+    streams: SlotStreams
     step_seconds: float = 1.0
     # It gets no more sequences; it is left once it has none.
     draining: bool = False
     left: bool = False
     # Without a target chunks are as large as a step allows.
     chunks: ChunkSize | None = None
-    # The requests in its slots.
-    owners: list[Request | None] = field(default_factory=list)
-
-    def owner(self, slot: int) -> Request:
-        """The request in a live slot."""
-        request = self.owners[slot]
-        assert request is not None, f"slot {slot} has no owner"
-        return request
 
 
 class Engine:
@@ -201,7 +195,9 @@ class Engine:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self.model!r}")
         limits = _worker_limits(self._config, info)
         batch = self._admission.add_worker(limits)
-        worker = ReadyWorker(link, info, batch, owners=[None] * limits.num_slots)
+        worker = ReadyWorker(
+            link, info, batch, SlotStreams(limits.num_slots, self.tokenizer.token_texts)
+        )
         if self._config.tpot_slo_ms is not None:
             worker.chunks = ChunkSize(int(self._config.tpot_slo_ms * 1000))
             batch.chunk_tokens = worker.chunks.tokens
@@ -416,7 +412,7 @@ class Engine:
             if admitted.worker is None:
                 self._fail_too_large(sequence)
                 continue
-            self._worker_of[admitted.worker].owners[sequence.slot] = request
+            self._worker_of[admitted.worker].streams.occupy(sequence.slot, request)
             if request.queue_seconds is None:
                 now = time.monotonic()
                 self._drain_rate.left(now)
@@ -445,48 +441,27 @@ class Engine:
         self, worker: ReadyWorker, outcome: StepOutcome, logprobs: StepLogprobs | None
     ) -> None:
         """Hands one token of each row to its client, and ends the sequences that are done."""
-        requests = [worker.owner(slot) for slot in outcome.slots.tolist()]
-        texts: list[bytes] = []
-        ended: list[int] = []
-        first: list[int] = []
-        final = (outcome.stopped | outcome.ended).tolist()
-        stopped = outcome.stopped.tolist()
-        for row, (request, token) in enumerate(zip(requests, outcome.tokens.tolist(), strict=True)):
-            text = request.text
-            if text is None or (stopped[row] and not request.include_stop_token):
-                texts.append(b"")
-            else:
-                texts.append(text.feed(token).encode())
-            if request.unreported_prompt:
-                first.append(row)
-            if final[row] or (text is not None and text.stop_string is not None):
-                ended.append(row)
-        prompt_tokens = [0] * len(requests)
-        for row in first:
-            prompt_tokens[row] = self._report_prompt(requests[row])
+        streams = worker.streams
+        for request in streams.first_tokens(outcome.slots):
+            metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
         candidates = {}
         if logprobs is not None:
+            requests = [streams.owner(slot) for slot in outcome.slots.tolist()]
             logprobs = logprobs.of(outcome.valid)
             candidates = encode_logprobs(requests, logprobs, self.tokenizer.token_bytes)
-        hand_out(requests, outcome, texts, prompt_tokens, candidates)
-        for row in ended:
-            request = requests[row]
+        for row in streams.deliver(outcome, candidates):
             slot = int(outcome.slots[row])
+            request = streams.owner(slot)
             worker.batch.finish(slot, State.COMPLETED)
             token = int(outcome.tokens[row])
-            finish = request.end_after(token, stopped[row], bool(outcome.ended[row]))
+            finish = request.end_after(token, bool(outcome.stopped[row]), bool(outcome.ended[row]))
             assert finish is not None
             self._close(request, State.COMPLETED, finish)
-
-    def _report_prompt(self, request: Request) -> int:
-        metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
-        count, request.unreported_prompt = request.unreported_prompt, 0
-        return count
 
     def _on_slot_error(self, worker: ReadyWorker, error: worker_pb.SlotError) -> None:
         if not worker.batch.slots.live[error.slot]:
             return
-        request = worker.owner(error.slot)
+        request = worker.streams.owner(error.slot)
         sequence = worker.batch.finish(error.slot, State.PENDING, sound=False)
         attempts = sequence.record_failure()
         log.warning("request %s failed on a worker: %s", request.request_id, error.message)

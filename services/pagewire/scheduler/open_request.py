@@ -4,11 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from pagewire.errors import RequestError
 from pagewire.packing import pack, pack_floats
-from pagewire.scheduler.core.batch import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import Candidates, StepLogprobs
@@ -84,38 +81,3 @@ def encode_logprobs(
             1 + top, ids[its_own], values[its_own], [*map(len, pieces)], b"".join(pieces)
         )
     return encoded
-
-
-def hand_out(
-    requests: list[Request],
-    outcome: StepOutcome,
-    texts: list[bytes],
-    prompt_tokens: list[int],
-    candidates: dict[int, Candidates],
-) -> None:
-    """Gives each client the new tokens of its requests; the arguments are parallel.
-
-    `candidates` has those of the rows that have some, in order.
-    """
-    rows_of: dict[DeltaBuffer, list[int]] = {}
-    streams = []
-    for row, request in enumerate(requests):
-        streams.append(request.stream)
-        rows_of.setdefault(request.buffer, []).append(row)
-    indices = outcome.indices.tolist()
-    if len(rows_of) == 1:
-        next(iter(rows_of)).add_rows(
-            streams, indices, outcome.tokens, texts, prompt_tokens, candidates
-        )
-        return
-    for buffer, rows in rows_of.items():
-        buffer.add_rows(
-            [streams[row] for row in rows],
-            [indices[row] for row in rows],
-            outcome.tokens[np.array(rows)],
-            [texts[row] for row in rows],
-            [prompt_tokens[row] for row in rows],
-            {i: candidates[row] for i, row in enumerate(rows) if row in candidates}
-            if candidates
-            else {},
-        )

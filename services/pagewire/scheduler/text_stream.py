@@ -20,6 +20,14 @@ class TextStream:
         self._held = ""
         self.stop_string: str | None = None
 
+    @property
+    def by_table(self) -> bool:
+        """Whether the text of a token that is whole characters is the same as anywhere else.
+
+        Such a token need not be fed: it leaves nothing behind.
+        """
+        return not self._stop and self._detokenizer.at_character
+
     def feed(self, token: int) -> str:
         """The text that may be sent after this token; sets `stop_string` when one is complete."""
         piece = self._detokenizer.feed(token)

@@ -16,12 +16,18 @@ from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
+from pagewire.scheduler.token_texts import TokenTexts
 
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
     """Text of one sequence, token by token; the pieces together are the full decoded text."""
+
+    @property
+    def at_character(self) -> bool:
+        """Whether the next token's text does not depend on those before, see TokenTexts."""
+        ...
 
     def feed(self, token: int) -> str:
         """The text that this token completes; never a part of a character."""
@@ -51,6 +57,7 @@ class Tokenizer:
         self._table = _byte_level_table(self._backend, self._special_ids)
         self._fallback_ids = _byte_fallback_ids(self._backend)
         self._token_bytes: dict[int, bytes] = {}
+        self.token_texts = TokenTexts(self._table[1] if self._table is not None else ())
 
     @property
     def vocab_size(self) -> int:
@@ -99,6 +106,7 @@ class TokenIdsOnly:
     """Stands in for a Tokenizer where the model has none: refuses text, takes token ids."""
 
     chat_template = None
+    token_texts = TokenTexts(())
 
     def __init__(self, folder: Path) -> None:
         self.eos_token_ids = _eos_token_ids(folder)
@@ -132,6 +140,11 @@ class ByteLevelDetokenizer:
         self._texts = token_texts
         self._decoder = _Utf8Decoder("replace")
         self._pending = False
+
+    @property
+    def at_character(self) -> bool:
+        """See Detokenizer."""
+        return not self._pending
 
     def feed(self, token: int) -> str:
         """See Detokenizer."""
@@ -170,6 +183,11 @@ class PrefixDetokenizer:
         self._ids: list[int] = []
         self._prefix = 0
         self._read = 0
+
+    @property
+    def at_character(self) -> bool:
+        """See Detokenizer: here the text depends on the window."""
+        return False
 
     def feed(self, token: int) -> str:
         """See Detokenizer."""

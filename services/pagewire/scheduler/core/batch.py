@@ -356,7 +356,9 @@ class WorkerBatch:
         table = self.slots
         self._refresh_decode()
         full = self._decode[table.computed[self._decode] >= table.capacity[self._decode]]
-        if len(full) or self._stalled:
+        if not self._stalled and len(full) <= self.pool.available:
+            self._append_blocks(full, plan)
+        else:
             self._grow_all({*full.tolist(), *self._stalled}, plan)
             self._refresh_decode()
         decode = plan.decode_slots = plan.rows = self._decode
@@ -394,8 +396,19 @@ class WorkerBatch:
             if slot not in groups:
                 groups.add(slot, self._sequence(slot).blocks)
 
+    def _append_blocks(self, slots: Int32Array, plan: StepPlan) -> None:
+        """Gives each slot one more block; the pool has enough."""
+        if not len(slots):
+            return
+        named, blocks = slots.tolist(), self.pool.allocate(len(slots))
+        for slot, block in zip(named, blocks, strict=True):
+            self._sequence(slot).blocks.append(block)
+        self.slots.capacity[slots] += self.limits.block_size
+        plan.append_slots += named
+        plan.append_blocks += blocks
+
     def _grow_all(self, slots: set[int], plan: StepPlan) -> None:
-        """Gives each slot one more block, in the order of the policy.
+        """Gives each slot one more block, in the order of the policy, while memory is short.
 
         In that order a victim always comes after the slot it gives way to, so a block that this
         plan has already appended is never taken away again.
