@@ -44,7 +44,7 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("throughput", "512 running, workers that take no time", 2, 256, 0),
-    Scenario("step", "a steady step of 256, at half an H200's pace", 1, 256, 0.5),
+    Scenario("step", "a steady step of 256, at an H200's pace", 1, 256, 1),
     Scenario("few", "16 running, workers that take no time", 1, 16, 0),
     Scenario("many", "512 running on one worker that takes no time", 1, 512, 0),
     Scenario("alone", "one worker, 64 running, slow steps", 1, 64, 0.04),
@@ -123,6 +123,8 @@ async def _run(scenario: Scenario, seconds: float, detokenize: bool) -> Window:
             count=scenario.workers,
             speedup=scenario.speedup,
             num_slots=scenario.running,
+            # Enough that nobody is preempted.
+            num_blocks=scenario.running * (_PROMPT + _MAX_TOKENS) // 16 + 1,
             max_model_len=_PROMPT + _MAX_TOKENS,
         )
         addresses = addresses_of(workers.worker_address, workers.count)
