@@ -7,6 +7,7 @@ import typer
 
 from pagewire.cli import bench, demo, generate, run, services
 from pagewire.cli import chat as chat_command
+from pagewire.cli import simulate as simulate_command
 from pagewire.cli.errors import CommandError
 from pagewire.cli.parent import die_with_parent
 
@@ -35,6 +36,7 @@ def make_app() -> typer.Typer:
         services.scheduler,
         services.worker,
         services.simulated_worker,
+        simulate_command.simulate,
         services.health,
     ):
         app.command()(function)

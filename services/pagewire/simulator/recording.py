@@ -1,0 +1,69 @@
+"""What happened in a replay: each request's times, and the state of the workers over time."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request; times are in seconds of the replay, None for what has not happened."""
+
+    arrival: float
+    input_length: int
+    output_length: int
+    hash_blocks: int
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    cached_tokens: int = 0
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        assert self.first_token is not None
+        return self.first_token - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds a token after the first; None if there is none."""
+        assert self.first_token is not None
+        assert self.last_token is not None
+        if self.output_length < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.output_length - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The workers together at one moment; counts of tokens are since the start."""
+
+    time: float
+    waiting: int
+    running: int
+    used_blocks: int
+    cached_blocks: int
+    # Places for a token, in blocks of running sequences, that hold none.
+    wasted_tokens: int
+    output_tokens: int
+    busy_seconds: float
+
+
+@dataclass(slots=True)
+class Recording:
+    """A whole replay."""
+
+    workers: int
+    total_blocks: int
+    block_size: int
+    requests: list[RequestRecord] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    # Requests that no worker could ever hold.
+    refused: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> list[RequestRecord]:
+        """Requests that ran to their end."""
+        return [request for request in self.requests if request.last_token is not None]

@@ -1,0 +1,196 @@
+"""Replays a trace through the scheduler's own core, with a clock that jumps from event to event.
+
+Queue, policy, routing, batching, blocks and prefix cache are the code that serves; only the
+workers' time is simulated, and nothing waits. Events are arrivals and ends of steps.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagewire.limits import INT32_MAX
+from pagewire.packing import Int32Array
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.batch import StepOutcome, StepPlan, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.policy import SchedulingPolicy
+from pagewire.scheduler.core.routing import Router
+from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.simulator.recording import Recording, RequestRecord, Sample
+from pagewire.simulator.step_time import StepTime, Work
+from pagewire.simulator.trace import TraceRequest
+
+_GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_tokens=0)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker, and the tokens of the requests in its slots."""
+
+    batch: WorkerBatch
+    tokens: Int32Array  # [slots], what a slot's request draws every time
+    busy_until: float = 0.0
+    busy_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """One replay; `run` may be called once."""
+
+    policy: SchedulingPolicy
+    router: Router
+    limits: WorkerLimits
+    num_workers: int
+    step_time: StepTime
+    run_ahead: int = 2
+    # Seconds between samples of the state.
+    interval: float = 1.0
+    on_progress: Callable[[float], None] = lambda seconds: None
+    _admission: Admission = field(init=False)
+    _workers: dict[WorkerBatch, _Worker] = field(init=False, default_factory=dict)
+    # Steps in flight by their end; the number keeps those that end together in order.
+    _ends: list[tuple[float, int, WorkerBatch]] = field(init=False, default_factory=list)
+    _recording: Recording = field(init=False)
+    _output_tokens: int = field(init=False, default=0)
+
+    def run(self, requests: Iterable[TraceRequest]) -> Recording:
+        """Replays requests, which are in order of arrival, until the last has ended."""
+        self._start()
+        arrivals = deque(requests)
+        now = 0.0
+        while arrivals or self._ends:
+            coming = [arrivals[0].arrival] if arrivals else []
+            ending = [self._ends[0][0]] if self._ends else []
+            now = min(coming + ending)
+            self._sample_until(now)
+            while arrivals and arrivals[0].arrival <= now:
+                self._arrive(arrivals.popleft())
+            while self._ends and self._ends[0][0] <= now:
+                self._commit(heapq.heappop(self._ends)[2], now)
+            self._pump(now)
+        assert not len(self._admission.waiting), "a request waits and nothing runs"
+        recording = self._recording
+        recording.preemptions = self._admission.preemptions
+        recording.busy_seconds = sum(worker.busy_seconds for worker in self._workers.values())
+        recording.seconds = now
+        return recording
+
+    def _start(self) -> None:
+        self._admission = Admission(self.policy, self.router)
+        for _ in range(self.num_workers):
+            batch = self._admission.add_worker(self.limits)
+            self._workers[batch] = _Worker(batch, np.zeros(self.limits.num_slots, np.int32))
+        total_blocks = self.num_workers * (self.limits.num_blocks - 1)
+        self._recording = Recording(self.num_workers, total_blocks, self.limits.block_size)
+
+    def _arrive(self, request: TraceRequest) -> None:
+        hash_blocks = len(request.hash_ids) if request.hash_ids is not None else 0
+        record = RequestRecord(
+            request.arrival, request.input_length, request.output_length, hash_blocks
+        )
+        self._recording.requests.append(record)
+        sequence = Sequence(
+            prompt=request.prompt(),
+            sampling=_GREEDY,
+            max_tokens=request.output_length,
+            stop_ids=(),
+            arrival=request.number,
+            owner=record,
+        )
+        self._admission.waiting.push(sequence)
+
+    def _pump(self, now: float) -> None:
+        """What the engine does after every event: admit, then plan while steps are missing."""
+        progress = True
+        while progress:
+            self._admit(now)
+            progress = False
+            for worker in self._workers.values():
+                if len(worker.batch.in_flight) < self.run_ahead:
+                    plan = worker.batch.plan()
+                    if plan is not None:
+                        self._launch(worker, plan, now)
+                        progress = True
+
+    def _admit(self, now: float) -> None:
+        for admitted in self._admission.admit():
+            sequence, batch = admitted.sequence, admitted.worker
+            if batch is None:
+                self._recording.refused += 1
+                continue
+            # No other request's output: those above are token ids of prompts.
+            self._workers[batch].tokens[sequence.slot] = INT32_MAX - sequence.arrival
+            record: RequestRecord = sequence.owner
+            if record.admitted is None:
+                record.admitted = now
+                record.cached_tokens = sequence.num_computed
+
+    def _launch(self, worker: _Worker, plan: StepPlan, now: float) -> None:
+        seconds = self.step_time.seconds(work_of(plan, worker.batch))
+        worker.busy_until = max(now, worker.busy_until) + seconds
+        worker.busy_seconds += seconds
+        self._recording.steps += 1
+        heapq.heappush(self._ends, (worker.busy_until, self._recording.steps, worker.batch))
+
+    def _commit(self, batch: WorkerBatch, now: float) -> None:
+        plan = batch.in_flight[0]
+        outcome = batch.commit(plan.number, self._workers[batch].tokens[plan.rows])
+        self._output_tokens += len(outcome.slots)
+        self._note_first_tokens(batch, outcome, now)
+        for row in np.flatnonzero(outcome.ended).tolist():
+            sequence = batch.finish(int(outcome.slots[row]), State.COMPLETED)
+            sequence.owner.last_token = now
+
+    def _note_first_tokens(self, batch: WorkerBatch, outcome: StepOutcome, now: float) -> None:
+        for slot in outcome.slots[outcome.indices == 0].tolist():
+            sequence = batch.slots.sequences[slot]
+            assert sequence is not None
+            sequence.owner.first_token = now
+
+    def _sample_until(self, now: float) -> None:
+        """Notes the state, which has been the same since the last event, at every interval."""
+        samples = self._recording.samples
+        while (time := len(samples) * self.interval) <= now:
+            batches = [worker.batch for worker in self._workers.values()]
+            samples.append(
+                Sample(
+                    time=time,
+                    waiting=len(self._admission.waiting),
+                    running=sum(batch.num_running for batch in batches),
+                    used_blocks=sum(batch.pool.used for batch in batches),
+                    cached_blocks=sum(batch.pool.idle for batch in batches),
+                    wasted_tokens=sum(_wasted_tokens(batch) for batch in batches),
+                    output_tokens=self._output_tokens,
+                    busy_seconds=sum(
+                        worker.busy_seconds - max(0.0, worker.busy_until - time)
+                        for worker in self._workers.values()
+                    ),
+                )
+            )
+            self.on_progress(time)
+
+
+def work_of(plan: StepPlan, batch: WorkerBatch) -> Work:
+    """What a step that has just been planned computes."""
+    computed = batch.slots.computed
+    pairs = 0
+    for slot, count in zip(plan.prefill_slots, plan.prefill_counts, strict=True):
+        pairs += count * (2 * int(computed[slot]) - count + 1) // 2
+    return Work(
+        steps=1,
+        rows=len(plan.decode_slots),
+        kv_tokens=int(computed[plan.decode_slots].sum()),
+        prefill_tokens=sum(plan.prefill_counts),
+        prefill_pairs=pairs,
+    )
+
+
+def _wasted_tokens(batch: WorkerBatch) -> int:
+    table = batch.slots
+    wasted = 0
+    for sequence in batch.running():
+        held = len(sequence.prompt) + int(table.received[sequence.slot])
+        wasted += max(0, int(table.capacity[sequence.slot]) - held)
+    return wasted

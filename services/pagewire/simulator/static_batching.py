@@ -1,0 +1,53 @@
+"""The baseline of continuous batching: batches that start together and end together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewire.simulator.step_time import StepTime, Work
+from pagewire.simulator.trace import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRun:
+    """How long a worker took for all requests."""
+
+    output_tokens: int
+    seconds: float
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Throughput."""
+        return self.output_tokens / self.seconds
+
+
+def run_static(
+    requests: Sequence[TraceRequest],
+    batch_size: int,
+    max_num_batched_tokens: int,
+    step_time: StepTime,
+    padded: bool,
+) -> StaticRun:
+    """Runs all requests on one worker in batches, in order, none before the last has ended.
+
+    A batch decodes until its longest output is complete. If `padded`, rows that are complete are
+    computed on, as in a batch of fixed shape; otherwise they cost nothing from then on.
+    """
+    seconds = 0.0
+    for at in range(0, len(requests), batch_size):
+        batch = requests[at : at + batch_size]
+        inputs = np.array([request.input_length for request in batch], np.int64)
+        outputs = np.array([request.output_length for request in batch], np.int64)
+        # The first token comes with the prefill, the others take a step each.
+        decodes = np.full_like(outputs, outputs.max() - 1) if padded else outputs - 1
+        prefill_steps = -(-int(inputs.sum()) // max_num_batched_tokens)
+        work = Work(
+            steps=prefill_steps + int(outputs.max()) - 1,
+            rows=int(decodes.sum()),
+            kv_tokens=int((decodes * inputs + decodes * (decodes + 1) // 2).sum()),
+            prefill_tokens=int(inputs.sum()),
+            prefill_pairs=int((inputs * (inputs + 1) // 2).sum()),
+        )
+        seconds += step_time.seconds(work)
+    return StaticRun(sum(request.output_length for request in requests), seconds)

@@ -1,0 +1,129 @@
+"""`pagewire simulate` as a user runs it, on small traces and on the real one where it is there."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MOONCAKE = Path(__file__).parents[2].parent / "shared" / "traces" / "mooncake_conversation.jsonl"
+
+
+def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pagewire.cli.main", "simulate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    """Eight conversations of four turns under one system prompt of 512 tokens."""
+    path = tmp_path / "talks.jsonl"
+    with path.open("w") as file:
+        for turn in range(4):
+            for talk in range(8):
+                ids = [0, *(100 * (talk + 1) + t for t in range(turn + 1))]
+                row = {
+                    "timestamp": 1000 * (8 * turn + talk),
+                    "input_length": 512 * len(ids),
+                    "output_length": 20,
+                    "hash_ids": ids,
+                }
+                file.write(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    """300 requests of 200 tokens in; most outputs are short, each tenth is long."""
+    path = tmp_path / "requests.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        for i in range(300):
+            writer.writerow([f"2023-11-16 18:15:{i // 10:02}.1234567", 200, 10 if i % 10 else 200])
+    return path
+
+
+def test_cache_sizes_are_compared_and_plotted(conversations: Path, tmp_path: Path) -> None:
+    plot, output = tmp_path / "p.svg", tmp_path / "r.json"
+    flags = ("--cache-blocks=0,200", f"--plot={plot}", f"--output={output}", "--json")
+    done = simulate("--trace", conversations, *flags)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    ideal = printed["ideal_block_hit_rate"]
+    unlimited = printed["runs"]["least-loaded, unlimited blocks"]
+    small = printed["runs"]["least-loaded, 200 blocks"]
+    assert unlimited["block_hit_rate"] == ideal > small["block_hit_rate"] > 0
+    assert unlimited["finished"] == small["finished"] == 32
+    assert plot.read_text().startswith("<svg")
+    saved = json.loads(output.read_text())
+    assert saved["runs"] == printed["runs"]
+    assert len(saved["over_time"]["least-loaded, 200 blocks"]["ttft_ms_p99"]) == 120
+    assert str(tmp_path) not in saved["command"]
+
+
+def test_routings_are_compared_in_a_table(conversations: Path) -> None:
+    flags = ("--workers=4", "--routing=least-loaded,round-robin", "--profile=h200-qwen3-0.6b")
+    done = simulate("--trace", conversations, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "ideal block hit rate" in done.stdout
+    for row in (
+        "round-robin",
+        "TTFT p99, ms",
+        "TPOT p50, ms",
+        "goodput",
+        "KV waste",
+        "preemptions",
+    ):
+        assert row in done.stdout
+
+
+def test_continuous_batching_beats_static_batches(requests: Path) -> None:
+    flags = ("--compare-static", "--num-slots=32", "--memory-threshold=1", "--json")
+    done = simulate("--trace", requests, *flags)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["ratio"] > 2
+    assert result["ratio"] > result["ratio_without_finished_rows"] > 1
+    assert result["pressure_kv_utilization"] > 0.85
+    assert result["pressure_kv_waste"] < 0.04
+    assert result["pressure_finished"] == 300
+
+
+def test_more_load_costs_goodput(requests: Path) -> None:
+    runs = []
+    for rate in (1, 100):
+        flags = (f"--rate={rate}", "--num-slots=4", "--tpot-slo-ms=20", "--ttft-slo-ms=500")
+        runs.append(json.loads(simulate("--trace", requests, *flags, "--json").stdout)["runs"])
+    calm, busy = (next(iter(run.values())) for run in runs)
+    assert calm["goodput_requests_per_second"] == pytest.approx(calm["requests_per_second"])
+    assert busy["goodput_requests_per_second"] < busy["requests_per_second"] / 2
+    assert busy["ttft_ms"]["p99"] > 2 * calm["ttft_ms"]["p99"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--routing=random"], "'random': give one of"),
+        (["--policy=lottery"], "lottery"),
+        (["--profile=abacus"], "profile 'abacus' does not exist"),
+        (["--cache-blocks=0,1"], "'1' is no number of blocks"),
+        (["--trace=/nowhere.csv"], "/nowhere.csv"),
+    ],
+)
+def test_bad_flags_are_named(conversations: Path, flags: list[str], message: str) -> None:
+    done = simulate("--trace", conversations, *flags)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+
+
+@pytest.mark.skipif(not MOONCAKE.is_file(), reason=f"the trace {MOONCAKE.name} is not here")
+def test_the_first_minutes_of_a_production_trace_reach_their_ideal_hit_rate() -> None:
+    flags = ("--requests=1500", "--cache-blocks=0", "--block-size=512", "--profile=h200-qwen3-0.6b")
+    done = simulate("--trace", MOONCAKE, *flags, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    (run,) = result["runs"].values()
+    assert run["block_hit_rate"] == pytest.approx(result["ideal_block_hit_rate"], abs=0.003)
