@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.worker.logprobs import LogprobRows, PendingLogprobs, compute
+from pagewire.worker.device_logprobs import PendingLogprobs, compute
+from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.ops import load_ops
 
 

@@ -8,7 +8,8 @@ would on a real device. A token is a pure function of
 - with a temperature above 0 also its seed and the token's index in the request,
 - and, for indices below `min_tokens`, the stop ids that must not be drawn.
 
-Other sampling parameters change nothing here.
+Other sampling parameters change nothing here. As for log probabilities, the token drawn is always
+the likeliest with probability 1/2, the ids after it follow with 1/4, 1/8 and so on.
 """
 
 import time
@@ -23,6 +24,7 @@ from pagewire.packing import Int32Array
 from pagewire.simulator.step_time import StepTime, Work
 from pagewire.worker.backend import Outcome
 from pagewire.worker.limits import Limits
+from pagewire.worker.logprobs import LogprobRows, Logprobs
 from pagewire.worker.plan import Chunks, SlotStarts, StepPlan
 
 Hashes = NDArray[np.uint64]
@@ -34,6 +36,7 @@ class Running:
     """A step that has been submitted: what it will answer, and when."""
 
     tokens: Int32Array  # [rows]
+    logprobs: Logprobs | None
     seconds: float
     done_at: float
 
@@ -86,14 +89,15 @@ class SimulatedBackend:
         self._last[plan.sample_slots] = tokens
         seconds = self._step_time.seconds(work_of(plan)) / self._speedup if self._speedup else 0.0
         self._busy_until = max(self._clock(), self._busy_until) + seconds
-        return Running(tokens, seconds, self._busy_until)
+        logprobs = None if plan.logprobs is None else self._logprobs(tokens, plan.logprobs)
+        return Running(tokens, logprobs, seconds, self._busy_until)
 
     def wait(self, handle: Running) -> Outcome:
         """See `Backend`."""
         left = handle.done_at - self._clock()
         if left > 0:
             self._sleep(left)
-        return Outcome(handle.tokens, (), round(handle.seconds * 1e6))
+        return Outcome(handle.tokens, (), round(handle.seconds * 1e6), handle.logprobs)
 
     def scrub(self, blocks: Int32Array) -> None:
         """No row fails here, and no KV is ever anything but finite."""
@@ -145,6 +149,17 @@ class SimulatedBackend:
             early = early[(self._stops[slots[early]] == tokens[early, None]).any(axis=1)]
             tokens[early] = (tokens[early] + 1) % self._limits.vocab_size
         return tokens
+
+    def _logprobs(self, tokens: Int32Array, wanted: LogprobRows) -> Logprobs:
+        places = np.arange(wanted.num_top, dtype=np.int32)
+        halvings = -np.log(2.0) * (places + 1)
+        chosen = tokens[wanted.rows]
+        return Logprobs(
+            rows=wanted.rows,
+            chosen=np.full(len(chosen), -np.log(2.0), np.float32),
+            top_ids=(chosen[:, None] + places) % np.int32(self._limits.vocab_size),
+            top=np.tile(halvings.astype(np.float32), (len(chosen), 1)),
+        )
 
 
 def work_of(plan: StepPlan) -> Work:

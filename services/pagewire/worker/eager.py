@@ -11,10 +11,11 @@ from pagewire.worker import device_errors
 from pagewire.worker.backend import Outcome, RowFailure, non_finite
 from pagewire.worker.cpu_threads import CpuThreads
 from pagewire.worker.decoder import Batch, Decoder, Prefill
+from pagewire.worker.device_logprobs import PendingLogprobs, compute
 from pagewire.worker.device_slots import DeviceSlots
 from pagewire.worker.kv_cache import empty_cache
 from pagewire.worker.limits import Limits
-from pagewire.worker.logprobs import LogprobRows, PendingLogprobs, compute
+from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.ops.reference.step import FAILED
 from pagewire.worker.plan import Chunks, StepPlan, rehearsal
 from pagewire.worker.timer import DeviceTimer, HostTimer

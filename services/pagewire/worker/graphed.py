@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.decoder import Batch, Decoder
+from pagewire.worker.device_logprobs import WIDTHS
 from pagewire.worker.eager import EagerBackend, EagerHandle
 from pagewire.worker.limits import Limits
-from pagewire.worker.logprobs import WIDTHS
 from pagewire.worker.mixed_graphs import MixedGraphs
 from pagewire.worker.ops.reference.step import (
     INDICES,
