@@ -1,0 +1,123 @@
+"""Delivery by arrays: the same text, token by token, as feeding each stream on its own."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.packing import unpack
+from pagewire.scheduler.core.batch import StepOutcome
+from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.open_request import Request
+from pagewire.scheduler.slot_streams import SlotStreams
+from pagewire.scheduler.text_stream import TextStream
+from pagewire.scheduler.token_texts import TokenTexts
+from pagewire.scheduler.tokenizer import Tokenizer
+from support.tokenizer_folders import byte_fallback_folder, byte_level_folder
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make = byte_level_folder if request.param == "byte_level" else byte_fallback_folder
+    return Tokenizer(make(folder))
+
+
+def open_request(
+    tokenizer: Tokenizer, stream: int, buffer: DeltaBuffer, stop: tuple[str, ...] = ()
+) -> Request:
+    request = Request(f"r{stream}", buffer, stream, 0.0, stream)
+    request.text = TextStream(tokenizer.detokenizer(), stop, include_stop=False)
+    request.unreported_prompt = 10 + stream
+    return request
+
+
+def outcome(tokens: list[int], index: int, stopped: tuple[int, ...] = ()) -> StepOutcome:
+    rows = len(tokens)
+    marks = np.isin(np.arange(rows), stopped)
+    return StepOutcome(
+        slots=np.arange(rows, dtype=np.int32),
+        tokens=np.array(tokens, np.int32),
+        indices=np.full(rows, index, np.int64),
+        stopped=marks,
+        ended=np.zeros(rows, np.bool_),
+        valid=np.ones(rows, np.bool_),
+    )
+
+
+def taken(buffer: DeltaBuffer) -> dict[int, list[tuple[int, int, str, int]]]:
+    """By stream: (index, token, text, prompt tokens) of each entry."""
+    message = buffer.take()
+    tokens, at, found = unpack(message.token_ids).tolist(), 0, {}
+    for row, stream in enumerate(message.streams):
+        text = message.text[at : at + message.text_sizes[row]]
+        at += message.text_sizes[row]
+        entry = (message.indices[row], tokens[row], text.decode(), message.prompt_tokens[row])
+        found.setdefault(stream, []).append(entry)
+    assert at == len(message.text)
+    return found
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_texts_are_those_of_streams_fed_one_by_one(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Tokens at random: parts of characters, special ones, ids outside the vocabulary."""
+    ids = st.integers(0, tokenizer.vocab_size + 3)
+    steps = data.draw(st.lists(st.lists(ids, min_size=SLOTS, max_size=SLOTS), max_size=12))
+    buffers = [DeltaBuffer(), DeltaBuffer()]
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    stops = [(), (), ("a", "th"), ()]
+    twins = []
+    for slot in range(SLOTS):
+        buffer = buffers[slot % 2]
+        streams.occupy(slot, open_request(tokenizer, 7 + slot, buffer, stops[slot]))
+        twins.append(TextStream(tokenizer.detokenizer(), stops[slot], include_stop=False))
+    for index, tokens in enumerate(steps):
+        assert len(streams.first_tokens(np.arange(SLOTS, dtype=np.int32))) == SLOTS * (index == 0)
+        ended = streams.deliver(outcome(tokens, index), {})
+        got = {**taken(buffers[0]), **taken(buffers[1])}
+        for slot, (twin, token) in enumerate(zip(twins, tokens, strict=True)):
+            prompt = 17 + slot if index == 0 else 0
+            assert got[7 + slot] == [(index, token, twin.feed(token), prompt)]
+            assert (slot in ended) == (twin.stop_string is not None)
+
+
+def test_a_stop_token_ends_its_row_without_text(tokenizer: Tokenizer) -> None:
+    buffer = DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    word = int(tokenizer.encode("the", add_special_tokens=False)[-1])
+    requests = [open_request(tokenizer, slot, buffer) for slot in range(3)]
+    requests[1].include_stop_token = True
+    requests[2].text = None
+    for slot, request in enumerate(requests):
+        streams.occupy(slot, request)
+    assert streams.deliver(outcome([word] * 3, 0, stopped=(0, 1)), {}) == [0, 1]
+    got = taken(buffer)
+    assert [got[stream][0][2] == "" for stream in range(3)] == [True, False, True]
+
+
+def test_a_slot_forgets_the_request_before(tokenizer: Tokenizer) -> None:
+    first, second = DeltaBuffer(), DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    streams.occupy(0, open_request(tokenizer, 1, first, stop=("zzz",)))
+    streams.deliver(outcome([5], 0), {})
+    streams.occupy(0, open_request(tokenizer, 2, second))
+    streams.deliver(outcome([5], 0), {})
+    assert list(taken(first)) == [1]
+    assert [entry[3] for entry in taken(second)[2]] == [12]
+
+
+def test_whole_tokens_have_a_text_of_their_own() -> None:
+    texts = TokenTexts(["a", None, "äö"])
+    tokens = np.array([0, 1, 2, 3, 1000], np.int32)
+    assert texts.whole(tokens).tolist() == [True, False, True, True, True]
+    wanted = np.array([True, False, True, True, False])
+    found, sizes = texts.lookup(tokens, wanted)
+    assert found == [b"a", b"", "äö".encode(), b"", b""]
+    assert sizes.tolist() == [1, 0, 4, 0, 0]
