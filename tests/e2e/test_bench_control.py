@@ -39,7 +39,7 @@ def test_it_measures_a_scheduler_on_simulated_workers(tmp_path: Path) -> None:
 def test_an_unknown_scenario_is_refused() -> None:
     done = subprocess.run([*COMMAND, "--only=fast"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "'fast' is no scenario; give some of throughput, step" in done.stderr
+    assert "'fast' is no scenario; give some of throughput, busy" in done.stderr
 
 
 def window(tokens: int, cpu: float, tpot: float = 1.0, slowest: float = 1.0) -> Window:
@@ -50,6 +50,7 @@ def test_the_figures_are_those_of_the_targets() -> None:
     found = summarize(
         {
             "throughput": window(800_000, 5),
+            "busy": window(256_000, 1),
             "step": window(256_000, 2),
             "few": window(100_000, 1),
             "many": window(100_000, 1.1),
@@ -58,7 +59,7 @@ def test_the_figures_are_those_of_the_targets() -> None:
         }
     )
     assert list(found.values()) == pytest.approx(
-        [80_000, 2.0, 10.0, 11.0, 10.0, 100.0, 101.0, 110.0, 10.0]
+        [80_000, 1.0, 2.0, 10.0, 11.0, 10.0, 100.0, 101.0, 110.0, 10.0]
     )
 
 
