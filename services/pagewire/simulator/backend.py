@@ -45,6 +45,7 @@ class SimulatedBackend:
     """See `Backend`. Steps run one after another, as on a GPU; `wait` sleeps until one is done."""
 
     synchronous = False
+    prefix_groups = False  # each row's time is that of reading all its KV
 
     def __init__(
         self,
