@@ -6,11 +6,11 @@ import pytest
 
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import WorkerLimits
-from pagewire.scheduler.core.policy import POLICIES
+from pagewire.scheduler.core.routing import ROUTERS
+from pagewire.scheduler.policies import make_policy
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.replay import Replay
 from pagewire.simulator.report import Objectives, kv_use, over_time, summarize
-from pagewire.simulator.routing import ROUTERS
 from pagewire.simulator.static_batching import run_static
 from pagewire.simulator.step_time import StepTime
 from pagewire.simulator.trace import TraceRequest, ideal_block_hit_rate
@@ -32,7 +32,7 @@ def replay(requests: list[TraceRequest], workers: int = 1, **settings: object) -
         "memory_threshold": 0.9,
     }
     return Replay(
-        policy=POLICIES[str(names["policy"])](),
+        policy=make_policy(str(names["policy"])),
         router=ROUTERS[str(names["routing"])](),
         limits=WorkerLimits(**(defaults | settings)),  # type: ignore[arg-type]
         num_workers=workers,
@@ -107,7 +107,7 @@ def test_round_robin_takes_turns_and_scatters_conversations() -> None:
 
 def test_round_robin_passes_over_a_full_worker() -> None:
     router = ROUTERS["round-robin"]()
-    admission = Admission(POLICIES["fcfs"](), router)
+    admission = Admission(make_policy("fcfs"), router)
     workers = [admission.add_worker(WorkerLimits(8, 16, 1, 64, 0.9)) for _ in range(3)]
     chosen = [router.choose(None, workers) for _ in range(4)]  # type: ignore[arg-type]
     assert chosen == [*workers, workers[0]]

@@ -60,7 +60,7 @@ def simulate(
     policy: Annotated[str, typer.Option(help="Scheduling policy, as of the scheduler.")] = "fcfs",
     routing: Annotated[
         str, typer.Option(help="Choice of worker; several, separated by commas, are compared.")
-    ] = "least-loaded",
+    ] = "prefix-aware",
     cache_blocks: Annotated[
         str | None,
         typer.Option(
@@ -178,14 +178,16 @@ def _sizes(text: str | None) -> list[int]:
 
 def _replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "Recording":
     from pagewire.scheduler.core.batch import WorkerLimits
-    from pagewire.scheduler.core.policy import POLICIES
+    from pagewire.scheduler.core.routing import ROUTERS
+    from pagewire.scheduler.policies import make_policy
     from pagewire.simulator.replay import Replay
-    from pagewire.simulator.routing import ROUTERS
 
     if setup.routing not in ROUTERS:
         raise CommandError(f"--routing {setup.routing!r}: give one of {', '.join(ROUTERS)}")
-    if setup.policy not in POLICIES:
-        raise CommandError(f"--policy {setup.policy!r}: give one of {', '.join(POLICIES)}")
+    try:
+        policy = make_policy(setup.policy)
+    except ValueError as error:
+        raise CommandError(f"--policy: {error}") from error
     limits = WorkerLimits(
         num_blocks=setup.cache_blocks or _blocks_of_all(requests, setup.block_size),
         block_size=setup.block_size,
@@ -196,7 +198,7 @@ def _replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> 
     )
     last = requests[-1].arrival
     replay = Replay(
-        policy=POLICIES[setup.policy](),
+        policy=policy,
         router=ROUTERS[setup.routing](),
         limits=limits,
         num_workers=setup.workers,
