@@ -52,6 +52,12 @@ class GatewayConfig(ProcessConfig):
         "Most generating requests being answered; further ones are refused as too many.",
         minimum=1,
     )
+    api_keys_file: str | None = setting(
+        None,
+        "YAML or JSON list of API keys as `pagewire keys new` prints them, read again on SIGHUP. "
+        "The environment variable PAGEWIRE_API_KEYS may hold further keys, separated by commas. "
+        "Without any key everybody may ask.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

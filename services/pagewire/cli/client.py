@@ -1,6 +1,7 @@
 """A streaming client of the OpenAI-style API, for the commands that talk to a server."""
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,6 +9,14 @@ from typing import Any
 from pagewire.cli.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+# In the environment only: a flag would show it to everybody on this machine.
+KEY_VARIABLE = "PAGEWIRE_API_KEY"
+
+
+def authorization() -> dict[str, str]:
+    """The headers that show the API key in PAGEWIRE_API_KEY; none without one."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 class Answer:
@@ -74,7 +83,9 @@ async def served_models(url: str) -> list[str] | None:
     import httpx
 
     try:
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            timeout=5.0, trust_env=False, headers=authorization()
+        ) as client:
             response = await client.get(url.rstrip("/") + "/v1/models")
     except httpx.TransportError:
         return None
@@ -90,7 +101,7 @@ async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any
     import httpx
 
     # No limit on time: a request may wait in the server's queue for long, and rightly so.
-    client = httpx.AsyncClient(timeout=None, trust_env=False)
+    client = httpx.AsyncClient(timeout=None, trust_env=False, headers=authorization())
     try:
         async with client, client.stream("POST", url, json=body) as response:
             if response.status_code != 200:

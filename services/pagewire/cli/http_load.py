@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewire.cli.client import authorization
+
 # fmt: off
 _WORDS = [
     "able", "apple", "autumn", "bread", "bridge", "bright", "castle", "circle", "cloud",
@@ -78,6 +80,7 @@ async def _drive(plan: LoadPlan) -> list[Timing]:
     url = plan.url.rstrip("/") + "/v1/completions"
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None),
+        headers=authorization(),
         connector=aiohttp.TCPConnector(limit=0),
         read_bufsize=1 << 20,
     ) as session:

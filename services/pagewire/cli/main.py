@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pagewire.cli import bench, demo, generate, run, services
+from pagewire.cli import bench, demo, generate, keys, run, services
 from pagewire.cli import chat as chat_command
 from pagewire.cli import simulate as simulate_command
 from pagewire.cli.errors import CommandError
@@ -41,6 +41,7 @@ def make_app() -> typer.Typer:
     ):
         app.command()(function)
     app.add_typer(bench.make_app(), name="bench")
+    app.add_typer(keys.make_app(), name="keys")
     return app
 
 

@@ -17,6 +17,7 @@ from pagewire.gateway.body import parse, read_body
 from pagewire.gateway.chat import ChatRequest
 from pagewire.gateway.completions import CompletionRequest
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
+from pagewire.gateway.guard import Guard
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.gateway.traffic import Traffic
@@ -35,6 +36,7 @@ class Gateway:
     metrics: Metrics
     max_body_bytes: int
     max_open_requests: int
+    guard: Guard = field(default_factory=Guard)
     traffic: Traffic = field(init=False)
     draining: bool = False
 
@@ -87,7 +89,9 @@ class Gateway:
         body = await read_body(request, self.max_body_bytes)
         fields = parse(vocabulary, body)
         model = self.schedulers.model(fields.model)
-        return await answer(fields.job(model.id), self.schedulers, request.receive)
+        job = fields.job(model.id)
+        permit = self.guard.admit(request.scope, job)
+        return await answer(job, self.schedulers, request.receive, permit)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
@@ -108,7 +112,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return gateway.traffic.watch(app)
+    return gateway.traffic.watch(gateway.guard.watch(app))
 
 
 def _model(model: pb.Model) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,11 @@ from pagewire.addresses import parse_addresses
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.app import Gateway, create_app
+from pagewire.gateway.guard import Guard
+from pagewire.gateway.keys import ENVIRONMENT, read_keys
 from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
+from pagewire.hosts import is_loopback
 from pagewire.logs import configure
 from pagewire.process import run_service
 
@@ -31,12 +36,15 @@ def run_gateway(config: GatewayConfig) -> None:
     configure("gateway", config.log_level)
     try:
         addresses = parse_addresses(config.schedulers)
+        # Keys are no setting: a flag would show them to everybody on this machine.
+        guard = Guard(partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, "")))
         listener = _listen(config.host, config.port)
     except (OSError, ValueError) as error:
         sys.exit(f"pagewire gateway: {error}")
     metrics = Metrics()
     with listener:
-        run_service(partial(_serve, config, Schedulers(addresses, metrics), metrics, listener))
+        schedulers = Schedulers(addresses, metrics)
+        run_service(partial(_serve, config, schedulers, metrics, guard, listener))
 
 
 class _Server(uvicorn.Server):
@@ -61,24 +69,34 @@ async def _serve(
     config: GatewayConfig,
     schedulers: Schedulers,
     metrics: Metrics,
+    guard: Guard,
     listener: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    gateway = Gateway(schedulers, metrics, config.max_body_bytes, config.max_open_requests)
+    gateway = Gateway(schedulers, metrics, config.max_body_bytes, config.max_open_requests, guard)
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in schedulers.links.values()])
     )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
     await schedulers.start()
     server = _Server(_uvicorn_config(gateway, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.answering.wait()
     host, port = listener.getsockname()[:2]
     log.info("ready on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    _say_who_may_ask(guard, host)
     await stop.wait()
     await _drain(gateway, config.drain_timeout)
     server.should_exit = True
     await serving
     await schedulers.close()
+
+
+def _say_who_may_ask(guard: Guard, host: str) -> None:
+    if guard.num_keys:
+        log.info("%d API keys", guard.num_keys)
+    elif not is_loopback(host):
+        log.warning("no API keys: everybody who reaches %s may ask (--api-keys-file)", host)
 
 
 async def _drain(gateway: Gateway, seconds: float) -> None:

@@ -1,0 +1,165 @@
+"""API keys: made, stored as digests, and found again.
+
+A key is 256 random bits, so a plain SHA-256 of it is as good as secret: there is nothing to guess
+that a salt or a slow hash would protect, and every request pays for the hash.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pagewire.gateway.rate_limits import RateLimits
+
+ENVIRONMENT = "PAGEWIRE_API_KEYS"
+_PREFIX = "pw-"
+# Keys that people choose are shorter, and a digest would not hide them.
+SHORTEST_KEY = 20
+_LIMITS = tuple(field.name for field in fields(RateLimits))
+_FIELDS = ("name", "sha256", "tenant", *_LIMITS)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key: whose it is and what it may ask for, never the key itself."""
+
+    name: str
+    digest: bytes  # SHA-256
+    tenant: str
+    limits: RateLimits
+
+
+class KeyRing:
+    """The keys that open the gateway."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        """ValueError for two keys of one name or of one digest."""
+        # A dict compares in a time that depends on its keys. These are digests under a secret of
+        # this process, of which a caller can learn nothing by the time an answer takes.
+        self._secret = secrets.token_bytes(32)
+        self._keys: dict[bytes, ApiKey] = {}
+        names: set[str] = set()
+        for key in keys:
+            blinded = self._blind(key.digest)
+            if key.name in names or blinded in self._keys:
+                raise ValueError(f"the key {key.name!r} is there twice; remove one")
+            names.add(key.name)
+            self._keys[blinded] = key
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all keys."""
+        return {key.name for key in self._keys.values()}
+
+    def find(self, presented: bytes) -> ApiKey | None:
+        """The key that was presented, None if it is none of these."""
+        return self._keys.get(self._blind(hashlib.sha256(presented).digest()))
+
+    def _blind(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
+
+
+def new_key() -> str:
+    """A key that nobody has."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def entry_of(name: str, key: str, tenant: str | None, limits: RateLimits) -> str:
+    """The line of a key file for a key; JSON, which is YAML too."""
+    given = {name: getattr(limits, name) for name in _LIMITS}
+    entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    if tenant is not None:
+        entry["tenant"] = tenant
+    return "- " + json.dumps(entry | {name: n for name, n in given.items() if n is not None})
+
+
+def read_keys(file: str | None, environment: str) -> KeyRing | None:
+    """The keys of a file and of an environment variable; None where neither is given.
+
+    The file is a YAML or JSON list of entries as `entry_of` writes them. The variable has keys
+    themselves, separated by commas, each as KEY or NAME=KEY, without limits.
+    OSError or ValueError say what is wrong; neither has a key in its message.
+    """
+    if not file and not environment.strip():
+        return None
+    keys = [*(_of_file(Path(file)) if file else ()), *_of_environment(environment)]
+    if not keys:
+        raise ValueError(f"{file} has no keys; make one with `pagewire keys new NAME`")
+    return KeyRing(keys)
+
+
+def _of_file(path: Path) -> list[ApiKey]:
+    import yaml  # here, because `pagewire --help` need not wait for it
+
+    try:
+        entries = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where is not None else ""
+        raise ValueError(f"{path}{line}: neither YAML nor JSON") from None
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: must hold a list of keys; `pagewire keys new NAME` prints one")
+    keys = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            keys.append(_parse(entry))
+        except ValueError as error:
+            raise ValueError(f"{path}: key {number}: {error}") from None
+    return keys
+
+
+def _parse(entry: Any) -> ApiKey:
+    if not isinstance(entry, dict):
+        raise ValueError("it must be a mapping with name and sha256")
+    for field in entry:
+        if field not in _FIELDS:
+            raise ValueError(f"unknown field {field!r}; known are {', '.join(_FIELDS)}")
+    name, digest = _text(entry, "name"), _text(entry, "sha256")
+    try:
+        decoded = bytes.fromhex(digest)
+    except ValueError:
+        decoded = b""
+    if len(decoded) != 32:
+        raise ValueError(f"the sha256 of {name!r} is not 64 hexadecimal digits")
+    limits = RateLimits(**{field: _count(entry, field) for field in _LIMITS})
+    tenant = _text(entry, "tenant") if "tenant" in entry else name
+    return ApiKey(name, decoded, tenant, limits)
+
+
+def _text(entry: dict[str, Any], field: str) -> str:
+    value = entry.get(field)
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError(f"{field} must be a text that is not empty")
+    return value
+
+
+def _count(entry: dict[str, Any], field: str) -> int | None:
+    value = entry.get(field)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{field} is {value!r}; it must be a whole number of at least 1")
+    return value
+
+
+def _of_environment(text: str) -> list[ApiKey]:
+    keys = []
+    for number, part in enumerate((part.strip() for part in text.split(",")), 1):
+        if not part:
+            continue
+        named, equals, key = part.rpartition("=")
+        name = named if equals else f"environment-{number}"
+        if len(key) < SHORTEST_KEY:
+            raise ValueError(
+                f"the key {number} of {ENVIRONMENT} has fewer than {SHORTEST_KEY} characters; "
+                "make one with `pagewire keys new NAME`"
+            )
+        keys.append(ApiKey(name, hashlib.sha256(key.encode()).digest(), name, RateLimits()))
+    return keys
