@@ -31,6 +31,9 @@ class ProcessConfig:
     drain_timeout: float = setting(
         30.0, "Seconds that running requests have to finish after SIGTERM.", minimum=0
     )
+    metrics_host: str = setting(
+        "127.0.0.1", "Address that Prometheus metrics are served on, where they have a port."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,17 @@ class GatewayConfig(ProcessConfig):
         "YAML or JSON list of API keys as `pagewire keys new` prints them, read again on SIGHUP. "
         "The environment variable PAGEWIRE_API_KEYS may hold further keys, separated by commas. "
         "Without any key everybody may ask.",
+    )
+    cors_origins: str = setting(
+        "",
+        "Origins whose pages may call the API from a browser, separated by commas, or `*` for "
+        "any; none by default.",
+    )
+    gateway_metrics_port: int | None = setting(
+        None,
+        "Port for the gateway's Prometheus metrics; none by default.",
+        minimum=0,
+        maximum=65535,
     )
 
 
@@ -140,6 +154,9 @@ class SchedulerConfig(ProcessConfig):
         False,
         "Check every block, slot and sequence of a worker after each of its steps, and end the "
         "scheduler if something is wrong; for tests and fault finding.",
+    )
+    max_prompt_chars: int = setting(
+        4 << 20, "Longest text of a prompt or conversation that is tokenized.", minimum=1
     )
     scheduler_metrics_port: int | None = setting(
         None,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+_LONGEST_MESSAGE = 1000
+
 
 class Code(IntEnum):
     """The gRPC status codes used here, by their wire numbers (google.rpc.Code)."""
@@ -31,6 +33,11 @@ class RequestError(Exception):
     message: str
     field: str = ""
     retry_after: float | None = None
+
+    def __post_init__(self) -> None:
+        # Messages quote what was sent; gRPC's statuses travel in headers, which are small.
+        if len(self.message) > _LONGEST_MESSAGE:
+            self.message = self.message[:_LONGEST_MESSAGE] + "..."
 
     def __str__(self) -> str:
         return self.message

@@ -1,5 +1,7 @@
 """Bounds on what a request may ask for, where several services must agree on them."""
 
+MAX_MESSAGES = 4096
+MAX_REQUEST_ID_LENGTH = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 8

@@ -2,7 +2,7 @@
 
 import logging
 
-from prometheus_client import start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 log = logging.getLogger(__name__)
 
@@ -11,9 +11,12 @@ TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 REQUEST_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-def serve_metrics(host: str, port: int | None) -> None:
-    """Serves this process's metrics on `http://host:port/metrics`; nothing when port is None."""
+def serve_metrics(host: str, port: int | None, registry: CollectorRegistry = REGISTRY) -> None:
+    """Serves this process's metrics on `http://host:port/metrics`; nothing when port is None.
+
+    They have a port of their own because they tell more than clients should know.
+    """
     if port is None:
         return
-    start_http_server(port, host)
-    log.info("metrics on http://%s:%d/metrics", host, port)
+    server, _ = start_http_server(port, host, registry)
+    log.info("metrics on http://%s:%d/metrics", host, server.server_port)

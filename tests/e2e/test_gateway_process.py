@@ -42,13 +42,16 @@ async def http(served: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_metrics(http: httpx.AsyncClient, peer: ScriptedScheduler) -> None:
+async def test_metrics(
+    served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
+) -> None:
     body = {"prompt": "a b c", "max_tokens": 6}
     await http.post("/v1/completions", json=body)
     await http.post("/v1/completions", json=body | {"stream": True})
     await http.post("/v1/completions", json={"prompt": ""})
     await http.get("/nowhere")
-    text = (await http.get("/metrics")).text
+    text = (await http.get(served.metrics_url)).text
+    assert (await http.get("/metrics")).status_code == 404, "metrics on the public port"
     values = dict(re.findall(r"^pagewire_gateway_(\S+) (\S+)$", text, re.MULTILINE))
     route = 'route="/v1/completions"'
     assert values[f'requests_total{{outcome="200",{route}}}'] == "2.0"
@@ -79,7 +82,7 @@ async def test_client_gone_is_counted(
         await eventually(lambda: peer.running == 1)
         writer.close()
         await eventually(lambda: peer.running == 0)
-    text = (await http.get("/metrics")).text
+    text = (await http.get(served.metrics_url)).text
     assert 'requests_total{outcome="client_gone",route="/v1/completions"} 2.0' in text
 
 
@@ -144,7 +147,7 @@ def test_scheduler_killed_in_mid_stream() -> None:
                 if number == 100:
                     first_process.kill()
         assert texts == [expected_text(f"prompt {i}", SEED, 120) for i in range(8)]
-        resumed = re.search(r"resumed_total (\d+)", httpx.get(f"{process.url}/metrics").text)
+        resumed = re.search(r"resumed_total (\d+)", httpx.get(process.metrics_url).text)
         assert resumed is not None
         assert int(resumed[1]) > 0
 

@@ -334,6 +334,19 @@ BAD_REQUESTS = {
     "priority": (request([1], 2, priority=3), "--policy priority"),
     "resume": (request([1], 2, resume_token_ids=[1, 2, 3]), "resume"),
     "resume id": (request([1], 9, resume_token_ids=[VOCAB]), "vocabulary"),
+    "long text": (pb.GenerateRequest(prompt="a" * 5001), "5001 characters and at most 5000"),
+    "long chat": (
+        pb.GenerateRequest(
+            chat=pb.ChatInput(messages=[pb.ChatMessage(role="user", content="a" * 5001)])
+        ),
+        "at most 5000",
+    ),
+    "messages": (
+        pb.GenerateRequest(chat=pb.ChatInput(messages=[pb.ChatMessage(role="user")] * 4097)),
+        "messages has 4097",
+    ),
+    "id with a line end": (request([1], 2, request_id="a\nb"), "printable"),
+    "long id": (request([1], 2, request_id="a" * 257), "256"),
 }
 
 
@@ -352,8 +365,8 @@ async def test_bad_requests_are_refused_with_a_reason(start, name: str) -> None:
 async def test_unknown_model_is_not_found(start) -> None:
     stack = await start(worker_info())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(stack.stub.Generate(request([1], 5, model="other")))
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        await collect(stack.stub.Generate(request([1], 5, model="other" * 100_000)))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND, "a status must not quote it all"
 
 
 async def test_larger_than_the_pool_is_refused(start) -> None:

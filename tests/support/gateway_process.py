@@ -33,12 +33,13 @@ class GatewayProcess:
     """A running gateway: its URL and what it has logged."""
 
     def __init__(self, schedulers: str, **settings: Any) -> None:
-        config = {"schedulers": schedulers, "port": 0, **settings}
+        config = {"schedulers": schedulers, "port": 0, "gateway_metrics_port": 0, **settings}
         self.process = subprocess.Popen(command(config), stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         self.url = self._wait_for_url()
+        self.metrics_url = self._said(r"metrics on (http://\S+)")
 
     def wait_ready(self, seconds: float = 10.0) -> None:
         """Waits until /readyz answers 200."""
@@ -59,11 +60,16 @@ class GatewayProcess:
             self.log.append(line.rstrip())
 
     def _wait_for_url(self) -> str:
-        pattern = re.compile(r"ready on (http://\S+)")
+        pattern = re.compile(r"ready on (https?://\S+)")
         until(lambda: any(map(pattern.search, self.log)) or self.process.poll() is not None, 20)
-        found = [match[1] for match in map(pattern.search, self.log) if match]
+        found = self._said(pattern.pattern)
         assert found, f"the gateway did not start: {self.log}"
-        return found[0]
+        return found
+
+    def _said(self, pattern: str) -> str:
+        """The first group of the first line of the log that matches; empty if none does."""
+        matches = (re.search(pattern, line) for line in self.log)
+        return next((match[1] for match in matches if match), "")
 
 
 @contextlib.contextmanager

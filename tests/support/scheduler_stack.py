@@ -71,7 +71,7 @@ StartStack = Callable[..., Awaitable[Stack]]
 @asynccontextmanager
 async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
     """Starts stacks, one WorkerInfo a worker and the scheduler's settings by name; ends them."""
-    tokenizer = Tokenizer(byte_level_folder(tmp_path / "model"))
+    tokenizer = Tokenizer(byte_level_folder(tmp_path / "model"), max_prompt_chars=5000)
     cleanup = []
 
     async def start_stack(*infos: worker_pb.WorkerInfo, **settings: object) -> Stack:

@@ -11,6 +11,7 @@ import pytest_asyncio
 from pagewire.gateway.body import parse
 from pagewire.gateway.chat import ChatRequest
 from pagewire.gateway.completions import CompletionRequest
+from pagewire.limits import MAX_MESSAGES
 from support.in_process_gateway import in_process_gateway
 from support.scripted_scheduler import ScriptedScheduler
 
@@ -65,6 +66,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
         None,
     ),
     ((COMPLETION, json.dumps({"prompt": "x" * (LIMIT + 1)})), 413, None),
+    (chat(messages=[{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)), 400, "messages"),
     # the model
     (complete(model="gpt-5"), 404, "model"),
     (chat(model=""), 404, "model"),

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +15,7 @@ from pagewire.gateway.answer import answer
 from pagewire.gateway.body import parse, read_body
 from pagewire.gateway.chat import ChatRequest
 from pagewire.gateway.completions import CompletionRequest
+from pagewire.gateway.cross_origin import allow_origins
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.guard import Guard
 from pagewire.gateway.metrics import Metrics
@@ -37,6 +37,7 @@ class Gateway:
     max_body_bytes: int
     max_open_requests: int
     guard: Guard = field(default_factory=Guard)
+    cors_origins: tuple[str, ...] = ()
     traffic: Traffic = field(init=False)
     draining: bool = False
 
@@ -73,12 +74,6 @@ class Gateway:
             return JSONResponse({"status": "no ready scheduler"}, 503, headers=RETRY_AFTER)
         return JSONResponse({"status": "ready"})
 
-    async def metrics_page(self) -> Response:
-        """GET /metrics."""
-        return Response(
-            generate_latest(self.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST}
-        )
-
     async def _generate(
         self, request: Request, vocabulary: type[ChatRequest] | type[CompletionRequest]
     ) -> Response:
@@ -104,7 +99,6 @@ def create_app(gateway: Gateway) -> ASGIApp:
         ("/v1/models/{model:path}", gateway.model),
         ("/healthz", gateway.healthz),
         ("/readyz", gateway.readyz),
-        ("/metrics", gateway.metrics_page),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     app.add_exception_handler(RequestError, _request_error)
@@ -112,7 +106,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return gateway.traffic.watch(gateway.guard.watch(app))
+    return gateway.traffic.watch(allow_origins(gateway.guard.watch(app), gateway.cors_origins))
 
 
 def _model(model: pb.Model) -> dict[str, Any]:

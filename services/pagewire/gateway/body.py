@@ -1,5 +1,6 @@
 """Request bodies: read up to a limit, then parsed and checked by a model in one pass."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -15,23 +16,33 @@ Model = TypeVar("Model", bound=BaseModel)
 # answer instead of a connection reset while it still writes.
 _DISCARDED_BYTES = 64 << 20
 _SHOWN_CHARACTERS = 60
+_BODY_SECONDS = 120.0
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The JSON body; ApiError 400 for another content type, 413 above `limit` bytes."""
+    """The JSON body; ApiError 400 for another content type, 413 above `limit` bytes, 408 when it
+    takes minutes to arrive."""
     _check_content_type(request)
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            if len(body) <= limit:
-                body += chunk
-                excess = len(body) - limit
-            else:
-                excess += len(chunk)
-            if excess > _DISCARDED_BYTES:
-                break
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in request.stream():
+                if len(body) <= limit:
+                    body += chunk
+                    excess = len(body) - limit
+                else:
+                    excess += len(chunk)
+                if excess > _DISCARDED_BYTES:
+                    break
     except ClientDisconnect as error:
         raise ClientGoneError from error
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"the request body took longer than {_BODY_SECONDS:g} s to arrive; send it again",
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from error
     if len(body) > limit:
         raise ApiError(
             413,

@@ -13,6 +13,7 @@ from pagewire.gateway.fields import GenerationFields, Int32, NumLogprobs, Strict
 from pagewire.gateway.job import Job
 from pagewire.gateway.logprobs import Candidate, TokenLogprobs
 from pagewire.gateway.reply import Envelope, ended_by, json_logprob
+from pagewire.limits import MAX_MESSAGES
 from pagewire.v1 import inference_pb2 as pb
 
 # The role that the template sees. `tool` needs tools, which are not there yet.
@@ -129,6 +130,11 @@ class ChatRequest(GenerationFields):
     def _chat_input(self) -> pb.ChatInput:
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
+        if len(self.messages) > MAX_MESSAGES:
+            raise invalid(
+                "messages",
+                f"messages has {len(self.messages)} entries; give {MAX_MESSAGES} at most",
+            )
         chat = pb.ChatInput(
             messages=[m.to_proto(f"messages[{i}]") for i, m in enumerate(self.messages)],
             add_generation_prompt=self.add_generation_prompt is not False,

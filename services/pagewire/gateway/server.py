@@ -17,11 +17,13 @@ from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.guard import Guard
+from pagewire.gateway.http_protocol import HttpProtocol
 from pagewire.gateway.keys import ENVIRONMENT, read_keys
 from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.hosts import is_loopback
 from pagewire.logs import configure
+from pagewire.metrics import serve_metrics
 from pagewire.process import run_service
 
 log = logging.getLogger(__name__)
@@ -39,9 +41,10 @@ def run_gateway(config: GatewayConfig) -> None:
         # Keys are no setting: a flag would show them to everybody on this machine.
         guard = Guard(partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, "")))
         listener = _listen(config.host, config.port)
+        metrics = Metrics()
+        serve_metrics(config.metrics_host, config.gateway_metrics_port, metrics.registry)
     except (OSError, ValueError) as error:
         sys.exit(f"pagewire gateway: {error}")
-    metrics = Metrics()
     with listener:
         schedulers = Schedulers(addresses, metrics)
         run_service(partial(_serve, config, schedulers, metrics, guard, listener))
@@ -73,9 +76,16 @@ async def _serve(
     listener: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    gateway = Gateway(schedulers, metrics, config.max_body_bytes, config.max_open_requests, guard)
+    gateway = Gateway(
+        schedulers,
+        metrics,
+        config.max_body_bytes,
+        config.max_open_requests,
+        guard,
+        _origins(config),
+    )
     metrics.registry.register(
-        LoadCollector(lambda: [(s.target, s.load, s.ready) for s in schedulers.links.values()])
+        LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
     await schedulers.start()
@@ -90,6 +100,10 @@ async def _serve(
     server.should_exit = True
     await serving
     await schedulers.close()
+
+
+def _origins(config: GatewayConfig) -> tuple[str, ...]:
+    return tuple(origin.strip() for origin in config.cors_origins.split(",") if origin.strip())
 
 
 def _say_who_may_ask(guard: Guard, host: str) -> None:
@@ -112,7 +126,7 @@ def _uvicorn_config(gateway: Gateway, config: GatewayConfig) -> uvicorn.Config:
     debug = config.log_level == "debug"
     return uvicorn.Config(
         create_app(gateway),
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

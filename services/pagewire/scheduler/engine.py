@@ -27,7 +27,13 @@ from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish
 from pagewire.scheduler.policies import make_policy
-from pagewire.scheduler.requests import ModelLimits, ParsedRequest, check_model, parse_request
+from pagewire.scheduler.requests import (
+    ModelLimits,
+    ParsedRequest,
+    check_model,
+    check_request_id,
+    parse_request,
+)
 from pagewire.scheduler.slot_streams import SlotStreams
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
@@ -324,6 +330,7 @@ class Engine:
             self._queue(request, parsed)
 
     async def _parse(self, message: pb.GenerateRequest) -> ParsedRequest:
+        check_request_id(message.request_id)
         check_model(message.model, self.model)
         if message.priority and not self._policy.uses_priority:
             raise invalid(

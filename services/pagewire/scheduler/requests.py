@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict
 
 from pagewire.errors import Code, RequestError, invalid
-from pagewire.limits import MAX_LOGPROBS
+from pagewire.limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_REQUEST_ID_LENGTH
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.scheduler.core.sequence import Sampling
@@ -53,6 +53,15 @@ def check_model(given: str, served: str) -> None:
     if given and given != served:
         raise RequestError(
             Code.NOT_FOUND, f"model {given!r} does not exist; this server has {served!r}", "model"
+        )
+
+
+def check_request_id(request_id: str) -> None:
+    """INVALID_ARGUMENT for an id that could not be logged as it is."""
+    if len(request_id) > MAX_REQUEST_ID_LENGTH or not request_id.isprintable():
+        raise invalid(
+            "request_id",
+            f"request_id must have at most {MAX_REQUEST_ID_LENGTH} printable characters",
         )
 
 
@@ -131,6 +140,10 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
         raise invalid("messages", "this model has no chat template; use a plain prompt")
     if not chat.messages:
         raise invalid("messages", "messages is empty; give at least one message")
+    if len(chat.messages) > MAX_MESSAGES:
+        raise invalid(
+            "messages", f"messages has {len(chat.messages)} entries; give {MAX_MESSAGES} at most"
+        )
     messages = []
     for message in chat.messages:
         entry = {"role": message.role, "content": message.content}

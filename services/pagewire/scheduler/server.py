@@ -49,7 +49,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     health.attach(server)
     await health.set_serving(False)
     [port] = bind(server, [f"{config.grpc_host}:{config.grpc_port}"])
-    serve_metrics(config.grpc_host, config.scheduler_metrics_port)
+    serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     log.info("listening on %s:%d", config.grpc_host, port)
     workers = Workers(addresses, engine, config.drain_timeout)
@@ -84,7 +84,11 @@ def _fault(task: asyncio.Task[None]) -> BaseException | None:
 
 def _read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
     folder = resolve_model(config.model)
-    return TokenIdsOnly(folder) if config.skip_tokenizer else Tokenizer(folder)
+    return (
+        TokenIdsOnly(folder)
+        if config.skip_tokenizer
+        else Tokenizer(folder, config.max_prompt_chars)
+    )
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:

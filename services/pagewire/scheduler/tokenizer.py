@@ -41,8 +41,9 @@ class Detokenizer(Protocol):
 class Tokenizer:
     """What the scheduler reads of a model folder: tokenizer, chat template, generation defaults."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_prompt_chars: int | None = None) -> None:
         """FileNotFoundError names the file that is missing."""
+        self._max_prompt_chars = max_prompt_chars
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
@@ -65,7 +66,13 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
-        """Token ids [n]; safe to call from any thread."""
+        """Token ids [n]; safe to call from any thread. RequestError for a text too long to try."""
+        if self._max_prompt_chars is not None and len(text) > self._max_prompt_chars:
+            raise invalid(
+                "prompt",
+                f"the prompt has {len(text)} characters and at most {self._max_prompt_chars} are "
+                "taken (max_prompt_chars); shorten it",
+            )
         encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return np.array(encoding.ids, dtype=np.int32)
 

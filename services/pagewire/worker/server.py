@@ -45,7 +45,7 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     instruments = Instruments()
     try:
         (port,) = bind(server, [config.worker_address])
-        _serve_metrics(config)
+        serve_metrics(config.metrics_host, config.worker_metrics_port)
         await server.start()
         loaded = await _unless(stop, launcher.call(partial(load_worker, config)))
         if loaded is not None:
@@ -97,13 +97,6 @@ def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
         instance_id=uuid.uuid4().hex,
         prefix_groups=loaded.backend.prefix_groups,
     )
-
-
-def _serve_metrics(config: WorkerConfig) -> None:
-    """On the interface that gRPC listens on; on the loopback one for a socket file."""
-    host = config.worker_address.rpartition(":")[0].strip("[]")
-    on_socket = config.worker_address.startswith("unix:")
-    serve_metrics("127.0.0.1" if on_socket else host, config.worker_metrics_port)
 
 
 def _watch_compilations(instruments: Instruments) -> None:

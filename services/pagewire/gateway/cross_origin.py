@@ -1,0 +1,29 @@
+"""Which pages of other sites may call the gateway from a browser: none, unless they are named."""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+_EXPOSED = [
+    "retry-after",
+    *(
+        f"x-ratelimit-{name}-{kind}"
+        for kind in ("requests", "tokens")
+        for name in ("limit", "remaining", "reset")
+    ),
+]
+
+
+def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """`app`, callable by pages of these origins; of any for `*`. Cookies are never allowed."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type"],
+        expose_headers=_EXPOSED,
+        max_age=600,
+    )

@@ -1,0 +1,130 @@
+"""What the gateway's process takes at most, and which pages may call it."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+from pagewire.gateway.http_protocol import HEAD_BYTES, HttpProtocol
+from support.gateway_process import GatewayProcess, gateway
+
+ORIGIN = "https://page.example"
+START = b"GET /healthz HTTP/1.1\r\nhost: x"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[GatewayProcess]:
+    with gateway("127.0.0.1:1", cors_origins=f"https://other.example, {ORIGIN}") as process:
+        yield process
+
+
+def exchange(process: GatewayProcess, data: bytes) -> tuple[int, dict[str, object]]:
+    """The status and the body of the answer to raw bytes; the connection must end then."""
+    host, _, port = process.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data)
+        received = b""
+        try:
+            while piece := connection.recv(65536):
+                received += piece
+        except ConnectionResetError:
+            pass
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["complete", "incomplete"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\na: " + b"y" * HEAD_BYTES,
+        b"GET /healthz HTTP/1.1\r\nhost: x"
+        + b"".join(b"\r\na%d: y" % i for i in range(HEAD_BYTES)),
+        b"GET /" + b"y" * HEAD_BYTES + b" HTTP/1.1\r\nhost: x",
+    ],
+    ids=["one header", "many headers", "target"],
+)
+def test_large_heads_are_refused(served: GatewayProcess, head: bytes, end: bytes) -> None:
+    status, body = exchange(served, head + end)
+    assert status == 431
+    assert body["error"]["code"] == "headers_too_large"
+
+
+def test_heads_below_the_limit_are_taken(served: GatewayProcess) -> None:
+    headers = {"a": "y" * (HEAD_BYTES - 1000)}
+    with httpx.Client(base_url=served.url) as client:
+        for _ in range(3):  # on one connection: each head counts alone
+            assert client.get("/healthz", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"],
+)
+def test_what_is_no_http_gets_an_error_body(served: GatewayProcess, data: bytes) -> None:
+    status, body = exchange(served, data)
+    assert status == 400
+    assert body["error"]["code"] == "invalid_http"
+
+
+async def test_slow_heads_and_silent_connections_are_closed() -> None:
+    class Impatient(HttpProtocol):
+        head_seconds = 0.2
+
+    assert await _open_for(Impatient, b"") < 2
+    assert await _open_for(Impatient, b"GET / HTTP/1.1\r\nhost:") < 2
+
+
+async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
+    """Seconds until a server closes a connection on which so much was sent."""
+    from uvicorn import Config
+    from uvicorn.server import ServerState
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("no request was complete")
+
+    config = Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0
+    )
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        began = time.monotonic()
+        writer.write(data)
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    return time.monotonic() - began
+
+
+def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
+    assert HIGH_WATER_LIMIT <= HEAD_BYTES
+    body = {"prompt": "x" * (4 * HEAD_BYTES)}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body)
+    assert answer.status_code == 503, "no scheduler is there, so it was read"
+
+
+def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:
+    asked = {"access-control-request-method": "POST", "origin": ORIGIN}
+    allowed = httpx.options(f"{served.url}/v1/completions", headers=asked)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == ORIGIN
+    assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+    stranger = httpx.get(f"{served.url}/healthz", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_no_page_may_call_by_default() -> None:
+    asked = {"access-control-request-method": "POST", "origin": ORIGIN}
+    with gateway("127.0.0.1:1") as process:
+        refused = httpx.options(f"{process.url}/v1/completions", headers=asked)
+        plain = httpx.get(f"{process.url}/healthz", headers={"origin": ORIGIN})
+    assert refused.status_code == 405
+    for answer in (refused, plain):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
