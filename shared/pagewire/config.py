@@ -34,6 +34,24 @@ class ProcessConfig:
     metrics_host: str = setting(
         "127.0.0.1", "Address that Prometheus metrics are served on, where they have a port."
     )
+    tls_cert: str | None = setting(
+        None,
+        "PEM file with the certificate (chain) of this process, which gRPC servers show, and "
+        "clients where they are asked. A `unix:` address is not encrypted.",
+    )
+    tls_key: str | None = setting(None, "PEM file with the key of tls_cert.")
+    tls_ca: str | None = setting(
+        None,
+        "PEM file with the authority of the processes' certificates. gRPC connections to others "
+        "are encrypted and their certificates checked; servers take clients with a certificate "
+        "only.",
+    )
+    tls_verify_clients: bool = setting(
+        True, "Ask the clients of this process for a certificate, where tls_ca is given."
+    )
+    tls_server_name: str | None = setting(
+        None, "Name in the certificates of gRPC servers, where it is not their address."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +78,15 @@ class GatewayConfig(ProcessConfig):
         "YAML or JSON list of API keys as `pagewire keys new` prints them, read again on SIGHUP. "
         "The environment variable PAGEWIRE_API_KEYS may hold further keys, separated by commas. "
         "Without any key everybody may ask.",
+    )
+    https_cert: str | None = setting(
+        None, "PEM file with the certificate (chain) shown to HTTP clients: HTTPS instead of HTTP."
+    )
+    https_key: str | None = setting(None, "PEM file with the key of https_cert.")
+    scheduler_token_file: str | None = setting(
+        None,
+        "File with a token that schedulers ask their gateways and gRPC clients for; by default "
+        "the environment variable PAGEWIRE_SCHEDULER_TOKEN.",
     )
     cors_origins: str = setting(
         "",
@@ -97,6 +124,16 @@ class SchedulerConfig(ProcessConfig):
         "127.0.0.1:50061",
         "Addresses of the workers, separated by commas: host:port, unix:PATH, or dns:NAME:PORT for "
         "every address that a name resolves to, now and later.",
+    )
+    scheduler_token_file: str | None = setting(
+        None,
+        "File with a token that schedulers ask their gateways and gRPC clients for; by default "
+        "the environment variable PAGEWIRE_SCHEDULER_TOKEN.",
+    )
+    worker_token_file: str | None = setting(
+        None,
+        "File with a token that workers ask their schedulers for; by default the environment "
+        "variable PAGEWIRE_WORKER_TOKEN.",
     )
     routing: Literal["prefix-aware", "round-robin", "least-loaded"] = setting(
         "prefix-aware", "Which of several workers takes a request."
@@ -180,6 +217,11 @@ class WorkerConfig(ProcessConfig):
     )
     worker_address: str = setting(
         "127.0.0.1:50061", "Address to listen on for gRPC: host:port or unix:PATH."
+    )
+    worker_token_file: str | None = setting(
+        None,
+        "File with a token that workers ask their schedulers for; by default the environment "
+        "variable PAGEWIRE_WORKER_TOKEN.",
     )
     device: str = setting(
         "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."

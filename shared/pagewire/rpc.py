@@ -3,11 +3,14 @@
 Health follows grpc.health.v1: the empty service name and the service's own name share one state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
+from pagewire.credentials import NO_CREDENTIALS, Credentials
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -37,9 +40,56 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:PATH`, without encryption."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+# Asked by load balancers and orchestrators, which know no token; they tell nothing about anybody.
+_OPEN_SERVICE = f"/{health.SERVICE_NAME}/"
+
+
+def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Channel:
+    """A channel to `host:port`, encrypted where there is an authority, or to `unix:PATH`.
+
+    Calls carry no token of themselves: pass `credentials.metadata` to them.
+    """
+    if credentials.authority is None or address.startswith("unix:"):
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    name = credentials.server_name
+    return grpc.aio.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(
+            credentials.authority, credentials.key, credentials.certificate
+        ),
+        options=[*CHANNEL_OPTIONS, *([("grpc.ssl_target_name_override", name)] if name else [])],
+    )
+
+
+def make_server(credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Server:
+    """A server without services and addresses; with a token it asks for it, but for health."""
+    gate = [] if credentials.token is None else [_TokenGate(credentials)]
+    return grpc.aio.server(interceptors=gate, options=SERVER_OPTIONS)
+
+
+class _TokenGate(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of a call that shows the token, or one that refuses."""
+        shown = [value for name, value in details.invocation_metadata if name == "authorization"]
+        known = len(shown) == 1 and self._credentials.accepts(shown[0])
+        if known or details.method.startswith(_OPEN_SERVICE):
+            return await continuation(details)
+        # Streams of any kind are refused before their first message, and so before it is read.
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+async def _refuse(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "this server takes calls with its token only; start both sides with the same one",
+    )
 
 
 class Health:
@@ -69,17 +119,31 @@ class Health:
             await self._servicer.set(name, state)
 
 
-def bind(server: grpc.aio.Server, addresses: Sequence[str]) -> list[int]:
+def bind(
+    server: grpc.aio.Server, addresses: Sequence[str], credentials: Credentials = NO_CREDENTIALS
+) -> list[int]:
     """Listens on each address; the ports chosen. RuntimeError names an address in use.
 
-    A socket file has no port; gRPC answers 1 for it.
+    With a certificate TCP is encrypted. A socket file has no port; gRPC answers 1 for it.
     """
     ports = []
     for address in addresses:
         try:
-            ports.append(server.add_insecure_port(address))
+            ports.append(_add_port(server, address, credentials))
         except RuntimeError as error:
             raise RuntimeError(
                 f"cannot listen on {address}: it is in use or not an address of this machine"
             ) from error
     return ports
+
+
+def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials) -> int:
+    if credentials.certificate is None or address.startswith("unix:"):
+        return int(server.add_insecure_port(address))
+    verify = credentials.authority is not None and credentials.verify_clients
+    tls = grpc.ssl_server_credentials(
+        [(credentials.key, credentials.certificate)],
+        root_certificates=credentials.authority if verify else None,
+        require_client_auth=verify,
+    )
+    return int(server.add_secure_port(address, tls))

@@ -62,7 +62,7 @@ def running_stack(*flags: str, model: Path | str = EMBEDDED) -> Iterator[Running
         until(lambda: process.poll() is not None or "gRPC: " in "".join(said), 90)
         text = "".join(said)
         assert process.poll() is None, "".join(stack.log)
-        stack.url = re.search(r"at (http://\S+)", text)[1]
+        stack.url = re.search(r"at (https?://\S+)", text)[1]
         stack.grpc_address = re.search(r"gRPC: (\S+)", text)[1]
         yield stack
     finally:

@@ -9,10 +9,25 @@ from pagewire.cli.errors import CommandError
 from pagewire.cli.health import problem_of
 from pagewire.cli.options import configured
 from pagewire.cli.settings import build, settings_of
-from pagewire.config import GatewayConfig, SchedulerConfig, SimulatedWorkerConfig, WorkerConfig
+from pagewire.config import (
+    GatewayConfig,
+    ProcessConfig,
+    SchedulerConfig,
+    SimulatedWorkerConfig,
+    WorkerConfig,
+)
+from pagewire.credentials import Credentials
 
 # The services are imported when they run: no image holds what all of them need, and
 # `pagewire --help` need not wait for torch.
+
+
+_PROCESS = settings_of(ProcessConfig)
+
+
+def _tls(name: str) -> Any:
+    setting = _PROCESS[name]
+    return typer.Option(setting.flag, envvar=setting.env, help=setting.help)
 
 
 @configured(settings_of(GatewayConfig))
@@ -53,9 +68,21 @@ def health(
         typer.Argument(help="host:port or unix:PATH of a gRPC service, or an http:// URL."),
     ],
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
+    tls_ca: Annotated[str | None, _tls("tls_ca")] = None,
+    tls_cert: Annotated[str | None, _tls("tls_cert")] = None,
+    tls_key: Annotated[str | None, _tls("tls_key")] = None,
+    tls_server_name: Annotated[str | None, _tls("tls_server_name")] = None,
 ) -> None:
     """Ask a service whether it is healthy; the exit status is 0 if it is."""
-    problem = asyncio.run(problem_of(address, timeout))
+    try:
+        credentials = Credentials.of(
+            ProcessConfig(
+                tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, tls_server_name=tls_server_name
+            )
+        )
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    problem = asyncio.run(problem_of(address, timeout, credentials))
     if problem is not None:
         raise CommandError(f"{address} is not healthy: {problem}")
     print(f"{address} is healthy")

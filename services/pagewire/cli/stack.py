@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pagewire.cli.errors import CommandError
 from pagewire.cli.gpus import visible_gpus
 from pagewire.cli.ports import claim_port, reachable_host
 from pagewire.cli.settings import Setting, arguments, build, settings_of, union_of
 from pagewire.cli.supervisor import Service
-from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig, setting
+from pagewire.config import GatewayConfig, ProcessConfig, SchedulerConfig, WorkerConfig, setting
+from pagewire.credentials import Credentials
 
 # A service that has drained still has to end: close its sockets, free its device.
 _GRACE_AFTER_DRAIN = 5.0
@@ -73,7 +75,8 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
     control = control_stack(values, folder)
     gateway = build(GatewayConfig, values, schedulers=control.grpc_address)
     gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
-    url = f"http://{reachable_host(gateway.host)}:{gateway.port}"
+    scheme = "https" if gateway.https_cert else "http"
+    url = f"{scheme}://{reachable_host(gateway.host)}:{gateway.port}"
     services = [_service("gateway", gateway, f"{url}/readyz")]
     return Stack((*control.tiers, services), control.grpc_address, url)
 
@@ -107,6 +110,14 @@ def _service(
         name=name,
         command=(sys.executable, "-m", "pagewire.cli.main", command, *arguments(config)),
         health=health,
+        credentials=_credentials(config),
         grace=config.drain_timeout + _GRACE_AFTER_DRAIN,
         environment=environment or {},
     )
+
+
+def _credentials(config: ProcessConfig) -> Credentials:
+    try:
+        return Credentials.of(config)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pagewire.cli.errors import CommandError
 from pagewire.cli.health import until_healthy
 from pagewire.cli.processes import ChildProcess, describe_end
+from pagewire.credentials import NO_CREDENTIALS, Credentials
 
 FIRST_RESTART_DELAY = 1.0
 LONGEST_RESTART_DELAY = 30.0
@@ -26,6 +27,8 @@ class Service:
     health: str
     # Seconds from SIGTERM to SIGKILL.
     grace: float
+    # For a health check by gRPC.
+    credentials: Credentials = field(default=NO_CREDENTIALS, repr=False)
     # Added to the environment that it inherits.
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -141,7 +144,9 @@ async def running(supervisor: Supervisor) -> AsyncIterator[None]:
 
 
 async def _all_healthy(services: Sequence[Service]) -> None:
-    await asyncio.gather(*(until_healthy(service.health) for service in services))
+    await asyncio.gather(
+        *(until_healthy(service.health, service.credentials) for service in services)
+    )
 
 
 def _obituary(name: str, status: int, child: ChildProcess) -> str:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import grpc
 
+from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.logprobs import CandidateReader
@@ -40,7 +41,14 @@ class Owner(Protocol):
 class Link:
     """One scheduler: its stream, reconnected until `close`, and what it last said of itself."""
 
-    def __init__(self, target: str, owner: Owner, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        target: str,
+        owner: Owner,
+        metrics: Metrics,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        self._credentials = credentials
         self.target = target
         self.connected = False
         self.draining = False
@@ -148,8 +156,8 @@ class Link:
 
     async def _session(self) -> None:
         # A channel of its own for each attempt: the back-off is ours alone, not also gRPC's.
-        async with open_channel(self.target) as channel:
-            call = InferenceStub(channel).Multiplex()
+        async with open_channel(self.target, self._credentials) as channel:
+            call = InferenceStub(channel).Multiplex(metadata=self._credentials.metadata)
             sender = asyncio.create_task(self._send_all(call))
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from pagewire.addresses import Address, Resolve, resolve
+from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.affinity import head, in_order
 from pagewire.gateway.generation import Generation
@@ -34,7 +35,9 @@ class Schedulers:
         metrics: Metrics,
         resolve_names: Resolve = resolve,
         resume_seconds: float = RESUME_SECONDS,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
+        self._credentials = credentials
         self.links: dict[str, Link] = {}
         self._addresses = addresses
         self._targets: dict[Address, list[str]] = {}
@@ -164,7 +167,7 @@ class Schedulers:
             await self.refresh()
 
     def _add(self, target: str) -> None:
-        link = Link(target, self, self._metrics)
+        link = Link(target, self, self._metrics, self._credentials)
         self.links[target] = link
         link.start()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +15,7 @@ import uvicorn
 
 from pagewire.addresses import parse_addresses
 from pagewire.config import GatewayConfig
+from pagewire.credentials import SCHEDULER_TOKEN, Credentials, read_token
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.guard import Guard
@@ -40,13 +42,17 @@ def run_gateway(config: GatewayConfig) -> None:
         addresses = parse_addresses(config.schedulers)
         # Keys are no setting: a flag would show them to everybody on this machine.
         guard = Guard(partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, "")))
+        credentials = Credentials.of(config).with_token(
+            read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
+        )
+        _check_https(config)
         listener = _listen(config.host, config.port)
         metrics = Metrics()
         serve_metrics(config.metrics_host, config.gateway_metrics_port, metrics.registry)
     except (OSError, ValueError) as error:
         sys.exit(f"pagewire gateway: {error}")
     with listener:
-        schedulers = Schedulers(addresses, metrics)
+        schedulers = Schedulers(addresses, metrics, credentials=credentials)
         run_service(partial(_serve, config, schedulers, metrics, guard, listener))
 
 
@@ -93,13 +99,30 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.answering.wait()
     host, port = listener.getsockname()[:2]
-    log.info("ready on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    scheme = "https" if config.https_cert else "http"
+    log.info("ready on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     _say_who_may_ask(guard, host)
     await stop.wait()
     await _drain(gateway, config.drain_timeout)
     server.should_exit = True
     await serving
     await schedulers.close()
+
+
+def _check_https(config: GatewayConfig) -> None:
+    """ValueError or OSError where HTTPS could not begin."""
+    if (config.https_cert is None) != (config.https_key is None):
+        raise ValueError("https_cert and https_key belong together; give both or neither")
+    if config.https_cert is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                config.https_cert, config.https_key
+            )
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"{config.https_cert} and {config.https_key} are no certificate with its key in "
+                f"PEM: {error.reason}"
+            ) from error
 
 
 def _origins(config: GatewayConfig) -> tuple[str, ...]:
@@ -138,6 +161,8 @@ def _uvicorn_config(gateway: Gateway, config: GatewayConfig) -> uvicorn.Config:
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        ssl_certfile=config.https_cert,
+        ssl_keyfile=config.https_key,
     )
 
 

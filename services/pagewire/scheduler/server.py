@@ -5,16 +5,20 @@ import logging
 import sys
 from functools import partial
 
-import grpc
-
 from pagewire import logs
 from pagewire.addresses import parse_worker_addresses
 from pagewire.config import SchedulerConfig
+from pagewire.credentials import (
+    SCHEDULER_TOKEN,
+    WORKER_TOKEN,
+    Credentials,
+    read_token,
+)
 from pagewire.errors import RequestError
 from pagewire.metrics import serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import run_service
-from pagewire.rpc import SERVER_OPTIONS, Health, bind
+from pagewire.rpc import Health, bind, make_server
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
@@ -44,15 +48,18 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     engine = Engine(
         config, served_name(config.model, config.served_model_name), tokenizer, changed.set
     )
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    credentials = Credentials.of(config)
+    public = credentials.with_token(read_token(config.scheduler_token_file, SCHEDULER_TOKEN))
+    to_workers = credentials.with_token(read_token(config.worker_token_file, WORKER_TOKEN))
+    server = make_server(public)
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
     health.attach(server)
     await health.set_serving(False)
-    [port] = bind(server, [f"{config.grpc_host}:{config.grpc_port}"])
+    [port] = bind(server, [f"{config.grpc_host}:{config.grpc_port}"], public)
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     log.info("listening on %s:%d", config.grpc_host, port)
-    workers = Workers(addresses, engine, config.drain_timeout)
+    workers = Workers(addresses, engine, config.drain_timeout, credentials=to_workers)
     tasks = [
         asyncio.create_task(workers.run()),
         asyncio.create_task(_follow_readiness(engine, health, changed)),

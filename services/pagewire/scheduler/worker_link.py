@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.packing import pack
 from pagewire.rpc import open_channel
 from pagewire.scheduler.core.batch import StepPlan
@@ -49,8 +50,11 @@ class WorkerEvents(Protocol):
 class WorkerLink:
     """Keeps one worker connected. `run` lasts until it is cancelled or retired."""
 
-    def __init__(self, address: str, events: WorkerEvents) -> None:
+    def __init__(
+        self, address: str, events: WorkerEvents, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
         """`address` is host:port or unix:PATH."""
+        self._credentials = credentials
         self.address = address
         self._events = events
         self.retired = False
@@ -108,13 +112,13 @@ class WorkerLink:
 
     async def _serve(self) -> None:
         """One connection, until it breaks or the worker is left."""
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, self._credentials) as channel:
             health = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(service=SERVICE_NAME)
             )
             while not await _serving(health):
                 pass
-            call = worker_pb2_grpc.WorkerStub(channel).Run()
+            call = worker_pb2_grpc.WorkerStub(channel).Run(metadata=self._credentials.metadata)
             hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
             await call.write(pb.RunRequest(hello=hello))
             ready = await self._read(call)

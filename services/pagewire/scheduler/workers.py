@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from pagewire.addresses import Address, Resolve, resolve
+from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.scheduler.worker_link import WorkerEvents, WorkerLink
 
 log = logging.getLogger(__name__)
@@ -21,12 +22,14 @@ class Workers:
         events: WorkerEvents,
         grace: float,
         resolve_names: Resolve = resolve,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """`grace` are the seconds that sequences have to finish on a worker that was removed."""
         self._addresses = addresses
         self._events = events
         self._grace = grace
         self._resolve = resolve_names
+        self._credentials = credentials
         self._targets: dict[Address, list[str]] = {}
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
@@ -59,7 +62,7 @@ class Workers:
             self._remove(self._links[target])
 
     def _add(self, target: str) -> None:
-        link = WorkerLink(target, self._events)
+        link = WorkerLink(target, self._events, self._credentials)
         self._links[target] = link
         task = asyncio.create_task(link.run(), name=f"worker {target}")
         self._tasks[link] = task
