@@ -93,6 +93,7 @@ class GatewayConfig(ProcessConfig):
         "Origins whose pages may call the API from a browser, separated by commas, or `*` for "
         "any; none by default.",
     )
+    openapi: bool = setting(False, "Describe the HTTP API at /openapi.json.")
     gateway_metrics_port: int | None = setting(
         None,
         "Port for the gateway's Prometheus metrics; none by default.",

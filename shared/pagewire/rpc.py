@@ -3,14 +3,14 @@
 Health follows grpc.health.v1: the empty service name and the service's own name share one state.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pagewire.credentials import NO_CREDENTIALS, Credentials
+from pagewire.gates import DecodeGate, TokenGate
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -40,10 +40,6 @@ CHANNEL_OPTIONS = [
 ]
 
 
-# Asked by load balancers and orchestrators, which know no token; they tell nothing about anybody.
-_OPEN_SERVICE = f"/{health.SERVICE_NAME}/"
-
-
 def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Channel:
     """A channel to `host:port`, encrypted where there is an authority, or to `unix:PATH`.
 
@@ -63,33 +59,10 @@ def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grp
 
 def make_server(credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Server:
     """A server without services and addresses; with a token it asks for it, but for health."""
-    gate = [] if credentials.token is None else [_TokenGate(credentials)]
-    return grpc.aio.server(interceptors=gate, options=SERVER_OPTIONS)
-
-
-class _TokenGate(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        """The handler of a call that shows the token, or one that refuses."""
-        shown = [value for name, value in details.invocation_metadata if name == "authorization"]
-        known = len(shown) == 1 and self._credentials.accepts(shown[0])
-        if known or details.method.startswith(_OPEN_SERVICE):
-            return await continuation(details)
-        # Streams of any kind are refused before their first message, and so before it is read.
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-
-async def _refuse(requests: Any, context: grpc.aio.ServicerContext) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "this server takes calls with its token only; start both sides with the same one",
-    )
+    gates: list[grpc.aio.ServerInterceptor] = [DecodeGate()]
+    if credentials.token is not None:
+        gates.insert(0, TokenGate(credentials))
+    return grpc.aio.server(interceptors=gates, options=SERVER_OPTIONS)
 
 
 class Health:

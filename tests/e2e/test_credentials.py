@@ -33,6 +33,9 @@ class ListsModels(inference_pb2_grpc.InferenceServicer):
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> Any:  # noqa: N802
         return pb.ListModelsResponse(models=[pb.Model(id="m")])
 
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> Any:  # noqa: N802
+        yield pb.GenerateResponse(text=request.prompt)
+
     async def Multiplex(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         yield pb.MultiplexResponse(draining=True)
 
@@ -115,6 +118,23 @@ async def test_token(tmp_path: Path, kind: str) -> None:
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert TOKEN not in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize("method", ["ListModels", "Generate"])
+async def test_what_does_not_decode_is_an_invalid_argument(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC alone would answer INTERNAL and log a traceback."""
+    async with served(NO_CREDENTIALS) as address, open_channel(address) as channel:
+        call = channel.unary_stream(f"/pagewire.v1.Inference/{method}")(b"\xff", timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await outcome(address, NO_CREDENTIALS) == "m"
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        texts = [r.text async for r in stub.Generate(pb.GenerateRequest(prompt="a"), timeout=10)]
+        assert texts == ["a"]
+    assert not caplog.records
 
 
 def test_tokens_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

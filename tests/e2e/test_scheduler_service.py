@@ -20,6 +20,7 @@ from support.scheduler_stack import (
     StartStack,
     collect,
     expected,
+    read_all,
     request,
     stacks,
     worker_info,
@@ -430,6 +431,19 @@ async def test_multiplex_carries_many_requests(start) -> None:
     assert load_seen
     assert models_seen
     call.cancel()
+    await stack.settle()
+
+
+async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
+    stack = await start(worker_info())
+    submit = pb.Submit(stream=1, request=request([1], 150))
+    sent = pb.MultiplexRequest(submit=submit).SerializeToString()
+    call = stack.channel.stream_stream("/pagewire.v1.Inference/Multiplex")(timeout=20)
+    await call.write(sent)
+    await call.write(b"\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_all(call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await stack.settle()
 
 

@@ -262,3 +262,18 @@ async def test_address_in_use_is_told_in_one_line(tmp_path: Path) -> None:
             assert await worker.exit_status() == 1
             assert f"cannot listen on {address}" in worker.log
             assert "Traceback" not in worker.log
+
+
+async def test_a_message_that_does_not_decode_ends_its_stream(shared: Shared) -> None:
+    hello = pb.RunRequest(hello=pb.Hello(protocol_version=1, epoch=100_000))
+    async with channel_to(shared[0]) as channel:
+        for sent in ([b"\xff"], [hello.SerializeToString(), b"\xff"]):
+            call = channel.stream_stream("/pagewire.v1.Worker/Run")(timeout=20)
+            for data in sent:
+                await call.write(data)
+            code, _ = await GrpcStream(call, pb.WorkerInfo()).status()
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+        stream = await GrpcStream.open(channel, 100_001)
+        await stream.send(one_token(1, slot=3, block=9))
+        assert len((await stream.receive()).token_ids) == 4
+        stream.call.cancel()

@@ -41,6 +41,7 @@ class Stack:
     """A scheduler with its workers, in this process, connected over sockets."""
 
     engine: Engine
+    channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceStub
     workers: list[ScriptedWorker]
     addresses: list[str]
@@ -90,7 +91,9 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
             workers.append(worker)
             addresses.append(address)
             links.append(asyncio.create_task(WorkerLink(address, engine).run()))
-        stack = Stack(engine, inference_pb2_grpc.InferenceStub(channel), workers, addresses)
+        stack = Stack(
+            engine, channel, inference_pb2_grpc.InferenceStub(channel), workers, addresses
+        )
         cleanup.append((server, channel, links, workers))
         await stack.wait_ready(len(infos))
         return stack
@@ -116,6 +119,11 @@ def request(prompt: list[int], max_tokens: int, **fields: object) -> pb.Generate
 
 def expected(prompt: list[int], count: int) -> list[int]:
     return [token_at(prompt, index, VOCAB) for index in range(count)]
+
+
+async def read_all(call: grpc.aio.StreamStreamCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
 
 
 async def collect(call: AsyncIterator[pb.GenerateResponse]) -> tuple[list[int], str, pb.Finish]:

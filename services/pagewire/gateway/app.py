@@ -19,6 +19,7 @@ from pagewire.gateway.cross_origin import allow_origins
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.guard import Guard
 from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.openapi import PATH, document
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.gateway.traffic import Traffic
 from pagewire.v1 import inference_pb2 as pb
@@ -38,6 +39,7 @@ class Gateway:
     max_open_requests: int
     guard: Guard = field(default_factory=Guard)
     cors_origins: tuple[str, ...] = ()
+    describe: bool = False
     traffic: Traffic = field(init=False)
     draining: bool = False
 
@@ -101,6 +103,9 @@ def create_app(gateway: Gateway) -> ASGIApp:
         ("/readyz", gateway.readyz),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    if gateway.describe:
+        described = JSONResponse(document())
+        app.add_route(PATH, lambda _: described, methods=["GET"])
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)

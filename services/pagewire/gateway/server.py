@@ -89,6 +89,7 @@ async def _serve(
         config.max_open_requests,
         guard,
         _origins(config),
+        config.openapi,
     )
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from pagewire.errors import RequestError
+from pagewire.errors import Code, RequestError
+from pagewire.gates import UNDECODABLE
 from pagewire.packing import unpack, unpack_floats
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
@@ -98,13 +100,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _read(
         self, requests: AsyncIterator[pb.MultiplexRequest], buffer: DeltaBuffer
     ) -> None:
-        async for message in requests:
-            await buffer.read.wait()  # who does not read its news may not ask for more
-            if message.WhichOneof("message") == "submit":
-                self._engine.submit(message.submit.request, buffer, message.submit.stream)
-            elif message.WhichOneof("message") == "abort":
-                self._engine.abort(buffer, message.abort)
-        buffer.ready.set()
+        """Takes what a gateway sends; DecodeError for what is no message."""
+        try:
+            async for message in requests:
+                await buffer.read.wait()  # who does not read its news may not ask for more
+                if message.WhichOneof("message") == "submit":
+                    self._engine.submit(message.submit.request, buffer, message.submit.stream)
+                elif message.WhichOneof("message") == "abort":
+                    self._engine.abort(buffer, message.abort)
+        finally:
+            buffer.ready.set()
 
     async def _write(
         self, context: Context, buffer: DeltaBuffer, reader: "asyncio.Task[None]"
@@ -130,6 +135,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if changed:
                 await context.write(response)
             await buffer.ready.wait()
+        if isinstance(reader.exception(), DecodeError):
+            await _abort(context, Code.INVALID_ARGUMENT, UNDECODABLE)
+        await reader
 
 
 async def _tick(buffer: DeltaBuffer) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import logging
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.gates import UNDECODABLE
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.engine import Engine
@@ -123,7 +125,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         assert self._engine is not None
         while True:
             await session.window.acquire()
-            request = await context.read()
+            try:
+                request = await context.read()
+            except DecodeError:
+                return self._engine.finish(session, invalid("message", UNDECODABLE))
             if request is grpc.aio.EOF:
                 return self._engine.finish(session, None)
             if request.WhichOneof("message") != "step":
@@ -133,7 +138,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
 
 async def _hello(context: grpc.aio.ServicerContext) -> pb.Hello:
-    request = await context.read()
+    try:
+        request = await context.read()
+    except DecodeError as error:
+        raise invalid("hello", UNDECODABLE) from error
     if request is grpc.aio.EOF or request.WhichOneof("message") != "hello":
         raise invalid("hello", "the first message of a stream must be hello")
     hello: pb.Hello = request.hello

@@ -1,0 +1,271 @@
+"""Both gRPC services under bytes, broken messages and random ones, as real processes.
+
+Every call gets an answer or a status that says what is wrong with it, and no log a traceback.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError, Message
+
+from pagewire.packing import pack
+from pagewire.rpc import open_channel
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1 import worker_pb2 as worker_pb
+from support.mutation import fill, mutated_bytes
+from support.stack_process import RunningStack
+from support.worker_process import GrpcStream, WorkerProcess
+
+Inputs = Callable[[str], int]
+Tally = Callable[[str], Counter[str]]
+
+LANES = 16
+# What this side's own library says, and nothing more, of a stream that is refused as it writes.
+_ENDED_WHILE_WRITING = "Internal error from Core"
+INFERENCE, WORKER = "/pagewire.v1.Inference/", "/pagewire.v1.Worker/"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method and messages that it takes."""
+
+    name: str
+    request: type[Message]
+    seeds: tuple[Message, ...]
+    streams: bool = False
+    answers: bool = False  # with a stream
+
+
+GENERATE = (
+    pb.GenerateRequest(prompt="a", stop=pb.StopConditions(max_tokens=2, stop=["e"])),
+    pb.GenerateRequest(
+        model="pagewire-chat",
+        chat=pb.ChatInput(messages=[pb.ChatMessage(role="user", content="Hi", name="x")]),
+        sampling=pb.SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1),
+        stop=pb.StopConditions(max_tokens=3),
+    ),
+    pb.GenerateRequest(
+        prompt_token_ids=pb.TokenIds(ids=[1, 2, 3]),
+        resume_token_ids=[4],
+        detokenize=False,
+        stop=pb.StopConditions(max_tokens=3, stop_token_ids=[7], ignore_eos=True),
+    ),
+)
+METHODS = (
+    Method("Generate", pb.GenerateRequest, GENERATE, answers=True),
+    Method("Abort", pb.AbortRequest, (pb.AbortRequest(request_id="x"),)),
+    Method(
+        "Tokenize",
+        pb.TokenizeRequest,
+        (
+            pb.TokenizeRequest(text="Hello", add_special_tokens=True),
+            pb.TokenizeRequest(chat=GENERATE[1].chat),
+        ),
+    ),
+    Method("Detokenize", pb.DetokenizeRequest, (pb.DetokenizeRequest(token_ids=[1, 2, 3]),)),
+    Method("ListModels", pb.ListModelsRequest, (pb.ListModelsRequest(),)),
+    Method("GetLoad", pb.GetLoadRequest, (pb.GetLoadRequest(),)),
+    Method(
+        "Multiplex",
+        pb.MultiplexRequest,
+        (
+            *(
+                pb.MultiplexRequest(submit=pb.Submit(stream=number, request=request))
+                for number, request in enumerate(GENERATE)
+            ),
+            pb.MultiplexRequest(abort=1),
+        ),
+        streams=True,
+        answers=True,
+    ),
+)
+# How often each is fuzzed: by what there is to get wrong.
+WEIGHTS = (40, 3, 12, 8, 1, 1, 35)
+
+
+def data_of(rng: random.Random, method: Method) -> bytes:
+    """A message as bytes: any bytes, a broken message, or a random one."""
+    kind = rng.random()
+    if kind < 0.1:
+        return rng.randbytes(rng.randrange(64))
+    if kind < 0.4:
+        return mutated_bytes(rng, rng.choice(method.seeds).SerializeToString())
+    message = method.request()
+    if kind < 0.5:
+        return fill(rng, message).SerializeToString()
+    message.CopyFrom(rng.choice(method.seeds))
+    return fill(rng, message, rate=rng.choice((0, 0.02, 0.1))).SerializeToString()
+
+
+def decodable(rng: random.Random, method: Method) -> bytes:
+    """The same, of what decodes."""
+    while not decodes(method, data := data_of(rng, method)):
+        pass
+    return data
+
+
+def decodes(method: Method, data: bytes) -> bool:
+    try:
+        method.request().ParseFromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+async def status_of(channel: grpc.aio.Channel, path: str, method: Method, sent: list[bytes]) -> str:
+    """Calls a method with messages as bytes; the name of its status."""
+    try:
+        if method.streams:
+            call = channel.stream_stream(path)(timeout=20)
+            for data in sent:
+                await call.write(data)
+            await call.done_writing()
+        elif method.answers:
+            call = channel.unary_stream(path)(sent[0], timeout=20)
+        else:
+            await channel.unary_unary(path)(sent[0], timeout=20)
+            return "OK"
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        return (await call.code()).name
+    except grpc.aio.AioRpcError as error:
+        if error.details() == _ENDED_WHILE_WRITING:
+            return "ENDED"
+        return f"{error.code().name}: {error.details()}"
+    except asyncio.InvalidStateError:  # the stream ended while this side was still writing
+        return f"{(await call.code()).name}: {await call.details()}"
+
+
+def check(method: Method, sent: list[bytes], status: str) -> str:
+    """The status for the tally; AssertionError if it is none that a caller may get."""
+    code = status.partition(":")[0]
+    if all(decodes(method, data) for data in sent):
+        allowed = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ABORTED")
+        assert code in allowed + _endings(method), (method.name, status, sent)
+        return code
+    # A stream may have been refused for a message before.
+    refused = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", *_endings(method))
+    assert code in refused, (method.name, status, sent)
+    return f"undecodable {code}"
+
+
+def _endings(method: Method) -> tuple[str, ...]:
+    return ("ENDED",) if method.streams else ()
+
+
+async def test_inference(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
+    counts = tally("grpc Inference")
+
+    async def lane(seed: int) -> None:
+        rng = random.Random(seed)
+        left = inputs("grpc Inference") // LANES
+        async with open_channel(stack.grpc_address) as channel:
+            while left > 0:
+                method = rng.choices(METHODS, WEIGHTS)[0]
+                number = rng.randint(1, 12) if method.streams else 1
+                # One message that does not decode ends a stream: most should get further.
+                make = data_of if rng.random() < 0.3 else decodable
+                sent = [make(rng, method) for _ in range(number)]
+                left -= number
+                status = await status_of(channel, INFERENCE + method.name, method, sent)
+                counts[check(method, sent, status)] += number
+
+    await asyncio.gather(*(lane(seed) for seed in range(LANES)))
+    async with open_channel(stack.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        answers = [response async for response in stub.Generate(GENERATE[0], timeout=20)]
+        assert answers[-1].HasField("finish")
+        async with asyncio.timeout(20):
+            while (load := await stub.GetLoad(pb.GetLoadRequest())).running + load.waiting:
+                await asyncio.sleep(0.05)
+
+
+STEPS = (
+    worker_pb.Step(
+        step=1,
+        starts=[
+            worker_pb.SequenceStart(
+                slot=slot,
+                token_ids=pack([1, 2, 3]),
+                blocks=pack([slot + 1]),
+                sampling=worker_pb.SlotSampling(temperature=0.5, top_p=0.9, seed=1),
+            )
+            for slot in range(2)
+        ],
+        prefill_slots=pack([0, 1]),
+        prefill_counts=pack([3, 3]),
+    ),
+    worker_pb.Step(step=2, decode_slots=pack([0, 1])),
+    worker_pb.Step(step=3, append_slots=pack([0]), append_blocks=pack([5])),
+    worker_pb.Step(step=4),
+)
+INFO = Method("GetWorkerInfo", worker_pb.GetWorkerInfoRequest, (worker_pb.GetWorkerInfoRequest(),))
+RUN = Method(
+    "Run",
+    worker_pb.RunRequest,
+    tuple(worker_pb.RunRequest(step=step) for step in STEPS),
+    streams=True,
+    answers=True,
+)
+
+
+def stream_of(rng: random.Random, epoch: int) -> list[bytes]:
+    """The messages of one stream: mostly a good beginning, then steps that may be wrong."""
+    hello = worker_pb.RunRequest(hello=worker_pb.Hello(protocol_version=1, epoch=epoch))
+    sent = [hello.SerializeToString() if rng.random() < 0.95 else data_of(rng, RUN)]
+    good = rng.randint(0, len(STEPS))
+    sent += [request.SerializeToString() for request in RUN.seeds[:good]]
+    for number in range(good + 1, good + rng.randint(1, 5)):
+        message = worker_pb.RunRequest()
+        data = data_of(rng, RUN) if rng.random() < 0.1 else decodable(rng, RUN)
+        if rng.random() < 0.8 and decodes(RUN, data):
+            message.ParseFromString(data)
+            message.step.step = number  # so that it is not refused for its number alone
+            data = message.SerializeToString()
+        sent.append(data)
+    return sent
+
+
+@pytest.mark.timeout(1800)
+async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> None:
+    """One stream after the other, each with the newest epoch."""
+    counts, rng = tally("grpc Worker"), random.Random(0)
+    left, epoch = inputs("grpc Worker"), 0
+    async with open_channel(worker.address) as channel:
+        await worker.until_serving(channel)
+        while left > 0:
+            epoch += 1
+            sent = stream_of(rng, epoch)
+            status = await status_of(channel, WORKER + RUN.name, RUN, sent)
+            counts[check(RUN, sent, status)] += len(sent)
+            left -= len(sent)
+            if rng.random() < 0.02:
+                data = data_of(rng, INFO)
+                status = await status_of(channel, WORKER + INFO.name, INFO, [data])
+                counts[check(INFO, [data], status)] += 1
+                left -= 1
+        stream = await GrpcStream.open(channel, 2**64 - 1)
+        await stream.send(STEPS[0])
+        result = await asyncio.wait_for(stream.receive(), 20)
+        assert len(result.token_ids) == 8
+        assert not result.errors
+        await stream.call.done_writing()
+        assert await asyncio.wait_for(stream.call.read(), 20) is grpc.aio.EOF
+
+
+def test_messages_come_in_all_kinds() -> None:
+    """The fuzzer reaches what it is meant to reach."""
+    rng = random.Random(0)
+    data = [data_of(rng, METHODS[0]) for _ in range(400)]
+    good = [decodes(METHODS[0], piece) for piece in data]
+    assert 0.5 < sum(good) / len(good) < 0.95
+    filled: list[Any] = [fill(rng, pb.GenerateRequest()) for _ in range(200)]
+    assert any(m.chat.template_kwargs.fields for m in filled)
+    assert any(m.stop.stop for m in filled)

@@ -1,0 +1,184 @@
+"""The gateway under inputs that are nearly right, as real processes with the embedded model.
+
+Every answer must be a success or a refusal with OpenAI's error body: no 5xx, no broken stream.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+from pagewire.gateway.chat import ChatRequest
+from pagewire.gateway.completions import CompletionRequest
+from pagewire.gateway.extras import CHAT, COMPLETION
+from pagewire.gateway.openapi import PATH
+from support.mutation import mutated_bytes, mutated_json
+from support.stack_process import RunningStack
+
+Inputs = Callable[[str], int]
+Tally = Callable[[str], Counter[str]]
+
+LANES = 16
+TURN = {"role": "user", "content": "Hi"}
+SEEDS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [TURN], "max_tokens": 2}),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "pagewire-chat",
+            "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}, TURN],
+            "max_completion_tokens": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "stop": ["e"],
+            "seed": 1,
+            "chat_template_kwargs": {"a": [1, {"b": None}]},
+        },
+    ),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+    (
+        "/v1/completions",
+        {
+            "prompt": [[1, 2], [3]],
+            "max_tokens": 2,
+            "stream": True,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 5,
+            "min_p": 0.1,
+            "min_tokens": 1,
+            "stop_token_ids": [5],
+            "ignore_eos": True,
+        },
+    ),
+]
+FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT, *COMPLETION})
+
+
+def alive(stack: RunningStack) -> None:
+    body = {"prompt": "Hello", "max_tokens": 3, "temperature": 0}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
+def verdict(status: int, kind: str, body: bytes) -> str:
+    """What an answer is, for the tally; AssertionError if it is none that a client may get."""
+    assert 200 <= status < 500, f"{status}: {body[:500]!r}"
+    if status == 200 and kind.startswith("text/event-stream"):
+        events = body.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""], body[-300:]
+        for event in events[:-2]:
+            assert "choices" in json.loads(event.removeprefix("data: ")), event
+        return "streamed"
+    answer = json.loads(body)
+    if status != 200:
+        assert answer["error"]["message"], body
+    return str(status)
+
+
+def test_schemathesis(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
+    """Requests made from the OpenAPI document, valid and not."""
+    schema = schemathesis.openapi.from_url(f"{stack.url}{PATH}")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) == 4
+    counts = tally("schemathesis")
+    for operation in operations:
+        modes = [GenerationMode.POSITIVE]
+        if operation.method == "post":  # there is nothing invalid about a GET
+            modes.append(GenerationMode.NEGATIVE)
+        for mode in modes:
+            _send(operation.as_strategy(generation_mode=mode), inputs, counts, stack.url)
+    alive(stack)
+
+
+def _send(cases: Any, inputs: Inputs, counts: Counter[str], url: str) -> None:
+    @settings(
+        max_examples=max(1, inputs("schemathesis") // 6),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def send(case: schemathesis.Case) -> None:
+        response = case.call(base_url=url, timeout=60)
+        kind = response.headers.get("content-type", [""])[0]
+        counts[verdict(response.status_code, kind, response.content)] += 1
+
+    send()
+
+
+async def test_bodies(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
+    """Mutations of valid bodies, as values and as bytes."""
+    counts = tally("http bodies")
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
+
+        async def lane(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(inputs("http bodies") // LANES):
+                path, data = _body(rng)
+                headers = {"content-type": "application/json"}
+                async with session.post(path, data=data, headers=headers) as response:
+                    kind = response.headers.get("content-type", "")
+                    try:
+                        counts[verdict(response.status, kind, await response.read())] += 1
+                    except AssertionError as error:
+                        raise AssertionError(f"{path} {data[:2000]!r}") from error
+
+        await asyncio.gather(*(lane(seed) for seed in range(LANES)))
+    await asyncio.to_thread(alive, stack)
+
+
+def _body(rng: random.Random) -> tuple[str, bytes]:
+    path, body = rng.choice(SEEDS)
+    for _ in range(rng.randint(0, 3)):
+        body = mutated_json(rng, body, FIELDS)
+    data = json.dumps(body).encode()
+    return path, mutated_bytes(rng, data) if rng.random() < 0.2 else data
+
+
+HEADS = [
+    b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    b"GET /v1/models/pagewire%2Dchat HTTP/1.1\r\nhost: x\r\naccept: */*\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b'content-length: 28\r\n\r\n{"prompt":"a","max_tokens":1}',
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b'transfer-encoding: chunked\r\n\r\n5\r\n{"mes\r\n3\r\nsag\r\n0\r\n\r\n',
+    b"OPTIONS * HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+]
+
+
+async def test_bytes(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
+    """Mutations of HTTP itself: an answer that is no fault of the server, or none."""
+    counts = tally("http bytes")
+    host, _, port = stack.url.removeprefix("http://").rpartition(":")
+
+    async def lane(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(inputs("http bytes") // LANES):
+            data = mutated_bytes(rng, rng.choice(HEADS))
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            try:
+                writer.write_eof()
+                line = await asyncio.wait_for(reader.readline(), 0.5)
+            except TimeoutError:
+                line = b""
+            except OSError:
+                line = b""
+            writer.close()
+            status = line.split()[1].decode() if line else "no answer"
+            assert not status.startswith("5") or status == "505", (data, line)
+            counts[status] += 1
+
+    await asyncio.gather(*(lane(seed) for seed in range(LANES)))
+    await asyncio.to_thread(alive, stack)
