@@ -1,5 +1,6 @@
 """What the gateway refuses, and that it goes on serving afterwards."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from starlette.requests import Request
 
+from pagewire.gateway import body as gateway_body
 from pagewire.gateway.body import parse
 from pagewire.gateway.chat import ChatRequest
 from pagewire.gateway.completions import CompletionRequest
+from pagewire.gateway.errors import ApiError
 from pagewire.limits import MAX_MESSAGES
 from support.in_process_gateway import in_process_gateway
 from support.scripted_scheduler import ScriptedScheduler
@@ -362,3 +366,17 @@ async def test_what_a_batch_becomes() -> None:
     assert len(seeds) == 2, "each prompt without a seed draws one of its own"
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert len({r.request_id for r in job.requests}) == 2
+
+
+async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_body, "_BODY_SECONDS", 0.05)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "headers": headers, "method": "POST"}, receive)
+    with pytest.raises(ApiError) as caught:
+        await asyncio.wait_for(gateway_body.read_body(request, LIMIT), 5)
+    assert (caught.value.status, caught.value.code) == (408, "request_timeout")
