@@ -311,6 +311,9 @@ async def test_priority_goes_first(start) -> None:
     assert order == ["first", "high", "low"]
 
 
+NAN_CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="x")])
+NAN_CHAT.template_kwargs.fields["a"].number_value = float("nan")
+
 BAD_REQUESTS = {
     "no input": (pb.GenerateRequest(), "input"),
     "empty prompt": (pb.GenerateRequest(prompt=""), "prompt"),
@@ -346,6 +349,7 @@ BAD_REQUESTS = {
         pb.GenerateRequest(chat=pb.ChatInput(messages=[pb.ChatMessage(role="user")] * 4097)),
         "messages has 4097",
     ),
+    "template variable": (pb.GenerateRequest(chat=NAN_CHAT), "chat_template_kwargs: Fail"),
     "id with a line end": (request([1], 2, request_id="a\nb"), "printable"),
     "long id": (request([1], 2, request_id="a" * 257), "256"),
 }

@@ -17,7 +17,7 @@ from support.worker_process import WorkerProcess, worker_process
 TOTAL = int(os.environ.get("PAGEWIRE_FUZZ_INPUTS", "3000"))
 # Of all inputs, in hundredths.
 SHARES = {
-    "schemathesis": 2,
+    "schemathesis": 3,
     "http bodies": 25,
     "http bytes": 13,
     "grpc Inference": 30,
@@ -56,6 +56,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
         await process.until_listening()
         yield process
         assert process.process.poll() is None, process.log
+        assert "Traceback" not in process.log, process.log
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

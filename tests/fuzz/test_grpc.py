@@ -43,11 +43,13 @@ class Method:
     answers: bool = False  # with a stream
 
 
+CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="Hi", name="x")])
+CHAT.template_kwargs.update({"a": [1.5, {"b": None}], "c": True})
 GENERATE = (
     pb.GenerateRequest(prompt="a", stop=pb.StopConditions(max_tokens=2, stop=["e"])),
     pb.GenerateRequest(
         model="pagewire-chat",
-        chat=pb.ChatInput(messages=[pb.ChatMessage(role="user", content="Hi", name="x")]),
+        chat=CHAT,
         sampling=pb.SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1),
         stop=pb.StopConditions(max_tokens=3),
     ),
@@ -132,8 +134,9 @@ async def status_of(channel: grpc.aio.Channel, path: str, method: Method, sent: 
         else:
             await channel.unary_unary(path)(sent[0], timeout=20)
             return "OK"
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        while (data := await call.read()) is not grpc.aio.EOF:
+            if method.name == "Multiplex":
+                _check_ends(data, sent)
         return (await call.code()).name
     except grpc.aio.AioRpcError as error:
         if error.details() == _ENDED_WHILE_WRITING:
@@ -141,6 +144,13 @@ async def status_of(channel: grpc.aio.Channel, path: str, method: Method, sent: 
         return f"{error.code().name}: {error.details()}"
     except asyncio.InvalidStateError:  # the stream ended while this side was still writing
         return f"{(await call.code()).name}: {await call.details()}"
+
+
+def _check_ends(data: bytes, sent: list[bytes]) -> None:
+    """The requests of one stream end alone, and for reasons of their own."""
+    for ended in pb.MultiplexResponse.FromString(data).finished:
+        error = ended.finish.error
+        assert error.code in (0, 3, 5), (error, sent)
 
 
 def check(method: Method, sent: list[bytes], status: str) -> str:

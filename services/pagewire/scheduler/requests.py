@@ -150,7 +150,10 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
         if message.HasField("name"):
             entry["name"] = message.name
         messages.append(entry)
-    variables: dict[str, Any] = MessageToDict(chat.template_kwargs)
+    try:
+        variables: dict[str, Any] = MessageToDict(chat.template_kwargs)
+    except ValueError as error:  # NaN and infinity have no JSON
+        raise invalid("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
     reserved = variables.keys() & {"messages", "add_generation_prompt"}
     if reserved:
         raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
