@@ -9,14 +9,13 @@ from typing import NoReturn, TypeVar
 
 from pagewire import logs
 from pagewire.config import WorkerConfig
-from pagewire.credentials import WORKER_TOKEN, Credentials, read_token
-from pagewire.hosts import is_local
 from pagewire.metrics import serve_metrics
 from pagewire.models import served_name
 from pagewire.process import end_process, run_service
 from pagewire.rpc import Health, bind, make_server
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.door import worker_credentials
 from pagewire.worker.engine import Engine
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.loading import LoadedWorker, load_worker
@@ -36,7 +35,10 @@ def run_worker(config: WorkerConfig) -> None:
 
 async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     began = time.monotonic()
-    credentials = _credentials(config)
+    try:
+        credentials = worker_credentials(config, config.worker_token_file, config.worker_address)
+    except (OSError, ValueError) as error:
+        _refuse_to_start(error)
     server = make_server(credentials)
     service, health = WorkerService(), Health(SERVICE_NAME)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -71,26 +73,6 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     await server.stop(1.0)
     engine.close()
     log.info("stopped")
-
-
-def _credentials(config: WorkerConfig) -> Credentials:
-    """What the worker asks of schedulers. SystemExit 1 where strangers could reach it.
-
-    Whoever may send steps reads and writes the KV cache of everybody's prompts.
-    """
-    try:
-        credentials = Credentials.of(config).with_token(
-            read_token(config.worker_token_file, WORKER_TOKEN)
-        )
-        if not is_local(config.worker_address) and not credentials.refuses_strangers:
-            raise ValueError(
-                f"{config.worker_address} is open to other machines; set {WORKER_TOKEN} (or "
-                "--worker-token-file) here and at the schedulers, or give --tls-cert, --tls-key "
-                "and --tls-ca"
-            )
-    except (OSError, ValueError) as error:
-        _refuse_to_start(error)
-    return credentials
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
