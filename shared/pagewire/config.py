@@ -285,6 +285,11 @@ class SimulatedWorkerConfig(ProcessConfig):
         "Address to listen on for gRPC: host:port or unix:PATH. Several workers take the ports "
         "that follow, or PATH.0, PATH.1 and so on.",
     )
+    worker_token_file: str | None = setting(
+        None,
+        "File with a token that workers ask their schedulers for; by default the environment "
+        "variable PAGEWIRE_WORKER_TOKEN.",
+    )
     count: int = setting(1, "Workers in this process, each with an address of its own.", minimum=1)
     profile: Literal["h200-llama-3.1-8b", "h200-qwen3-0.6b"] = setting(
         "h200-llama-3.1-8b", "Device and model whose step times and KV memory are simulated."

@@ -101,10 +101,10 @@ async def test_not_ready_without_a_worker(served: GatewayProcess, peer: Scripted
 def test_too_many_open_requests_are_refused_at_once() -> None:
     with scheduler(0.01) as (address, _), gateway(address, max_open_requests=3) as process:
         process.wait_ready()
-        asyncio.run(_overload(process.url))
+        asyncio.run(_overload(process.url, process.metrics_url))
 
 
-async def _overload(url: str) -> None:
+async def _overload(url: str, metrics_url: str) -> None:
     body = {"prompt": "x", "max_tokens": 150}
     async with httpx.AsyncClient(base_url=url, timeout=20) as http:
         first = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(3)]
@@ -120,7 +120,7 @@ async def _overload(url: str) -> None:
         assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
         assert [r.status_code for r in await asyncio.gather(*first)] == [200] * 3
         assert (await http.post("/v1/completions", json=body)).status_code == 200
-        text = (await http.get("/metrics")).text
+        text = (await http.get(metrics_url)).text
         assert 'requests_total{outcome="429",route="/v1/completions"} 20.0' in text
 
 

@@ -71,6 +71,9 @@ def alive(stack: RunningStack) -> None:
 
 def verdict(status: int, kind: str, body: bytes) -> str:
     """What an answer is, for the tally; AssertionError if it is none that a client may get."""
+    if status == 504:
+        assert b"deadline_ms" in body, body[:500]
+        return "504 by its own deadline"
     assert 200 <= status < 500, f"{status}: {body[:500]!r}"
     if status == 200 and kind.startswith("text/event-stream"):
         events = body.decode().split("\n\n")

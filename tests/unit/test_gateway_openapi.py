@@ -14,7 +14,7 @@ from pagewire.gateway.schedulers import Schedulers
 
 async def get(describe: bool) -> httpx.Response:
     metrics = Metrics()
-    gateway = Gateway(Schedulers([], metrics), metrics, 1000, describe=describe)
+    gateway = Gateway(Schedulers([], metrics), metrics, 1000, 10, describe=describe)
     transport = httpx.ASGITransport(create_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         return await client.get(PATH)

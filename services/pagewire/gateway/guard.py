@@ -57,6 +57,9 @@ class Guard:
         """Lets a checked request of a known caller in; ApiError if it asks for too much now."""
         account: Account | None = scope["state"].get("account")
         permit = Permit(None) if account is None else account.admit(job, self._clock())
+        if account is not None:
+            for request in job.requests:
+                request.tenant = account.key.tenant
         scope["state"]["permit"] = permit
         return permit
 

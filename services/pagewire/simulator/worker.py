@@ -18,12 +18,13 @@ from pagewire.config import SimulatedWorkerConfig
 from pagewire.metrics import serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import end_process, run_service
-from pagewire.rpc import SERVER_OPTIONS, Health, bind
+from pagewire.rpc import Health, bind, make_server
 from pagewire.simulator.addresses import addresses_of
 from pagewire.simulator.backend import SimulatedBackend
 from pagewire.simulator.profile import Profile, load_profile
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.door import worker_credentials
 from pagewire.worker.engine import Engine
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import read_model_config
@@ -77,7 +78,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
         )
         engines.append(Engine(backend, launcher, instruments, end_process))
         workers.append(await _start(config, address, engines[-1], backend, limits))
-    serve_metrics("127.0.0.1", config.worker_metrics_port)
+    serve_metrics(config.metrics_host, config.worker_metrics_port)
     log.info(
         "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d slots, "
         "up to %d tokens",
@@ -105,11 +106,12 @@ async def _start(
     backend: SimulatedBackend,
     limits: Limits,
 ) -> SimulatedWorker:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    credentials = worker_credentials(config, config.worker_token_file, address)
+    server = make_server(credentials)
     service, health = WorkerService(), Health(SERVICE_NAME)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health.attach(server)
-    (port,) = bind(server, [address])
+    (port,) = bind(server, [address], credentials)
     await server.start()
     service.load(_info(config, backend, limits))
     service.serve(engine, limits)
