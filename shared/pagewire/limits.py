@@ -9,4 +9,6 @@ MAX_STOP_TOKEN_IDS = 8
 MAX_STOP_IDS = 16
 # Log probabilities of the likeliest tokens beside each token's own.
 MAX_LOGPROBS = 20
+# Outputs of one prompt, chosen ones and candidates alike.
+MAX_CHOICES = 16
 INT32_MAX = 2**31 - 1

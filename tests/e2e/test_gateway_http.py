@@ -124,6 +124,64 @@ async def test_batches(client: openai.AsyncOpenAI, stream: bool) -> None:
         assert texts == {i: expected_text(name, SEED, 8) for i, name in enumerate(names)}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_are_runs_with_seeds_one_apart(
+    client: openai.AsyncOpenAI, peer: ScriptedScheduler, stream: bool
+) -> None:
+    """Choice i of n is what the prompt alone gives with seed + i; the prompt is counted once."""
+    made = await client.completions.create(
+        model="scripted",
+        prompt=["a b", "c"],
+        n=3,
+        max_tokens=8,
+        seed=2**63 - 2,
+        stream=stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    )
+    texts: dict[int, str] = {}
+    if stream:
+        async for chunk in made:
+            usage = chunk.usage
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+    else:
+        usage = made.usage
+        texts = {choice.index: choice.text for choice in made.choices}
+    seeds = [2**63 - 2, 2**63 - 1, -(2**63)]
+    wanted = [expected_text(prompt, seed, 8) for prompt in ("a b", "c") for seed in seeds]
+    assert texts == dict(enumerate(wanted))
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 48, 51)
+    assert usage.prompt_tokens_details.cached_tokens == 1
+    assert len({request.request_id for request in peer.submitted}) == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_choices(client: openai.AsyncOpenAI, stream: bool) -> None:
+    made = await client.chat.completions.create(
+        model="scripted",
+        messages=[{"role": "user", "content": "one two"}],
+        n=3,
+        max_tokens=9,
+        seed=SEED,
+        stream=stream,
+    )
+    texts, roles, reasons = ["", "", ""], ["", "", ""], ["", "", ""]
+    if stream:
+        async for chunk in made:
+            (choice,) = chunk.choices
+            texts[choice.index] += choice.delta.content or ""
+            roles[choice.index] += choice.delta.role or ""
+            reasons[choice.index] += choice.finish_reason or ""
+    else:
+        assert [choice.index for choice in made.choices] == [0, 1, 2]
+        texts = [choice.message.content for choice in made.choices]
+        roles = [choice.message.role for choice in made.choices]
+        reasons = [choice.finish_reason for choice in made.choices]
+    assert texts == [expected_text("one two", SEED + i, 9) for i in range(3)]
+    assert roles == ["assistant"] * 3
+    assert reasons == ["length"] * 3
+
+
 async def test_stream_is_server_sent_events(http: httpx.AsyncClient) -> None:
     body = {"prompt": "x", "stream": True, "max_tokens": 2, "seed": SEED}
     response = await http.post("/v1/completions", json=body)

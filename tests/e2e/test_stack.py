@@ -123,6 +123,25 @@ def test_seeded_sampling_repeats(client: openai.OpenAI) -> None:
     assert len({draw(seed) for seed in range(4)}) > 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_are_answers_with_seeds_one_apart(client: openai.OpenAI, stream: bool) -> None:
+    fields = {"temperature": 1.0, "max_tokens": 60}
+    alone = [chat(client, QUESTIONS[3], seed=40 + i, **fields) for i in range(3)]
+    wanted = [answer.choices[0].message.content for answer in alone]
+    made = chat(client, QUESTIONS[3], seed=40, n=3, stream=stream, **fields)
+    texts = ["", "", ""]
+    if stream:
+        for chunk in made:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+    else:
+        texts = [choice.message.content for choice in made.choices]
+        assert made.usage.prompt_tokens == alone[0].usage.prompt_tokens
+        assert made.usage.completion_tokens == sum(a.usage.completion_tokens for a in alone)
+    assert texts == wanted
+    assert len(set(wanted)) == 3
+
+
 def test_stop_strings_end_the_answer(client: openai.OpenAI, reference: tuple) -> None:
     want = reference_answer(reference, QUESTIONS[2], 80)
     stop = want[len(want) // 2 : len(want) // 2 + 3]
@@ -197,3 +216,19 @@ def test_a_killed_worker_costs_a_pause_and_no_token(reference: tuple) -> None:
                 [worker] = stack.pids("worker")
                 os.kill(worker, signal.SIGKILL)
         assert "".join(chunks) == whole.choices[0].message.content
+
+
+def test_a_killed_worker_costs_no_token_of_any_choice() -> None:
+    with running_stack() as stack:
+        client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
+        fields = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 100}
+        whole = chat(client, QUESTIONS[3], **fields)
+        texts, worker = ["", "", "", ""], 0
+        for chunk in chat(client, QUESTIONS[3], stream=True, **fields):
+            (choice,) = chunk.choices
+            texts[choice.index] += choice.delta.content or ""
+            if not worker and all(texts):
+                [worker] = stack.pids("worker")
+                os.kill(worker, signal.SIGKILL)
+        assert worker
+        assert texts == [choice.message.content for choice in whole.choices]

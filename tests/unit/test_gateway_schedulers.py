@@ -27,7 +27,7 @@ def generation(prompt: str = "hi", tokens: int = 8, model: str = MODEL) -> Gener
         sampling=pb.SamplingParams(seed=3),
         stop=pb.StopConditions(max_tokens=tokens),
     )
-    return Generation(request, 0, Mailbox(), eager=False)
+    return Generation(request, 0, 0, Mailbox(), eager=False)
 
 
 def tokens_of(prompt: str, count: int) -> list[int]:
@@ -70,7 +70,7 @@ async def test_least_loaded_gets_the_request(
     peers[0].step = peers[1].step = 0.02
     schedulers = await connect(*[await peer.start() for peer in peers])
     for _ in range(9):
-        schedulers.submit(generation())
+        schedulers.submit([generation()])
     await eventually(lambda: sum(len(peer.submitted) for peer in peers) == 9)
     assert [len(peer.submitted) for peer in peers] == [2, 7], "5 + 2 and 7 are level"
 
@@ -81,7 +81,7 @@ async def test_load_is_counted_for_each_worker(
     peers[0].waiting, peers[0].ready_workers = 6, 3
     peers[1].waiting, peers[1].ready_workers = 4, 1
     schedulers = await connect(*[await peer.start() for peer in peers])
-    schedulers.submit(generation())
+    schedulers.submit([generation()])
     await eventually(lambda: len(peers[0].submitted) == 1)
 
 
@@ -92,7 +92,7 @@ async def test_draining_scheduler_is_left_out(
     peers[0].draining = True
     await eventually(lambda: any(link.draining for link in schedulers.links.values()))
     for _ in range(4):
-        schedulers.submit(generation())
+        schedulers.submit([generation()])
     await eventually(lambda: len(peers[1].submitted) == 4)
     assert peers[0].submitted == []
 
@@ -104,7 +104,7 @@ async def test_refused_by_one_goes_to_another(
     peers[1].waiting = 50
     schedulers = await connect(*[await peer.start() for peer in peers])
     run = generation()
-    schedulers.submit(run)
+    schedulers.submit([run])
     peers[0].draining = True
     await asyncio.wait_for(run.mailbox.take(), 5)
     assert [len(peer.submitted) for peer in peers] == [1, 1]
@@ -135,7 +135,7 @@ async def test_refused_by_the_only_one_fails(
     schedulers = await connect(await peers[0].start())
     await peers[1].start()
     run = generation()
-    schedulers.submit(run)
+    schedulers.submit([run])
     peers[0].draining = True
     await asyncio.wait_for(run.mailbox.take(), 5)
     assert run.failure is not None
@@ -153,7 +153,7 @@ async def test_unknown_model_and_no_scheduler(
     peers[0].ready_workers = 0
     await eventually(lambda: not schedulers.ready)
     with pytest.raises(RequestError) as unready:
-        schedulers.submit(generation())
+        schedulers.submit([generation()])
     assert unready.value.code == Code.UNAVAILABLE
     peers[1].model = "second"
     both = await connect(await peers[1].start())
@@ -162,13 +162,34 @@ async def test_unknown_model_and_no_scheduler(
     assert missing.value.code == Code.NOT_FOUND
 
 
+async def test_choices_of_a_prompt_stay_together(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """Their scheduler shares the KV of their prompt, at first and after one was lost."""
+    peers.append(ScriptedScheduler())
+    for peer in peers:
+        peer.step = 0.01
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    request, mailbox = generation("hi", 60).request, Mailbox()
+    family = [Generation(request, i, 0, mailbox, eager=False) for i in range(5)]
+    schedulers.submit(family)
+    await eventually(lambda: all(len(run.tokens) > 5 for run in family))
+    assert sorted(len(peer.submitted) for peer in peers) == [0, 0, 5]
+    first = next(peer for peer in peers if peer.submitted)
+    await first.stop()
+    await eventually(lambda: all(run.ended for run in family))
+    assert sorted(len(peer.submitted) for peer in peers) == [0, 5, 5]
+    assert all(run.tokens.tolist() == tokens_of("hi", 60) for run in family)
+    await first.start()
+
+
 async def test_lost_scheduler_is_resumed_elsewhere(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
     peers[0].step, peers[1].waiting = 0.01, 50
     schedulers = await connect(*[await peer.start() for peer in peers])
     run = generation(tokens=60)
-    schedulers.submit(run)
+    schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     await peers[0].stop()
     await asyncio.wait_for(run.mailbox.take(), 5)
@@ -185,7 +206,7 @@ async def test_lost_scheduler_is_awaited(connect: Connect, peers: list[ScriptedS
     await peers[1].start()
     schedulers = await connect(address)
     run = generation(tokens=60)
-    schedulers.submit(run)
+    schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     await peers[0].stop()
     await eventually(lambda: not schedulers.ready)
@@ -202,7 +223,7 @@ async def test_lost_scheduler_is_not_awaited_for_ever(
     schedulers = await connect(await peers[0].start(), resume_seconds=0.2)
     await peers[1].start()
     run = generation(tokens=500)
-    schedulers.submit(run)
+    schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     await peers[0].stop()
     await asyncio.wait_for(run.mailbox.take(), 5)
@@ -237,7 +258,7 @@ async def test_repeated_delta_is_dropped(connect: Connect, peers: list[ScriptedS
     schedulers = await connect(await peers[0].start())
     await peers[1].start()
     run = generation("twice=2")
-    schedulers.submit(run)
+    schedulers.submit([run])
     await asyncio.wait_for(run.mailbox.take(), 5)
     assert run.tokens.tolist() == tokens_of("twice=2", 8)
 
@@ -249,8 +270,8 @@ async def test_gap_fails_the_request_alone(
     schedulers = await connect(await peers[0].start())
     await peers[1].start()
     broken, good = generation("skip=2"), generation()
-    schedulers.submit(broken)
-    schedulers.submit(good)
+    schedulers.submit([broken])
+    schedulers.submit([good])
     await asyncio.wait_for(broken.mailbox.take(), 5)
     assert broken.failure is not None
     assert broken.failure.code == Code.INTERNAL
@@ -280,12 +301,12 @@ async def test_names_are_resolved_again(
     assert schedulers.ready, "a failing name server ends nothing"
     peers[0].step = 0.02
     run = generation(tokens=30)
-    schedulers.submit(run)
+    schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 0)
     answers = [second]
     await eventually(lambda: second in schedulers.links and schedulers.links[second].ready)
     late = generation()
-    schedulers.submit(late)
+    schedulers.submit([late])
     await asyncio.wait_for(late.mailbox.take(), 5)
     assert len(peers[1].submitted) == 1, "a vanished address takes no new requests"
     await asyncio.wait_for(run.mailbox.take(), 5)
@@ -301,7 +322,7 @@ async def test_abort_reaches_the_scheduler(
     schedulers = await connect(await peers[0].start())
     await peers[1].start()
     run = generation(tokens=500)
-    schedulers.submit(run)
+    schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 2)
     schedulers.abort(run)
     await eventually(lambda: peers[0].aborted == ["r"])
@@ -314,7 +335,7 @@ async def test_socket_file(
     schedulers = await connect(await peers[0].start(f"unix:{tmp_path}/scheduler.sock"))
     await peers[1].start()
     run = generation()
-    schedulers.submit(run)
+    schedulers.submit([run])
     await asyncio.wait_for(run.mailbox.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
 

@@ -19,7 +19,7 @@ AWKWARD = 'quote " backslash \\ newline \n nul \x00 line\u2028separator 🙂 </s
 
 
 def generation(mailbox: Mailbox | None = None, index: int = 0) -> Generation:
-    return Generation(pb.GenerateRequest(), index, mailbox or Mailbox(), eager=True)
+    return Generation(pb.GenerateRequest(), index, index, mailbox or Mailbox(), eager=True)
 
 
 def finish(**fields: Any) -> pb.Finish:

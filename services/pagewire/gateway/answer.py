@@ -17,7 +17,7 @@ async def answer(job: Job, schedulers: Schedulers, receive: Receive, permit: Per
     A streamed answer begins with its first news, so that a request which is refused in the queue
     still gets a status of its own.
     """
-    run = Run(job.requests, job.stream, schedulers)
+    run = Run(job, schedulers)
     permit.generations = run.generations
     run.start(receive)
     try:

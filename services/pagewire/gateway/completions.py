@@ -9,13 +9,13 @@ from pydantic import Discriminator, Field, Tag
 from pagewire.errors import invalid
 from pagewire.gateway.extras import COMPLETION, refuse_extras
 from pagewire.gateway.fields import GenerationFields, NumLogprobs, TokenId
-from pagewire.gateway.job import Job
+from pagewire.gateway.job import Job, choices
 from pagewire.gateway.logprobs import Candidate, TokenLogprobs
 from pagewire.gateway.reply import Envelope, ended_by, json_logprob
 from pagewire.v1 import inference_pb2 as pb
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 1024
+MAX_OUTPUTS = 1024
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -55,7 +55,7 @@ class CompletionRequest(GenerationFields):
         envelope = Envelope("cmpl", "text_completion", model)
         most_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         stop = self.stop_conditions(most_tokens)
-        requests = [
+        prompts = [
             pb.GenerateRequest(
                 request_id=f"{envelope.id}-{index}",
                 model=model,
@@ -69,7 +69,15 @@ class CompletionRequest(GenerationFields):
             )
             for index, prompt in enumerate(self._prompts())
         ]
-        return Job(requests, CompletionReply(envelope), bool(self.stream), self.include_usage)
+        n = self.num_choices()
+        if len(prompts) * n > MAX_OUTPUTS:
+            raise invalid(
+                "n",
+                f"{len(prompts)} prompts and n {n} make {len(prompts) * n} choices; at most "
+                f"{MAX_OUTPUTS} are allowed",
+            )
+        reply = CompletionReply(envelope)
+        return Job(choices(prompts, n), n, reply, bool(self.stream), self.include_usage)
 
     def _prompts(self) -> list[Any]:
         single = isinstance(self.prompt, str) or (
@@ -78,9 +86,9 @@ class CompletionRequest(GenerationFields):
         prompts: list[Any] = [self.prompt] if single else list(self.prompt)
         if not prompts:
             raise invalid("prompt", "prompt is empty; give at least one token")
-        if len(prompts) > MAX_PROMPTS:
+        if len(prompts) > MAX_OUTPUTS:
             raise invalid(
-                "prompt", f"prompt has {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed"
+                "prompt", f"prompt has {len(prompts)} prompts; at most {MAX_OUTPUTS} are allowed"
             )
         return prompts
 

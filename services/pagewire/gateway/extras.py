@@ -15,7 +15,6 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 # Field: the values that ask for nothing. null asks for nothing anywhere.
 COMMON: Neutral = {
-    "n": (1,),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import STREAM_OPTIONS, refuse_extras
-from pagewire.limits import INT32_MAX, MAX_LOGPROBS
+from pagewire.limits import INT32_MAX, MAX_CHOICES, MAX_LOGPROBS
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.v1 import inference_pb2 as pb
 
@@ -60,6 +60,7 @@ class GenerationFields(Strict):
     top_k: Int32 | None = None
     min_p: float | None = None
     seed: Int64 | None = None
+    n: Int32 | None = None
     max_tokens: Int32 | None = None
     min_tokens: Count | None = None
     stop: Stop | None = None
@@ -88,6 +89,13 @@ class GenerationFields(Strict):
                 "stream_options", "stream_options needs stream: true; set it or remove the options"
             )
         refuse_extras(self.stream_options, STREAM_OPTIONS, "stream_options.")
+
+    def num_choices(self) -> int:
+        """Choices a prompt; RequestError if `n` is out of range."""
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_CHOICES:
+            raise invalid("n", f"n is {n}; it must be between 1 and {MAX_CHOICES}")
+        return n
 
     def sampling(self) -> pb.SamplingParams:
         """Checked sampling parameters, with a seed drawn if none is given.

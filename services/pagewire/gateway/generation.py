@@ -1,4 +1,4 @@
-"""One prompt's run at the schedulers, and the mailbox through which its reader is woken."""
+"""One choice's run at the schedulers, and the mailbox through which its reader is woken."""
 
 import asyncio
 import math
@@ -53,8 +53,9 @@ class Mailbox:
 
 
 class Generation:
-    """One prompt's run: what has arrived, and all that is needed to run it again elsewhere.
+    """One choice's run: what has arrived, and all that is needed to run it again elsewhere.
 
+    `index` is the choice's in the answer, `prompt` its prompt's among the request's prompts.
     `tokens` are all generated tokens received so far; text received and not taken yet waits here.
     `logprobs` are those of the same tokens, None if the request wants none.
     A generation that is not `eager` posts to its mailbox only when it has ended.
@@ -73,6 +74,7 @@ class Generation:
         "logprobs",
         "mailbox",
         "posted",
+        "prompt",
         "prompt_tokens",
         "refused_by",
         "request",
@@ -81,10 +83,11 @@ class Generation:
     )
 
     def __init__(
-        self, request: pb.GenerateRequest, index: int, mailbox: Mailbox, eager: bool
+        self, request: pb.GenerateRequest, index: int, prompt: int, mailbox: Mailbox, eager: bool
     ) -> None:
         self.request = request
         self.index = index
+        self.prompt = prompt
         self.mailbox = mailbox
         self.eager = eager
         self.tokens = array("i")

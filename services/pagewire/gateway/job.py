@@ -1,5 +1,6 @@
 """What a vocabulary makes of a request body."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.gateway.reply import Reply
@@ -8,9 +9,33 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Requests for the schedulers, one a prompt, and how their output is written."""
+    """Requests for the schedulers, `n` a prompt in a row, and how their output is written."""
 
     requests: list[pb.GenerateRequest]
+    n: int
     reply: Reply
     stream: bool
     include_usage: bool
+
+
+def choices(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:
+    """`n` requests for each prompt, the seed of each one above that of the one before.
+
+    Every choice is a request of its own, so each can go on elsewhere when its scheduler is lost,
+    and choice i is what the prompt alone gives with `seed + i`.
+    """
+    made = []
+    for prompt in prompts:
+        for i in range(n):
+            request = pb.GenerateRequest()
+            request.CopyFrom(prompt)
+            request.sampling.seed = _wrapped(prompt.sampling.seed + i)
+            if n > 1:
+                request.request_id += f"-{i}"
+            made.append(request)
+    return made
+
+
+def _wrapped(seed: int) -> int:
+    """Modulo 2^64 into the range of int64."""
+    return (seed + 2**63) % 2**64 - 2**63

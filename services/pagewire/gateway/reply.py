@@ -46,7 +46,7 @@ class Envelope:
 
 
 class Reply(Protocol):
-    """How one answer is written. A choice's index is the index of its prompt."""
+    """How one answer is written. A choice's index is its prompt's index times n, and on."""
 
     @property
     def envelope(self) -> Envelope:
@@ -79,11 +79,14 @@ def ended_by(finish: pb.Finish) -> dict[str, Any]:
 
 
 def usage(generations: Iterable[Generation]) -> dict[str, Any]:
-    """Token counts over all prompts of an answer."""
-    counts = [g.finish.usage for g in generations if g.finish is not None]
-    prompt = sum(count.prompt_tokens for count in counts)
+    """Token counts over all prompts of an answer, each prompt counted once."""
+    ended = [(g.prompt, g.finish.usage) for g in generations if g.finish is not None]
+    counts = [count for _, count in ended]
+    # Of several choices the first is the one whose prompt was computed.
+    prompts = dict(reversed(ended)).values()
+    prompt = sum(count.prompt_tokens for count in prompts)
     completion = sum(count.completion_tokens for count in counts)
-    cached = sum(count.cached_tokens for count in counts)
+    cached = sum(count.cached_tokens for count in prompts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -1,28 +1,26 @@
 """The generations of one HTTP request, from submission to their last news."""
 
 import asyncio
-from collections.abc import Sequence
+from itertools import groupby
 
 from starlette.types import Receive
 
 from pagewire.gateway.generation import Generation, Mailbox
+from pagewire.gateway.job import Job
 from pagewire.gateway.schedulers import Schedulers
-from pagewire.v1 import inference_pb2 as pb
 
 
 class Run:
     """Submits the prompts of a request; aborts them when the client hangs up or on `close`."""
 
-    def __init__(
-        self, requests: Sequence[pb.GenerateRequest], eager: bool, schedulers: Schedulers
-    ) -> None:
+    def __init__(self, job: Job, schedulers: Schedulers) -> None:
         self._mailbox = Mailbox()
         self._schedulers = schedulers
         self._watch: asyncio.Task[None] | None = None
-        self._unfinished = len(requests)
+        self._unfinished = len(job.requests)
         self.generations = [
-            Generation(request, index, self._mailbox, eager)
-            for index, request in enumerate(requests)
+            Generation(request, index, index // job.n, self._mailbox, job.stream)
+            for index, request in enumerate(job.requests)
         ]
 
     @property
@@ -33,8 +31,8 @@ class Run:
     def start(self, receive: Receive) -> None:
         """Sends everything; RequestError if no scheduler is ready."""
         try:
-            for generation in self.generations:
-                self._schedulers.submit(generation)
+            for _, siblings in groupby(self.generations, key=lambda g: g.prompt):
+                self._schedulers.submit(list(siblings))
         except BaseException:
             self.close()
             raise

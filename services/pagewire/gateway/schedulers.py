@@ -10,7 +10,7 @@ from pagewire.addresses import Address, Resolve, resolve
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.affinity import head, in_order
-from pagewire.gateway.generation import Generation
+from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link
 from pagewire.rpc import MAX_MESSAGE_BYTES
@@ -86,17 +86,22 @@ class Schedulers:
             )
         return models[name]
 
-    def submit(self, generation: Generation) -> None:
-        """Sends a generation to the least loaded scheduler; RequestError if none is ready."""
-        if generation.request.ByteSize() > LARGEST_REQUEST_BYTES:
+    def submit(self, siblings: Sequence[Generation]) -> None:
+        """Sends the choices of one prompt to the least loaded scheduler, where they share its KV.
+
+        RequestError if none is ready.
+        """
+        first = siblings[0]
+        if first.request.ByteSize() > LARGEST_REQUEST_BYTES:
             raise invalid("", f"the request is larger than {LARGEST_REQUEST_BYTES} bytes; split it")
-        link = self._choose(generation)
+        link = self._choose(first)
         if link is None:
-            model = generation.request.model
+            model = first.request.model
             raise RequestError(
                 Code.UNAVAILABLE, f"no scheduler with a ready worker serves {model}; retry later"
             )
-        link.submit(generation)
+        for generation in siblings:
+            link.submit(generation)
 
     def abort(self, generation: Generation) -> None:
         """Nobody wants the generation any more; its scheduler hears of it at once."""
@@ -203,9 +208,13 @@ class Schedulers:
         return least_loaded(able.values())
 
     def _settle(self) -> None:
-        """Sends waiting generations, oldest first, wherever one can go."""
+        """Sends waiting generations, oldest first, wherever one can go; siblings stay together."""
+        chosen: dict[tuple[Mailbox, int], Link | None] = {}
         for generation in list(self._homeless):
-            link = self._choose(generation)
+            family = (generation.mailbox, generation.prompt)
+            if family not in chosen:
+                chosen[family] = self._choose(generation)
+            link = chosen[family]
             if link is not None:
                 self._homeless.pop(generation).cancel()
                 self._move(generation, link)
