@@ -45,12 +45,14 @@ class PlayedWorker:
         self.computed: dict[int, int] = {}
         self.known: dict[int, int] = {}
         self.decode: list[int] = []
+        self.copies = 0
 
     def run(
-        self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int]]], failing: int
+        self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int], int]], failing: int
     ) -> "Computed":
         """`failing` chooses one of the step's slots to fail; 0 for none."""
-        for slot, tokens, computed, blocks in starts:
+        self._copy(starts)
+        for slot, tokens, computed, blocks, _ in starts:
             self.failed.discard(slot)
             self.blocks[slot] = blocks
             self.tokens[slot] = tokens
@@ -89,6 +91,19 @@ class PlayedWorker:
             assert 0 not in self.blocks[slot], "the scratch block was given to a sequence"
         garbage = {slot for slot in named if self._attends_to_garbage(slot)}
         return Computed(plan, errors, self.failed & set(named), garbage - self.failed)
+
+    def _copy(self, starts: list[tuple[int, list[int], int, list[int], int]]) -> None:
+        copies = {
+            blocks[computed // BLOCK_SIZE]: source
+            for _, _, computed, blocks, source in starts
+            if source
+        }
+        assert copies.keys().isdisjoint(copies.values()), "a block is read and written"
+        for target, source in copies.items():
+            for offset in range(BLOCK_SIZE):
+                # What stood in the target before is gone, also where the source has nothing.
+                self.places[target, offset] = self.places.get((source, offset), ())
+        self.copies += len(copies)
 
     def _compute(self, slot: int, count: int) -> None:
         for _ in range(count):
@@ -207,10 +222,24 @@ class Batching(RuleBasedStateMachine):
         )
         sequence.cache_salt = salt
         sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
+        self._request(sequence)
+
+    def _request(self, sequence: Sequence) -> None:
         self.arrivals += 1
         if self.batch.fits(sequence):
             self.requests.append(sequence)
             self.waiting.push(sequence)
+
+    @precondition(lambda self: self.requests)
+    @rule(choice=st.integers(0, 1000), more=st.integers(1, 4), output=st.booleans())
+    def fork(self, choice: int, more: int, output: bool) -> None:
+        """Others come with the same prompt, or go on where a request stands."""
+        origin = self.requests[choice % len(self.requests)]
+        known = [*origin.prompt.tolist(), *(origin.output if output else ())]
+        for _ in range(more):
+            sequence = Sequence(np.array(known, np.int32), GREEDY, 5, (EOS,), self.arrivals)
+            sequence.cache_salt = origin.cache_salt
+            self._request(sequence)
 
     @rule(stop=st.booleans(), failing=st.sampled_from([0, 0, 1, 2, 3]))
     def step(self, stop: bool, failing: int) -> None:
@@ -244,7 +273,13 @@ class Batching(RuleBasedStateMachine):
             if plan is None:
                 return
             starts = [
-                (s.slot, [*s.prompt.tolist(), *s.output], s.num_computed, list(s.blocks))
+                (
+                    s.slot,
+                    [*s.prompt.tolist(), *s.output],
+                    s.num_computed,
+                    list(s.blocks),
+                    s.copied_block,
+                )
                 for s in plan.starts
             ]
             tables = {slot: tuple(self.worker.blocks[slot]) for slot in plan.decode_slots.tolist()}

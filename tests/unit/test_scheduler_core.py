@@ -94,7 +94,7 @@ def test_chunks_keep_to_the_budget_beside_decodes() -> None:
     worker = batch(num_blocks=30, budget=8)
     worker.admit(sequence(3, 10))
     worker.plan()
-    worker.admit(sequence(20, 10, arrival=1))
+    worker.admit(counted(20, 10, 1))
     chunks = []
     while not chunks or sum(chunks) < 20:
         plan = worker.plan()
@@ -336,3 +336,108 @@ def test_caching_can_be_switched_off() -> None:
     answer(worker, worker.plan())
     worker.finish(0, State.COMPLETED)
     assert worker.pool.idle == 0
+
+
+def counted(tokens: int, max_tokens: int, arrival: int) -> Sequence:
+    prompt = np.arange(tokens, dtype=np.int32)
+    return Sequence(prompt, GREEDY, max_tokens, (EOS,), arrival)
+
+
+def test_siblings_share_full_blocks_and_copy_the_last() -> None:
+    """16 choices of a prompt of 1000 tokens that come together hold 62 blocks, and one each."""
+    limits = WorkerLimits(600, 16, 16, 2000, memory_threshold=1.0)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+    leader = counted(1000, 8, 0)
+    siblings = [counted(1000, 8, arrival) for arrival in range(1, 16)]
+    worker.admit(leader)
+    assert not worker.can_admit(siblings[0]), "its prompt is about to be computed"
+    first = worker.plan()
+    for sibling in siblings:
+        assert worker.can_admit(sibling)
+        worker.admit(sibling)
+    assert worker.pool.used == 62 + 16
+    worker.check()
+    plan = worker.plan()
+    assert plan.prefill_counts == [1] * 15, "one token each is computed"
+    assert {s.copied_block for s in plan.starts} == {leader.blocks[62]}
+    assert len({s.blocks[62] for s in [leader, *siblings]}) == 16
+    worker.check()
+    # The leader's block holds 8 prompt tokens and the first drawn one, a sibling's the prompt's.
+    assert worker.unused_places == 15 * 8 + 7
+    for slot in range(16):
+        worker.finish(slot, State.COMPLETED)
+    answer(worker, first)
+    answer(worker, plan)
+    assert worker.pool.used == 0
+    worker.check()
+
+
+def test_a_copied_block_is_held_until_its_step_is_planned() -> None:
+    worker = batch(num_slots=3, num_blocks=4, budget=8)
+    worker.admit(counted(3, 2, 0))
+    answer(worker, worker.plan())
+    sibling = counted(3, 2, 1)
+    worker.admit(sibling)
+    source = sibling.copied_block
+    worker.finish(0, State.CANCELLED)
+    assert worker.pool.references(source) == 1
+    worker.check()
+    plan = worker.plan()
+    assert [s.copied_block for s in plan.starts] == [source]
+    assert worker.pool.references(source) == 0
+    third = counted(3, 2, 2)
+    worker.admit(third)
+    assert third.copied_block == sibling.blocks[0]
+    worker.finish(third.slot, State.CANCELLED)
+    worker.check()
+    assert worker.pool.references(sibling.blocks[0]) == 1
+
+
+def test_who_copied_from_a_failed_sequence_runs_again_and_who_copied_from_them() -> None:
+    preempted: list[Sequence] = []
+    limits = WorkerLimits(20, 4, 4, 64, memory_threshold=1.0)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), preempted.append)
+    leader, copier, third = counted(6, 9, 0), counted(6, 9, 1), counted(7, 9, 2)
+    plans = []
+    for one in (leader, copier, third):
+        worker.admit(one)
+        plans.append(worker.plan())
+    assert copier.copied_block == leader.blocks[1]
+    assert third.copied_block in (leader.blocks[1], copier.blocks[1])
+    worker.distrust(leader.slot)
+    worker.commit(plans[0].number, np.array([-1], np.int32))
+    worker.finish(leader.slot, State.PENDING, sound=False)
+    assert sorted(s.arrival for s in preempted) == [1, 2]
+    worker.check()
+    for plan in plans[1:]:
+        assert answer(worker, plan) == []
+    assert worker.idle
+    worker.admit(leader)
+    assert (leader.num_computed, leader.copied_block) == (0, 0), "nothing sound is cached"
+
+
+def test_who_copied_what_was_proven_stays() -> None:
+    preempted: list[Sequence] = []
+    limits = WorkerLimits(20, 4, 4, 64, memory_threshold=1.0)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), preempted.append)
+    leader, copier = counted(6, 9, 0), counted(6, 9, 1)
+    worker.admit(leader)
+    plans = [worker.plan()]
+    worker.admit(copier)
+    plans.append(worker.plan())
+    answer(worker, plans[0])
+    worker.distrust(leader.slot)
+    worker.commit(plans[1].number, np.array([-1, 5], np.int32))
+    worker.finish(leader.slot, State.PENDING, sound=False)
+    assert preempted == []
+    assert worker.slots.live[copier.slot]
+
+
+def test_without_a_prefix_cache_nothing_is_copied() -> None:
+    limits = WorkerLimits(20, 4, 2, 64, memory_threshold=1.0, prefix_caching=False)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+    worker.admit(counted(6, 4, 0))
+    answer(worker, worker.plan())
+    sibling = counted(6, 4, 1)
+    worker.admit(sibling)
+    assert (sibling.num_computed, sibling.copied_block) == (0, 0)

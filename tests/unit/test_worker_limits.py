@@ -91,6 +91,21 @@ def test_scrub_replaces_only_what_is_not_finite(model: ModelConfig) -> None:
     assert cache.keys[0][1, 0, 0, 0].isnan()
 
 
+def test_copies_reach_every_layer_and_nothing_else(model: ModelConfig) -> None:
+    cache = empty_cache(model, 60, 16, torch.float32, torch.device("cpu"))
+    cache.storage.copy_(torch.randn(cache.storage.shape))
+    cache.keys[1][3, 1, 15, 0] = float("nan")
+    before = cache.storage.clone()
+    sources = torch.arange(1, 24, dtype=torch.int32)
+    targets = torch.randperm(30).int()[:23] + 25
+    cache.copy(sources, targets)
+    for layer in range(3):
+        for tensors in (cache.keys, cache.values):
+            assert tensors[layer][targets].equal(tensors[layer][sources].nan_to_num())
+    rest = [block for block in range(60) if block not in targets.tolist()]
+    assert cache.storage[:, rest].nan_to_num().equal(before[:, rest].nan_to_num())
+
+
 @pytest.mark.parametrize("variant", ["llama", "llama-rope3", "llama-linear", "qwen3"])
 def test_rotary_angles_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
     hf = save_model(tmp_path, variant)

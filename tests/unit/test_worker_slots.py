@@ -337,3 +337,34 @@ def test_a_group_of_slots_that_are_none_is_refused(
     with pytest.raises(RequestError, match="group_slots") as raised:
         alike.plan(replace(step(), groups=(PrefixGroup(1, ints(*slots_named)),)))
     assert raised.value.code == Code.INVALID_ARGUMENT
+
+
+def test_a_copied_block_goes_to_the_block_of_the_first_computed_token(slots: Slots) -> None:
+    planned = slots.plan(
+        step(
+            start(0, 7, (1, 2), num_computed=6, copied_block=9),
+            start(1, 3, (3,)),
+            start(2, 3, (4,), num_computed=2, copied_block=9),
+            prefill=((0, 1), (1, 3), (2, 1)),
+        )
+    )
+    copies = planned.plan.copies
+    assert copies is not None
+    assert copies.sources.tolist() == [9, 9]
+    assert copies.targets.tolist() == [2, 4]
+    assert slots.plan(step(decode=(0, 1))).plan.copies is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_computed": 2, "copied_block": 20}, "block 20 is none of this worker's"),
+        ({"num_computed": 4, "copied_block": 9}, "num_computed 4 is at a block's start"),
+        ({"num_computed": 0, "copied_block": 9}, "num_computed 0 is at a block's start"),
+    ],
+)
+def test_a_bad_copy_fails_its_sequence_alone(slots: Slots, changes: dict, message: str) -> None:
+    planned = slots.plan(step(start(0, 7, (1, 2), **changes), start(1, 3, (3,))))
+    assert list(messages(planned)) == [0]
+    assert message in messages(planned)[0]
+    assert planned.plan.copies is None

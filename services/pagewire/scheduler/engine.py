@@ -528,7 +528,13 @@ class Engine:
             gauge.set_function(partial(in_state, state))
         metrics.BLOCKS.labels("used").set_function(lambda: self.load().used_blocks)
         metrics.BLOCKS.labels("total").set_function(lambda: self.load().total_blocks)
+        metrics.KV_WASTE.set_function(self._kv_waste)
         metrics.READY_WORKERS.set_function(lambda: len(self._admission.workers))
+
+    def _kv_waste(self) -> float:
+        batches = [worker.batch for worker in list(self._workers.values())]
+        places = sum(batch.pool.used * batch.limits.block_size for batch in batches)
+        return sum(batch.unused_places for batch in batches) / max(1, places)
 
     def _finish_running(self, sequence: Sequence) -> None:
         for worker in self._workers.values():

@@ -9,6 +9,10 @@ OPEN_REQUESTS = Gauge(
     "pagewire_scheduler_open_requests", "Requests that have not ended, by state.", ["state"]
 )
 BLOCKS = Gauge("pagewire_scheduler_blocks", "KV blocks of all workers.", ["state"])
+KV_WASTE = Gauge(
+    "pagewire_scheduler_kv_waste",
+    "Fraction of the token places in held KV blocks that no known token needs.",
+)
 READY_WORKERS = Gauge("pagewire_scheduler_ready_workers", "Workers connected and ready.")
 PROMPT_TOKENS = Counter("pagewire_scheduler_prompt_tokens", "Prompt tokens of admitted requests.")
 CACHED_TOKENS = Counter(

@@ -220,6 +220,7 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
         num_generated=sequence.num_generated,
         num_computed=sequence.num_computed,
         blocks=pack(sequence.blocks),
+        copied_block=sequence.copied_block,
         sampling=pb.SlotSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

@@ -64,6 +64,9 @@ class EagerBackend:
         timer = HostTimer() if self.synchronous else DeviceTimer()
         with torch.inference_mode():
             self._slots.apply(plan)
+            if plan.copies is not None:
+                copies = plan.copies
+                self._cache.copy(*upload(self.device, copies.sources, copies.targets))
             tokens, logprobs = self._compute(plan)
             tokens = self._to_host(tokens)
         timer.stop()

@@ -10,38 +10,53 @@ from torch import Tensor
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import ModelConfig
 
+# Blocks on their way through memory outside the cache, which may leave little: some MiB a block.
+COPIED_AT_ONCE = 16
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values by layer, each `[num_blocks, kv_heads, block_size, head_dim]`.
 
-    Block 0 is scratch. Every value is finite: see `attention.py` of the reference ops for why.
+    All are views of `storage [2 * layers, num_blocks, kv_heads, block_size, head_dim]`, so that a
+    block is copied in all layers at once. Block 0 is scratch. Every value is finite: see
+    `attention.py` of the reference ops for why.
     """
 
+    storage: Tensor
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return sum(int(tensor.nbytes) for tensor in (*self.keys, *self.values))
+        return int(self.storage.nbytes)
 
     def scrub(self, blocks: Tensor) -> None:
         """Replaces what is not finite in `blocks [n]` (integers on the device) by finite values."""
         for tensor in (*self.keys, *self.values):
             tensor[blocks] = torch.nan_to_num(tensor[blocks])
 
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies blocks `sources [n]` to `targets [n]`; no block is among both.
+
+        What follows the tokens that are wanted of a block may be those of a sequence that failed.
+        """
+        for begin in range(0, len(sources), COPIED_AT_ONCE):
+            end = begin + COPIED_AT_ONCE
+            values = torch.nan_to_num(self.storage[:, sources[begin:end]])
+            self.storage[:, targets[begin:end]] = values
+
 
 def empty_cache(
     model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     """A cache of zeros."""
-    shape = (num_blocks, model.num_kv_heads, block_size, model.head_dim)
-
-    def tensors() -> tuple[Tensor, ...]:
-        return tuple(_zeros(shape, dtype, device) for _ in range(model.num_layers))
-
-    return KVCache(tensors(), tensors())
+    layers = model.num_layers
+    shape = (2 * layers, num_blocks, model.num_kv_heads, block_size, model.head_dim)
+    storage = _zeros(shape, dtype, device)
+    tensors = storage.unbind()
+    return KVCache(storage, tensors[:layers], tensors[layers:])
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

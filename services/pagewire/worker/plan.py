@@ -36,6 +36,14 @@ class TableWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopies:
+    """Blocks whose KV is copied: no block is read and written."""
+
+    sources: Int32Array  # [copies]
+    targets: Int32Array  # [copies], distinct
+
+
+@dataclass(frozen=True, slots=True)
 class Chunks:
     """Chunks of known tokens to prefill, at least one."""
 
@@ -51,9 +59,9 @@ class Chunks:
 class StepPlan:
     """One step, checked: every slot, block and position in it is valid.
 
-    A backend first applies `starts`, then `writes`, then computes the decode rows and the chunks,
-    and samples. Nothing else changes a slot: a decode row's input is the token last sampled for
-    its slot, its position follows on the one before.
+    A backend first applies `starts`, `writes` and `copies`, then computes the decode rows and the
+    chunks, and samples. Nothing else changes a slot: a decode row's input is the token last
+    sampled for its slot, its position follows on the one before.
 
     Rows that sample are the decode rows, then the chunks that reach their last known token.
     `sample_indices` is each such token's index in its request. `filtered` is whether any of these
@@ -72,6 +80,7 @@ class StepPlan:
     logprobs: LogprobRows | None = None  # None: no row wants any
     # Of the decode slots; the same object as in the step before where nothing has changed.
     groups: tuple[PrefixGroup, ...] = ()
+    copies: BlockCopies | None = None
 
     @property
     def num_decodes(self) -> int:

@@ -21,7 +21,7 @@ from pagewire.limits import INT32_MAX, MAX_LOGPROBS, MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
-from pagewire.worker.plan import Chunks, SlotStarts, StepPlan, TableWrites
+from pagewire.worker.plan import BlockCopies, Chunks, SlotStarts, StepPlan, TableWrites
 from pagewire.worker.step import PrefixGroup, Sampling, Start, Step
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Slots:
         self._failures = []
         if step.decode_slots is not None:
             self._decodes = step.decode_slots.copy()
-        starts, given = self._start(step.starts)
+        starts, given, copies = self._start(step.starts)
         writes = _joined(given, self._append(step.append_slots, step.append_blocks))
         # Before the chunks: a chunk that ends now has no token yet that could be decoded.
         slots, positions, decoded = self._decode()
@@ -102,6 +102,7 @@ class Slots:
             filtered=bool(self._filtered[sample_slots].any()),
             logprobs=self._wanted_logprobs(sample_slots),
             groups=self._group(step.groups, slots),
+            copies=copies,
         )
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
@@ -164,16 +165,19 @@ class Slots:
         if self.fail(slot):
             self._failures.append(Failure(slot, message, retryable=False))
 
-    def _start(self, starts: tuple[Start, ...]) -> tuple[SlotStarts | None, TableWrites | None]:
+    def _start(
+        self, starts: tuple[Start, ...]
+    ) -> tuple[SlotStarts | None, TableWrites | None, BlockCopies | None]:
         """Slots take their sequences."""
         taken = [start for start in starts if self._take(start)]
         if not taken:
-            return None, None
+            return None, None, None
         counts = [len(start.blocks) for start in taken]
         slots = np.array([start.slot for start in taken], np.int32)
         columns = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
         blocks = np.concatenate([start.blocks for start in taken])
-        return _sampling(slots, taken), TableWrites(np.repeat(slots, counts), columns, blocks)
+        writes = TableWrites(np.repeat(slots, counts), columns, blocks)
+        return _sampling(slots, taken), writes, _copies(taken, self.limits.block_size)
 
     def _take(self, start: Start) -> bool:
         slot = start.slot
@@ -377,7 +381,23 @@ def _fault(start: Start, limits: Limits) -> str | None:
         return _bad_block(int(blocks[(blocks < 1) | (blocks >= limits.num_blocks)][0]), limits)
     if start.num_computed > len(blocks) * limits.block_size:
         return f"num_computed {start.num_computed} tokens do not fit into {len(blocks)} blocks"
+    if start.copied_block >= limits.num_blocks:
+        return _bad_block(start.copied_block, limits)
+    if start.copied_block and start.num_computed % limits.block_size == 0:
+        return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
     return _sampling_fault(start.sampling, limits)
+
+
+def _copies(starts: list[Start], block_size: int) -> BlockCopies | None:
+    copying = [start for start in starts if start.copied_block]
+    if not copying:
+        return None
+    return BlockCopies(
+        sources=np.array([start.copied_block for start in copying], np.int32),
+        targets=np.array(
+            [start.blocks[start.num_computed // block_size] for start in copying], np.int32
+        ),
+    )
 
 
 def _sampling_fault(sampling: Sampling, limits: Limits) -> str | None:

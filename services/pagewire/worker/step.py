@@ -33,6 +33,7 @@ class Start:
     num_computed: int
     blocks: Int32Array  # [blocks]
     sampling: Sampling
+    copied_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ def _start(message: pb.SequenceStart) -> Start:
             stop_token_ids=tuple(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
+        copied_block=message.copied_block,
     )
 
 

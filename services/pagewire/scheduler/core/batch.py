@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.scheduler.core.block_pool import BlockPool
+from pagewire.scheduler.core.block_pool import SCRATCH_BLOCK, BlockPool
+from pagewire.scheduler.core.partial_blocks import PartialBlocks, PartialPrefix
 from pagewire.scheduler.core.policy import SchedulingPolicy
 from pagewire.scheduler.core.prefix_groups import PrefixGroup, PrefixGroups
 from pagewire.scheduler.core.sequence import Sequence, State
@@ -37,6 +38,21 @@ class WorkerLimits:
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """What the cache has of a sequence's first tokens: `blocks` to share and one to copy."""
+
+    blocks: list[int]
+    partial: PartialPrefix | None
+
+    def num_tokens(self, block_size: int) -> int:
+        """Tokens that need not be computed."""
+        return len(self.blocks) * block_size + (self.partial.tokens if self.partial else 0)
+
+
+_NOTHING_CACHED = CachedPrefix([], None)
 
 
 @dataclass(slots=True)
@@ -124,6 +140,11 @@ class WorkerBatch:
         self._answered = 0
         # The latest question to the prefix cache, and its answer.
         self._matched: tuple[tuple[int, int, int], list[int]] = ((-1, -1, -1), [])
+        self._partials = PartialBlocks()
+        # By block from whose tokens nobody has sampled yet: who began with a copy of it.
+        self._copies_of: dict[int, list[Sequence]] = {}
+        # By slot, blocks to be copied: held until the step that copies them is planned.
+        self._copied: dict[int, int] = {}
 
     @property
     def num_running(self) -> int:
@@ -139,6 +160,13 @@ class WorkerBatch:
     def idle(self) -> bool:
         """Whether nothing runs and no slot or block is still held."""
         return len(self._free_slots) == self.limits.num_slots
+
+    @property
+    def unused_places(self) -> int:
+        """Places for a token, in blocks of running sequences, that none is known for yet."""
+        table = self.slots
+        taken = np.maximum(table.computed, table.known)
+        return int((table.capacity - taken)[table.live].sum())
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the whole pool is enough for the sequence at its longest."""
@@ -162,7 +190,7 @@ class WorkerBatch:
         """
         if not self.open or not self.fits(sequence):
             return False
-        cached = self._cached_prefix(sequence)
+        cached = self._cached_prefix(sequence).blocks
         if self._is_being_computed(sequence, len(cached)):
             return False
         need = self.limits.blocks_for(sequence.num_known) - len(cached)
@@ -175,16 +203,23 @@ class WorkerBatch:
     def admit(self, sequence: Sequence) -> None:
         """Gives the sequence a slot and blocks for its known tokens; `can_admit` must hold.
 
-        Blocks that are cached for its first tokens are shared, and those tokens not computed.
+        Blocks that are cached for its first tokens are shared, one that is not full is copied, and
+        those tokens are not computed.
         """
         slot = self._free_slots.pop()
         cached = self._cached_prefix(sequence)
-        self.pool.acquire(cached)
-        need = self.limits.blocks_for(sequence.num_known) - len(cached)
-        sequence.blocks = cached + self.pool.allocate(need)
+        self.pool.acquire(cached.blocks)
+        need = self.limits.blocks_for(sequence.num_known) - len(cached.blocks)
+        sequence.blocks = cached.blocks + self.pool.allocate(need)
         sequence.slot = slot
         sequence.state = State.PREFILL
-        sequence.start(len(cached) * self.limits.block_size)
+        copied = cached.partial.block if cached.partial else SCRATCH_BLOCK
+        sequence.start(cached.num_tokens(self.limits.block_size), copied)
+        if copied:
+            self.pool.acquire([copied])
+            self._copied[slot] = copied
+            if copied in self._copies_of:
+                self._copies_of[copied].append(sequence)
         capacity = len(sequence.blocks) * self.limits.block_size
         self.slots.occupy(slot, sequence, capacity)
         self._prefilling.append(slot)
@@ -238,6 +273,7 @@ class WorkerBatch:
         self.slots.vacate(slot)
         sequence.state = state
         sequence.slot = -1
+        self._partials.remove(sequence.arrival)
         if sound:
             self._cache(sequence, sequence.num_answered, proven=True)
         blocks, sequence.blocks = sequence.blocks, []
@@ -271,7 +307,9 @@ class WorkerBatch:
         """Asserts the invariants over pool, slots and sequences."""
         self.pool.check()
         held = Counter(block for s in self.running() for block in s.blocks)
+        self._partials.check(set(held))
         held.update(block for _, _, blocks in self._retiring for block in blocks)
+        held.update(self._copied.values())
         assert len(held) == self.pool.used, "a held block has no owner"
         assert all(self.pool.references(b) == count for b, count in held.items()), "a miscount"
         busy = self.num_running + len(self._retiring)
@@ -284,10 +322,18 @@ class WorkerBatch:
             assert table.capacity[slot] == len(sequence.blocks) * self.limits.block_size
         assert all(p.num_tokens <= self.limits.max_num_batched_tokens for p in self.in_flight)
 
-    def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """The cached blocks of the sequence's first tokens; one token is always computed."""
+    def _cached_prefix(self, sequence: Sequence) -> CachedPrefix:
+        """What is cached of the sequence's first tokens; one token is always computed."""
         if not self.limits.prefix_caching:
-            return []
+            return _NOTHING_CACHED
+        blocks = self._cached_blocks(sequence)
+        begin = len(blocks) * self.limits.block_size
+        end = min(sequence.num_known, begin + self.limits.block_size) - 1
+        rest = sequence.known_bytes(end, begin)
+        partial = self._partials.find(blocks, rest, sequence.cache_salt)
+        return CachedPrefix(blocks, partial)
+
+    def _cached_blocks(self, sequence: Sequence) -> list[int]:
         # The head of the queue asks at every step while it waits, and once more when admitted.
         question = (sequence.arrival, sequence.num_known, self.pool.version)
         if self._matched[0] != question:
@@ -295,6 +341,20 @@ class WorkerBatch:
             found = self.pool.match(sequence.known_bytes(tokens), sequence.cache_salt)
             self._matched = (question, found)
         return self._matched[1]
+
+    @property
+    def _block_bytes(self) -> int:
+        return 4 * self.limits.block_size
+
+    def _offer_copies(self, sequence: Sequence, num_tokens: int, *, proven: bool) -> None:
+        """Lets others copy the block with the end of the first `num_tokens`, if it is not full."""
+        if self.limits.prefix_caching:
+            data = sequence.known_bytes(num_tokens)
+            block = self._partials.add(
+                sequence.arrival, sequence.blocks, data, self._block_bytes, sequence.cache_salt
+            )
+            if block is not None and not proven:
+                self._copies_of[block] = []
 
     def _shareable(self, sequence: Sequence) -> int:
         """Full blocks that the sequence could share: one token is always computed."""
@@ -330,13 +390,21 @@ class WorkerBatch:
                 sequence = self._sequence(slot)
                 if self.slots.received[slot] > sequence.num_generated:  # else its row failed
                     self.pool.prove(sequence.blocks)
+                    self._copies_of.pop(sequence.blocks[self._shareable(sequence)], None)
 
     def _drop_unproven(self, blocks: list[int]) -> None:
-        """Drops the unproven end of what a failed sequence shared; who shares it runs again."""
+        """Drops the unproven end of what a failed sequence shared; who shares it runs again.
+
+        So does who has copied from it, and from them in turn.
+        """
         dropped = self.pool.drop_unproven(blocks)
         for sequence in self.running() if dropped else ():
             if not dropped.isdisjoint(sequence.blocks):
                 self._preempt(sequence)
+        for block in blocks:
+            for sequence in self._copies_of.pop(block, ()):
+                if self._runs(sequence):
+                    self._preempt(sequence, sound=False)
 
     def _cache(self, sequence: Sequence, num_tokens: int, *, proven: bool) -> None:
         """Caches the full blocks of the sequence's first `num_tokens`, of which the KV is answered
@@ -459,10 +527,13 @@ class WorkerBatch:
         slots = np.flatnonzero(self.slots.live & ~self._ending())
         return [self._sequence(int(slot)) for slot in slots]
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _runs(self, sequence: Sequence) -> bool:
+        return sequence.slot >= 0 and self.slots.sequences[sequence.slot] is sequence
+
+    def _preempt(self, victim: Sequence, sound: bool = True) -> None:
         victim.preemptions += 1
         self.preemptions += 1
-        self._on_preempt(self.finish(victim.slot, State.PENDING))
+        self._on_preempt(self.finish(victim.slot, State.PENDING, sound))
 
     def _plan_prefill(self, plan: StepPlan) -> None:
         table = self.slots
@@ -484,10 +555,13 @@ class WorkerBatch:
             self._cache(self._sequence(slot), int(table.computed[slot]), proven=False)
             if table.computed[slot] == known:
                 completed.append(slot)
+                self._offer_copies(self._sequence(slot), known - 1, proven=False)
         plan.completed = completed
         if self._to_start:
             named = set(plan.prefill_slots)
             plan.starts = [s for s in self._to_start if s.slot in named]
+            for sequence in plan.starts:
+                self._drop_copy(sequence.slot)
             self._to_start = [s for s in self._to_start if s.slot not in named]
         if completed:
             self._start_decoding(completed)
@@ -509,16 +583,28 @@ class WorkerBatch:
             self._prefilling.remove(slot)
             self._backlog -= self._sequence(slot).num_known - int(self.slots.computed[slot])
         self._to_start = [s for s in self._to_start if s.slot != slot]
+        self._drop_copy(slot)
         self._stalled.discard(slot)
         self._set_decoding(slot, False)
         if self._groups is not None:
             self._groups.discard(slot)
+
+    def _drop_copy(self, slot: int) -> None:
+        """Lets go of the block that the slot's sequence copies.
+
+        A step that copies it runs before any step that could write to it for another sequence.
+        """
+        block = self._copied.pop(slot, None)
+        if block is not None:
+            self.pool.release([block])
 
     def _release_answered(self) -> None:
         waiting = []
         for entry in self._retiring:
             last_step, slot, blocks = entry
             if last_step <= self._answered or not self.in_flight:
+                for block in blocks if self._copies_of else ():
+                    self._copies_of.pop(block, None)
                 self.pool.release(blocks)
                 self._free_slots.append(slot)
             else:

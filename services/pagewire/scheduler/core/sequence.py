@@ -63,6 +63,8 @@ class Sequence:
     # At its latest start: tokens whose KV was cached, and output tokens it already had.
     num_computed: int = 0
     num_generated: int = 0
+    # At its latest start: a block to be copied to that of token `num_computed`; 0 for none.
+    copied_block: int = 0
     # Prompt tokens found in the cache at its first start; None before that.
     cached_tokens: int | None = None
     # Failures in a row without a token in between, and the length of the output at the last one.
@@ -85,9 +87,10 @@ class Sequence:
         """Tokens whose KV is known to be computed: all but the last, once one was sampled."""
         return self.num_known - 1 if len(self.output) > self.num_generated else 0
 
-    def start(self, num_computed: int) -> None:
+    def start(self, num_computed: int, copied_block: int) -> None:
         """Notes where it stands when it takes a slot."""
         self.num_computed = num_computed
+        self.copied_block = copied_block
         self.num_generated = len(self.output)
         if self.cached_tokens is None:
             self.cached_tokens = min(num_computed, len(self.prompt))

@@ -16,8 +16,9 @@ class SlotTable:
     """Arrays [num_slots] that a steady decode step touches with a few vectorized operations.
 
     `computed`: tokens whose KV exists once every step sent so far has run; `capacity`: tokens
-    that the slot's blocks hold; `sampled`: output tokens drawn once every step sent so far has
-    run; `received`: output tokens known here; `limit`: output tokens at which the sequence ends.
+    that the slot's blocks hold; `known`: tokens known at the start; `sampled`: output tokens drawn
+    once every step sent so far has run; `received`: output tokens known here; `limit`: output
+    tokens at which the sequence ends.
     Invariant of a live slot: received <= sampled <= limit, computed <= capacity.
     """
 
@@ -26,6 +27,7 @@ class SlotTable:
         "capacity",
         "computed",
         "decoding",
+        "known",
         "last_step",
         "limit",
         "live",
@@ -41,6 +43,7 @@ class SlotTable:
 
         self.computed = column()
         self.capacity = column()
+        self.known = column()
         self.sampled = column()
         self.received = column()
         self.limit = column()
@@ -59,6 +62,7 @@ class SlotTable:
         self.sequences[slot] = sequence
         self.computed[slot] = sequence.num_computed
         self.capacity[slot] = capacity
+        self.known[slot] = sequence.num_known
         self.sampled[slot] = self.received[slot] = generated
         self.limit[slot] = sequence.max_tokens
         self.live[slot] = True
