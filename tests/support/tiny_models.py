@@ -85,3 +85,33 @@ def log_probabilities(model: PreTrainedModel, prompt: list[int], output: list[in
     with torch.no_grad():
         logits = model(torch.tensor([prompt + output])).logits[0].float()
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+def beam_outputs(
+    model: PreTrainedModel, prompt: list[int], count: int, stop_ids: tuple[int, ...], **options: Any
+) -> list[tuple[list[int], float]]:
+    """All beams that transformers ends with, best first, and their scores.
+
+    `options` are those of `generate`, `num_beams` among them.
+    """
+    pad = VOCAB - 1
+    assert pad not in stop_ids
+    with torch.no_grad():
+        made = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=list(stop_ids) or None,
+            pad_token_id=pad,
+            num_return_sequences=options["num_beams"],
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+    outputs = []
+    for row, score in zip(made.sequences.tolist(), made.sequences_scores.tolist(), strict=True):
+        tokens = row[len(prompt) :]
+        ends = [at for at, token in enumerate(tokens) if token in stop_ids]
+        outputs.append((tokens[: ends[0] + 1] if ends else tokens, score))
+    return outputs
