@@ -52,7 +52,7 @@ def candidates_at(prompt: str, seed: int, index: int, top: int) -> list[tuple[in
         data = smiley[:2] if index % 5 == 3 else smiley[2:]
     likeliest = [(token + rank, -rank / 4, f" t{rank}".encode()) for rank in range(top)]
     likeliest[-1:] = [(id_, -math.inf, data) for id_, _, data in likeliest[-1:]]
-    return [(token, -0.5 - index / 64, data), *likeliest]
+    return [(token, -0.5 - index / 64 - token % 8 / 8, data), *likeliest]
 
 
 def expected_text(prompt: str, seed: int, tokens: int) -> str:

@@ -14,7 +14,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 def generation() -> Generation:
     request = pb.GenerateRequest(request_id="r", logprobs=0)
-    return Generation(request, 0, Mailbox(), eager=True)
+    return Generation(request, 0, 0, Mailbox(), eager=True)
 
 
 def receive(run: Generation, *logprobs: float) -> None:

@@ -5,7 +5,8 @@ from starlette.types import Receive
 
 from pagewire.gateway.accounts import Permit
 from pagewire.gateway.job import Job
-from pagewire.gateway.reply import whole_body
+from pagewire.gateway.outputs import outputs
+from pagewire.gateway.reply import usage
 from pagewire.gateway.run import Run
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.gateway.sse import EventStream
@@ -30,4 +31,8 @@ async def answer(job: Job, schedulers: Schedulers, receive: Receive, permit: Per
         run.close()
         raise
     run.close()
-    return JSONResponse(whole_body(job.reply, run.generations))
+    choices = [
+        {**job.reply.whole(index, output.text, output.finish), "logprobs": output.logprobs}
+        for index, output in enumerate(outputs(job, run.generations))
+    ]
+    return JSONResponse(job.reply.envelope.wrap(choices, usage=usage(run.generations)))

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag
 from pagewire.errors import invalid
 from pagewire.gateway.extras import CHAT, MESSAGE, refuse_extras
 from pagewire.gateway.fields import GenerationFields, Int32, NumLogprobs, Strict
-from pagewire.gateway.job import Job, choices
+from pagewire.gateway.job import Job, candidates
 from pagewire.gateway.logprobs import Candidate, TokenLogprobs
 from pagewire.gateway.reply import Envelope, ended_by, json_logprob
 from pagewire.limits import MAX_MESSAGES
@@ -109,8 +109,15 @@ class ChatRequest(GenerationFields):
             deadline_ms=self.deadline_ms,
         )
         n = self.num_choices()
-        reply = ChatReply(envelope)
-        return Job(choices([request], n), n, reply, bool(self.stream), self.include_usage)
+        return Job(
+            requests=candidates([request], n),
+            candidates=n,
+            n=n,
+            reply=ChatReply(envelope),
+            stream=bool(self.stream),
+            include_usage=self.include_usage,
+            shows_logprobs=request.HasField("logprobs"),
+        )
 
     def _most_tokens(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens

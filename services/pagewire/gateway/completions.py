@@ -8,10 +8,11 @@ from pydantic import Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import COMPLETION, refuse_extras
-from pagewire.gateway.fields import GenerationFields, NumLogprobs, TokenId
-from pagewire.gateway.job import Job, choices
+from pagewire.gateway.fields import GenerationFields, Int32, NumLogprobs, TokenId
+from pagewire.gateway.job import Job, candidates
 from pagewire.gateway.logprobs import Candidate, TokenLogprobs
 from pagewire.gateway.reply import Envelope, ended_by, json_logprob
+from pagewire.limits import MAX_CHOICES
 from pagewire.v1 import inference_pb2 as pb
 
 DEFAULT_MAX_TOKENS = 16
@@ -47,6 +48,7 @@ class CompletionRequest(GenerationFields):
 
     prompt: Prompt
     logprobs: NumLogprobs | None = None
+    best_of: Int32 | None = None
 
     def job(self, model: str) -> Job:
         """The work for the schedulers; RequestError names the field at fault."""
@@ -55,6 +57,9 @@ class CompletionRequest(GenerationFields):
         envelope = Envelope("cmpl", "text_completion", model)
         most_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         stop = self.stop_conditions(most_tokens)
+        n, count = self.num_choices(), self._num_candidates()
+        # Among more candidates than choices the log probabilities decide.
+        logprobs = 0 if count > n and self.logprobs is None else self.logprobs
         prompts = [
             pb.GenerateRequest(
                 request_id=f"{envelope.id}-{index}",
@@ -62,22 +67,46 @@ class CompletionRequest(GenerationFields):
                 sampling=self.sampling(),
                 stop=stop,
                 priority=self.priority or 0,
-                logprobs=self.logprobs,
+                logprobs=logprobs,
                 cache_salt=self.cache_salt or "",
                 deadline_ms=self.deadline_ms,
                 **_input(prompt, index),
             )
             for index, prompt in enumerate(self._prompts())
         ]
-        n = self.num_choices()
-        if len(prompts) * n > MAX_OUTPUTS:
+        if len(prompts) * count > MAX_OUTPUTS:
             raise invalid(
-                "n",
-                f"{len(prompts)} prompts and n {n} make {len(prompts) * n} choices; at most "
-                f"{MAX_OUTPUTS} are allowed",
+                "n" if self.best_of is None else "best_of",
+                f"{count} outputs of each of {len(prompts)} prompts are {len(prompts) * count}; at "
+                f"most {MAX_OUTPUTS} are allowed",
             )
-        reply = CompletionReply(envelope)
-        return Job(choices(prompts, n), n, reply, bool(self.stream), self.include_usage)
+        return Job(
+            requests=candidates(prompts, count),
+            candidates=count,
+            n=n,
+            reply=CompletionReply(envelope),
+            stream=bool(self.stream),
+            include_usage=self.include_usage,
+            shows_logprobs=self.logprobs is not None,
+        )
+
+    def _num_candidates(self) -> int:
+        """Outputs of a prompt, of which the best n are given."""
+        n = self.num_choices()
+        if self.best_of is None:
+            return n
+        if not n <= self.best_of <= MAX_CHOICES:
+            raise invalid(
+                "best_of",
+                f"best_of is {self.best_of}; it must be between n, which is {n}, and {MAX_CHOICES}",
+            )
+        if self.stream and self.best_of > n:
+            raise invalid(
+                "best_of",
+                f"best_of is {self.best_of} and n is {n}: which output is best is known at the "
+                "end only; set stream to false or best_of to n",
+            )
+        return self.best_of
 
     def _prompts(self) -> list[Any]:
         single = isinstance(self.prompt, str) or (

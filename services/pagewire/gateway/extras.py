@@ -23,7 +23,6 @@ COMMON: Neutral = {
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "best_of": (1,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -49,6 +48,7 @@ COMMON: Neutral = {
 }
 CHAT: Neutral = {
     **COMMON,
+    "best_of": (1,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),

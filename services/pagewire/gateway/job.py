@@ -9,20 +9,25 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Requests for the schedulers, `n` a prompt in a row, and how their output is written."""
+    """Requests for the schedulers and how their output is written.
+
+    `requests` has `candidates` in a row for each prompt, of which `n` become choices.
+    """
 
     requests: list[pb.GenerateRequest]
+    candidates: int
     n: int
     reply: Reply
     stream: bool
     include_usage: bool
+    shows_logprobs: bool
 
 
-def choices(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:
+def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:
     """`n` requests for each prompt, the seed of each one above that of the one before.
 
-    Every choice is a request of its own, so each can go on elsewhere when its scheduler is lost,
-    and choice i is what the prompt alone gives with `seed + i`.
+    Every candidate is a request of its own, so each can go on elsewhere when its scheduler is
+    lost, and candidate i is what the prompt alone gives with `seed + i`.
     """
     made = []
     for prompt in prompts:

@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -104,19 +104,6 @@ def new_logprobs(reply: Reply, generation: Generation) -> dict[str, Any] | None:
 def json_logprob(logprob: float) -> float:
     """A log probability as JSON can say it, which has no infinity: -9999, as vLLM does."""
     return max(logprob, LEAST_LOGPROB)
-
-
-def whole_body(reply: Reply, generations: Sequence[Generation]) -> dict[str, Any]:
-    """The body of an answer that is not streamed; every generation has finished."""
-    choices = [
-        {
-            **reply.whole(generation.index, generation.take_text(), generation.finish),
-            "logprobs": new_logprobs(reply, generation),
-        }
-        for generation in generations
-        if generation.finish is not None
-    ]
-    return reply.envelope.wrap(choices, usage=usage(generations))
 
 
 def compact(value: Any) -> str:

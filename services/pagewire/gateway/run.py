@@ -19,7 +19,7 @@ class Run:
         self._watch: asyncio.Task[None] | None = None
         self._unfinished = len(job.requests)
         self.generations = [
-            Generation(request, index, index // job.n, self._mailbox, job.stream)
+            Generation(request, index, index // job.candidates, self._mailbox, job.stream)
             for index, request in enumerate(job.requests)
         ]
 
