@@ -241,12 +241,17 @@ class Batching(RuleBasedStateMachine):
             sequence.cache_salt = origin.cache_salt
             self._request(sequence)
 
-    @rule(stop=st.booleans(), failing=st.sampled_from([0, 0, 1, 2, 3]))
-    def step(self, stop: bool, failing: int) -> None:
+    @rule(stop=st.booleans(), keep=st.booleans(), failing=st.sampled_from([0, 0, 1, 2, 3]))
+    def step(self, stop: bool, keep: bool, failing: int) -> None:
         """Plans and answers; `failing` chooses a slot that fails in the first step planned."""
         self.failing = failing
         self._fill_pipeline()
-        self._answer(EOS if stop else SAMPLED)
+        self._answer(EOS if stop else SAMPLED, keep)
+
+    @precondition(lambda self: self.requests)
+    @rule(choice=st.integers(0, 1000))
+    def forget(self, choice: int) -> None:
+        self.batch.forget(self.requests[choice % len(self.requests)].arrival)
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
@@ -288,7 +293,7 @@ class Batching(RuleBasedStateMachine):
             self.unanswered.append(self.worker.run(plan, starts, self.failing))
             self.failing = 0
 
-    def _answer(self, token: int) -> None:
+    def _answer(self, token: int, keep: bool = False) -> None:
         if not self.unanswered:
             return
         step = self.unanswered.popleft()
@@ -304,7 +309,7 @@ class Batching(RuleBasedStateMachine):
                 self.waiting.push(self.batch.finish(slot, State.PENDING, sound=False))
         assert not step.garbage & {*outcome.slots.tolist()}, "a token came from garbage"
         for slot in outcome.slots[outcome.stopped | outcome.ended].tolist():
-            self.batch.finish(slot, State.COMPLETED)
+            self.batch.finish(slot, State.COMPLETED, keep=keep)
 
     @invariant()
     def sound(self) -> None:
@@ -326,6 +331,8 @@ class Batching(RuleBasedStateMachine):
         assert all(r.state.final for r in self.requests), "a request starved"
         while self.unanswered:
             self._answer(SAMPLED)
+        for request in self.requests:
+            self.batch.forget(request.arrival)
         assert self.batch.pool.used == 0
         assert self.batch.idle
         for request in self.requests:

@@ -441,3 +441,51 @@ def test_without_a_prefix_cache_nothing_is_copied() -> None:
     sibling = counted(6, 4, 1)
     worker.admit(sibling)
     assert (sibling.num_computed, sibling.copied_block) == (0, 0)
+
+
+def test_whoever_goes_on_from_a_kept_sequence_computes_one_token() -> None:
+    worker = batch(num_slots=4, num_blocks=9)
+    worker.admit(counted(6, 1, 0))
+    outcome = worker.commit(worker.plan().number, np.array([5], np.int32))
+    assert outcome.ended.all()
+    parent = worker.finish(0, State.COMPLETED, keep=True)
+    assert worker.pool.used == 2
+    children = [counted(6, 2, arrival) for arrival in (1, 2)]
+    for child, token in zip(children, (5, 8), strict=True):
+        child.output.append(token)
+        worker.admit(child)
+    worker.check()
+    plan = worker.plan()
+    assert plan.prefill_counts == [1, 1]
+    assert [s.num_computed for s in plan.starts] == [6, 6]
+    assert worker.pool.used == 4, "a full block of all, a last one of each"
+    worker.forget(parent.arrival)
+    assert worker.pool.used == 3
+    worker.forget(parent.arrival)
+    worker.check()
+
+
+def test_what_was_kept_gives_way_to_whoever_needs_the_memory() -> None:
+    worker = batch(num_slots=2, num_blocks=4)
+    worker.admit(counted(6, 1, 0))
+    worker.commit(worker.plan().number, np.array([5], np.int32))
+    worker.finish(0, State.COMPLETED, keep=True)
+    large = sequence(11, 2, 1)
+    assert worker.can_admit(large)
+    worker.admit(large)
+    assert worker.pool.used == 3
+    worker.check()
+
+
+def test_a_running_sequence_grows_into_what_was_kept() -> None:
+    worker = batch(num_slots=2, num_blocks=4)
+    running = sequence(4, 9, 0)
+    worker.admit(running)
+    worker.admit(counted(6, 1, 1))
+    plan = worker.plan()
+    worker.commit(plan.number, np.array([5, 5], np.int32))
+    worker.finish(1, State.COMPLETED, keep=True)
+    for _ in range(6):
+        answer(worker, worker.plan())
+    assert worker.preemptions == 0
+    assert len(running.blocks) == 3

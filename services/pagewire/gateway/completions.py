@@ -49,6 +49,9 @@ class CompletionRequest(GenerationFields):
     prompt: Prompt
     logprobs: NumLogprobs | None = None
     best_of: Int32 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
 
     def job(self, model: str) -> Job:
         """The work for the schedulers; RequestError names the field at fault."""
@@ -58,8 +61,9 @@ class CompletionRequest(GenerationFields):
         most_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         stop = self.stop_conditions(most_tokens)
         n, count = self.num_choices(), self._num_candidates()
+        beam_search = self._beam_search(n, count)
         # Among more candidates than choices the log probabilities decide.
-        logprobs = 0 if count > n and self.logprobs is None else self.logprobs
+        logprobs = 0 if count > n and not beam_search and self.logprobs is None else self.logprobs
         prompts = [
             pb.GenerateRequest(
                 request_id=f"{envelope.id}-{index}",
@@ -70,6 +74,7 @@ class CompletionRequest(GenerationFields):
                 logprobs=logprobs,
                 cache_salt=self.cache_salt or "",
                 deadline_ms=self.deadline_ms,
+                beam_search=beam_search,
                 **_input(prompt, index),
             )
             for index, prompt in enumerate(self._prompts())
@@ -80,14 +85,36 @@ class CompletionRequest(GenerationFields):
                 f"{count} outputs of each of {len(prompts)} prompts are {len(prompts) * count}; at "
                 f"most {MAX_OUTPUTS} are allowed",
             )
+        requests_each = 1 if beam_search else count
         return Job(
-            requests=candidates(prompts, count),
-            candidates=count,
+            requests=candidates(prompts, requests_each),
+            candidates=requests_each,
             n=n,
             reply=CompletionReply(envelope),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
+        )
+
+    def _beam_search(self, n: int, width: int) -> pb.BeamSearch | None:
+        """The search that is asked for; the scheduler checks it against the model."""
+        if not self.use_beam_search:
+            for field, given in (
+                ("length_penalty", self.length_penalty not in (None, 1.0)),
+                ("early_stopping", bool(self.early_stopping)),
+            ):
+                if given:
+                    raise invalid(field, f"{field} needs use_beam_search: true; remove it")
+            return None
+        if self.stream:
+            raise invalid(
+                "stream", "the outputs of a beam search are known at its end only; leave stream out"
+            )
+        return pb.BeamSearch(
+            width=width,
+            num_returned=n,
+            length_penalty=self.length_penalty,
+            early_stopping=bool(self.early_stopping),
         )
 
     def _num_candidates(self) -> int:
@@ -100,7 +127,7 @@ class CompletionRequest(GenerationFields):
                 "best_of",
                 f"best_of is {self.best_of}; it must be between n, which is {n}, and {MAX_CHOICES}",
             )
-        if self.stream and self.best_of > n:
+        if self.stream and self.best_of > n and not self.use_beam_search:
             raise invalid(
                 "best_of",
                 f"best_of is {self.best_of} and n is {n}: which output is best is known at the "

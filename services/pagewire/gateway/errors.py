@@ -33,6 +33,8 @@ _PARAMS = {
     "prompt_token_ids": "prompt",
     "chat": "messages",
     "template_kwargs": "chat_template_kwargs",
+    "width": "best_of",
+    "num_returned": "n",
 }
 
 

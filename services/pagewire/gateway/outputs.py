@@ -22,7 +22,7 @@ def outputs(job: Job, generations: Sequence[Generation]) -> list[Output]:
     """`job.n` choices of each prompt, prompt by prompt; every generation has finished.
 
     Of more candidates than choices those with the highest log probability per token are taken,
-    best first.
+    best first. A beam search is one generation with all choices.
     """
     chosen: list[Output] = []
     for _, siblings in groupby(generations, key=lambda g: g.prompt):

@@ -13,13 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from pagewire.config import SchedulerConfig
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import unpack
 from pagewire.scheduler import metrics
+from pagewire.scheduler.beam_request import BeamRequest, beam_params, reserved_arrivals
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.beam import BeamSearch
 from pagewire.scheduler.core.chunk_size import ChunkSize
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
@@ -100,6 +104,7 @@ class Engine:
         self._arrivals = 0
         self._parsing = 0
         self._drain_rate = DrainRate(time.monotonic())
+        self._searches = 0
         self._pump_scheduled = False
         self._publish()
 
@@ -110,6 +115,7 @@ class Engine:
         self._arrivals += 1
         request_id = message.request_id or f"request-{self._arrivals}"
         request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals)
+        self._arrivals += reserved_arrivals(message.beam_search.width)
         refusal = self._refusal(message, request)
         if refusal is not None:
             metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
@@ -368,6 +374,9 @@ class Engine:
         request.text = parsed.text
         request.include_stop_token = parsed.include_stop_token
         request.unreported_prompt = len(parsed.prompt)
+        if parsed.beam_search is not None:
+            self._search(request, parsed)
+            return
         ended = self._replay(request, parsed)
         if ended is not None:
             self._close(request, State.COMPLETED, ended)
@@ -377,6 +386,24 @@ class Engine:
             self._close(request, State.FAILED, error_finish(full))
             return
         self._waiting.push(sequence)
+        self._pump_soon()
+
+    def _search(self, request: Request, parsed: ParsedRequest) -> None:
+        """Begins a beam search."""
+        asked, origin = parsed.beam_search, request.sequence
+        assert asked is not None
+        assert origin is not None
+        search = BeamSearch(
+            beam_params(asked), parsed.max_tokens, parsed.sampling.min_tokens, parsed.stop_ids
+        )
+        returned = asked.num_returned or asked.width
+        request.beams = BeamRequest(search, origin, returned, self.limits().vocab_size)
+        self._searches += 1
+        self._queue_beams(request.beams)
+
+    def _queue_beams(self, beams: BeamRequest) -> None:
+        for sequence in beams.sequences:
+            self._waiting.push(sequence)
         self._pump_soon()
 
     def _replay(self, request: Request, parsed: ParsedRequest) -> pb.Finish | None:
@@ -449,12 +476,21 @@ class Engine:
     ) -> None:
         """Hands one token of each row to its client, and ends the sequences that are done."""
         streams = worker.streams
+        if logprobs is not None:
+            logprobs = logprobs.of(outcome.valid)
+        if self._searches:
+            requests = streams.owners(outcome.slots)
+            plain = np.array([request.beams is None for request in requests], dtype=np.bool_)
+            self._take_beams(worker, outcome, requests, logprobs, np.flatnonzero(~plain).tolist())
+            outcome = outcome.only(plain)
+            if not len(outcome.slots):
+                return
+            logprobs = None if logprobs is None else logprobs.of(plain)
         for request in streams.first_tokens(outcome.slots):
             metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
         candidates = {}
         if logprobs is not None:
-            requests = [streams.owner(slot) for slot in outcome.slots.tolist()]
-            logprobs = logprobs.of(outcome.valid)
+            requests = streams.owners(outcome.slots)
             candidates = encode_logprobs(requests, logprobs, self.tokenizer.token_bytes)
         for row in streams.deliver(outcome, candidates):
             slot = int(outcome.slots[row])
@@ -464,6 +500,49 @@ class Engine:
             finish = request.end_after(token, bool(outcome.stopped[row]), bool(outcome.ended[row]))
             assert finish is not None
             self._close(request, State.COMPLETED, finish)
+
+    def _take_beams(
+        self,
+        worker: ReadyWorker,
+        outcome: StepOutcome,
+        requests: list[Request],
+        logprobs: StepLogprobs | None,
+        rows: list[int],
+    ) -> None:
+        """Ends the beams at some rows of a step, and the rounds that they were the last of."""
+        at = {} if logprobs is None else {row: i for i, row in enumerate(logprobs.rows.tolist())}
+        for row in rows:
+            request, slot = requests[row], int(outcome.slots[row])
+            if not request.open:
+                continue
+            sequence = worker.batch.finish(slot, State.COMPLETED, keep=True)
+            assert request.beams is not None
+            if logprobs is None or row not in at:
+                error = RequestError(Code.INTERNAL, "the worker sent no log probabilities")
+                self._stop(request, State.FAILED, error_finish(error))
+                continue
+            ids, values = logprobs.ids[at[row], 1:], logprobs.values[at[row], 1:]
+            if request.beams.answer(sequence, ids, values):
+                self._next_round(request, request.beams)
+
+    def _next_round(self, request: Request, beams: BeamRequest) -> None:
+        self._forget(beams.next_round())
+        if not beams.done:
+            self._queue_beams(beams)
+            return
+        decode = self._decode if request.text is not None else None
+        finish = beams.finish(decode, request.include_stop_token)
+        self._close(request, State.COMPLETED, finish)
+
+    def _decode(self, tokens: tuple[int, ...]) -> str:
+        detokenizer = self.tokenizer.detokenizer()
+        return "".join([detokenizer.feed(token) for token in tokens]) + detokenizer.flush()
+
+    def _forget(self, sequences: list[Sequence]) -> None:
+        """Workers need not keep the KV of these ended sequences any longer."""
+        for worker in self._workers.values():
+            for sequence in sequences:
+                worker.batch.forget(sequence.arrival)
 
     def _on_slot_error(self, worker: ReadyWorker, error: worker_pb.SlotError) -> None:
         if not worker.batch.slots.live[error.slot]:
@@ -476,7 +555,7 @@ class Engine:
             self._waiting.push(sequence)
             return
         failure = RequestError(Code.INTERNAL, f"the worker failed: {error.message}")
-        self._close(request, State.FAILED, error_finish(failure))
+        self._stop(request, State.FAILED, error_finish(failure))
 
     def _fail_too_large(self, sequence: Sequence) -> None:
         error = RequestError(
@@ -484,7 +563,7 @@ class Engine:
             f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "
             "is ready now holds",
         )
-        self._close(sequence.owner, State.FAILED, error_finish(error))
+        self._stop(sequence.owner, State.FAILED, error_finish(error))
 
     # The end
 
@@ -506,9 +585,9 @@ class Engine:
 
     def _stop(self, request: Request, state: State, finish: pb.Finish) -> None:
         """Ends an open request wherever it is: being parsed, waiting or running."""
-        sequence = request.sequence
-        if sequence is not None and not self._waiting.remove(sequence):
-            self._finish_running(sequence)
+        for sequence in request.sequences:
+            if not self._waiting.remove(sequence):
+                self._finish_running(sequence)
         self._close(request, state, finish)
         self._pump_soon()
 
@@ -520,8 +599,8 @@ class Engine:
         """
 
         def in_state(state: State) -> int:
-            sequences = [request.sequence for request in list(self._open.values())]
-            return sum(s is not None and s.state is state for s in sequences)
+            requests = list(self._open.values())
+            return sum(any(s.state is state for s in r.sequences) for r in requests)
 
         for state in (State.PENDING, State.PREFILL, State.DECODE):
             gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
@@ -550,7 +629,11 @@ class Engine:
         del self._by_id[request.request_id]
         metrics.REQUESTS.labels(state.name.lower()).inc()
         completion_tokens = 0
-        if request.sequence is not None:
+        if request.beams is not None:
+            self._searches -= 1
+            self._forget(request.beams.close())
+            finish.usage.CopyFrom(request.beams.usage())
+        elif request.sequence is not None:
             request.sequence.state = state
             completion_tokens = len(request.sequence.output)
             finish.usage.prompt_tokens = len(request.sequence.prompt)
@@ -560,7 +643,7 @@ class Engine:
                 finish.cumulative_logprob = request.cumulative_logprob
         if request.queue_seconds is not None:
             finish.queue_seconds = request.queue_seconds
-        rest = request.text.flush() if request.text is not None else ""
+        rest = request.text.flush() if request.text is not None and not request.beams else ""
         request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
         if not self._open:
             self.all_closed.set()

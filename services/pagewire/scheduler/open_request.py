@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagewire.errors import RequestError
 from pagewire.packing import pack, pack_floats
+from pagewire.scheduler.beam_request import BeamRequest
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import Candidates, StepLogprobs
@@ -23,6 +24,8 @@ class Request:
     received: float
     arrival: int
     sequence: Sequence | None = None
+    # Its own sequences run in place of `sequence`.
+    beams: BeamRequest | None = None
     text: TextStream | None = None
     # Prompt tokens not yet reported to the client: the first delta carries their number.
     unreported_prompt: int = 0
@@ -34,6 +37,13 @@ class Request:
     # Ends it at its deadline; None without one.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """What waits or runs for it, or has just ended."""
+        if self.beams is not None:
+            return self.beams.sequences
+        return [] if self.sequence is None else [self.sequence]
 
     def end_after(self, token: int, stopped: bool, at_limit: bool) -> pb.Finish | None:
         """How the request ends after `token`; None if it goes on."""

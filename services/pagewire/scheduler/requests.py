@@ -11,6 +11,7 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_REQUEST_ID_LENGTH
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams, StopConditions
+from pagewire.scheduler.beam_request import check_beam_search
 from pagewire.scheduler.core.sequence import Sampling
 from pagewire.scheduler.text_stream import TextStream
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
@@ -46,6 +47,7 @@ class ParsedRequest:
     deadline_ms: int | None
     text: TextStream | None
     include_stop_token: bool
+    beam_search: pb.BeamSearch | None
 
 
 def check_model(given: str, served: str) -> None:
@@ -88,6 +90,9 @@ def parse_request(
             "resume_token_ids", f"{len(resumed)} tokens to resume from, max_tokens is {max_tokens}"
         )
     eos = () if stop.ignore_eos else tokenizer.eos_token_ids
+    stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
+    if message.HasField("beam_search"):
+        check_beam_search(message, len(stop_ids))
     return ParsedRequest(
         prompt=prompt,
         sampling=Sampling(
@@ -100,7 +105,7 @@ def parse_request(
             logprobs=_logprobs(message, limits.vocab_size),
         ),
         max_tokens=max_tokens,
-        stop_ids=tuple(dict.fromkeys(eos + stop.stop_token_ids)),
+        stop_ids=stop_ids,
         resumed=resumed,
         priority=message.priority,
         cache_salt=message.cache_salt,
@@ -108,6 +113,7 @@ def parse_request(
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else None,
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
+        beam_search=message.beam_search if message.HasField("beam_search") else None,
     )
 
 

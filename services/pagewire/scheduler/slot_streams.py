@@ -44,9 +44,13 @@ class SlotStreams:
         assert request is not None, f"slot {slot} has no owner"
         return request
 
+    def owners(self, slots: Int32Array) -> list[Request]:
+        """The requests in live slots [n]."""
+        return [self.owner(slot) for slot in slots.tolist()]
+
     def first_tokens(self, slots: Int32Array) -> list[Request]:
         """The requests in `slots [n]` of which no token has been delivered."""
-        return [self.owner(slot) for slot in slots[self._unreported[slots] > 0].tolist()]
+        return self.owners(slots[self._unreported[slots] > 0])
 
     def deliver(self, outcome: StepOutcome, candidates: Mapping[int, Candidates]) -> list[int]:
         """Hands each row's token to its client; the rows whose sequences have ended.

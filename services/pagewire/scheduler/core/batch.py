@@ -100,6 +100,17 @@ class StepOutcome:
     ended: NDArray[np.bool_]
     valid: NDArray[np.bool_]
 
+    def only(self, rows: NDArray[np.bool_]) -> "StepOutcome":
+        """Those of some rows."""
+        return StepOutcome(
+            self.slots[rows],
+            self.tokens[rows],
+            self.indices[rows],
+            self.stopped[rows],
+            self.ended[rows],
+            self.valid,
+        )
+
 
 class WorkerBatch:
     """The sequences, slots and blocks of one worker.
@@ -145,6 +156,8 @@ class WorkerBatch:
         self._copies_of: dict[int, list[Sequence]] = {}
         # By slot, blocks to be copied: held until the step that copies them is planned.
         self._copied: dict[int, int] = {}
+        # By arrival, blocks of ended sequences that others will go on from.
+        self._kept: dict[int, list[int]] = {}
 
     @property
     def num_running(self) -> int:
@@ -196,7 +209,10 @@ class WorkerBatch:
         need = self.limits.blocks_for(sequence.num_known) - len(cached)
         woken = self.pool.num_idle(cached)
         if need > self.pool.available - woken:
-            return False
+            if not self._kept:
+                return False
+            self._forget_all()
+            return self.can_admit(sequence)
         ceiling = self.limits.memory_threshold * self.pool.total
         return self.pool.used + need + woken <= ceiling or self.num_running == 0
 
@@ -262,10 +278,14 @@ class WorkerBatch:
         self._release_answered()
         return StepOutcome(rows, tokens, indices, stopped, ended, valid)
 
-    def finish(self, slot: int, state: State, sound: bool = True) -> Sequence:
+    def finish(
+        self, slot: int, state: State, sound: bool = True, *, keep: bool = False
+    ) -> Sequence:
         """Ends the sequence in a live slot with a final state, or PENDING to run it again.
 
         Its full blocks stay cached unless it is not `sound`: see `distrust`.
+        With `keep` its last block, too, is there to begin with, until `forget` or until others need
+        the memory.
         """
         sequence = self._sequence(slot)
         assert self.slots.live[slot], f"slot {slot} is not live"
@@ -276,6 +296,10 @@ class WorkerBatch:
         self._partials.remove(sequence.arrival)
         if sound:
             self._cache(sequence, sequence.num_answered, proven=True)
+        if keep and self.limits.prefix_caching:
+            self.pool.acquire(sequence.blocks)
+            self._kept[sequence.arrival] = sequence.blocks
+            self._offer_copies(sequence, sequence.num_answered, proven=True)
         blocks, sequence.blocks = sequence.blocks, []
         self._retiring.append((int(self.slots.last_step[slot]), slot, blocks))
         if not sound:
@@ -295,6 +319,13 @@ class WorkerBatch:
             if left == slot:
                 self._drop_unproven(blocks)
 
+    def forget(self, arrival: int) -> None:
+        """Lets go of what was kept of an ended sequence, if there is anything."""
+        blocks = self._kept.pop(arrival, None)
+        if blocks is not None:
+            self._partials.remove(arrival)
+            self.pool.release(blocks)
+
     def running(self) -> list[Sequence]:
         """The sequences in live slots, by slot."""
         return [self._sequence(int(slot)) for slot in np.flatnonzero(self.slots.live)]
@@ -307,6 +338,7 @@ class WorkerBatch:
         """Asserts the invariants over pool, slots and sequences."""
         self.pool.check()
         held = Counter(block for s in self.running() for block in s.blocks)
+        held.update(block for blocks in self._kept.values() for block in blocks)
         self._partials.check(set(held))
         held.update(block for _, _, blocks in self._retiring for block in blocks)
         held.update(self._copied.values())
@@ -321,6 +353,10 @@ class WorkerBatch:
             assert table.computed[slot] <= table.capacity[slot]
             assert table.capacity[slot] == len(sequence.blocks) * self.limits.block_size
         assert all(p.num_tokens <= self.limits.max_num_batched_tokens for p in self.in_flight)
+
+    def _forget_all(self) -> None:
+        for arrival in list(self._kept):
+            self.forget(arrival)
 
     def _cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """What is cached of the sequence's first tokens; one token is always computed."""
@@ -493,6 +529,8 @@ class WorkerBatch:
         """
         table = self.slots
         self._stalled.discard(slot)
+        if self.pool.available == 0:
+            self._forget_all()
         while self.pool.available == 0 and self._awaited_blocks() <= len(self._stalled):
             self._preempt(self._policy.victim(self._evictable()))
             if not table.live[slot]:

@@ -73,6 +73,11 @@ class BeamSearch:
         self._stop_ids = frozenset(stop_ids)
 
     @property
+    def width(self) -> int:
+        """The most beams that run side by side."""
+        return self._params.width
+
+    @property
     def num_candidates(self) -> int:
         """How many of the likeliest next tokens of each beam decide a round."""
         return num_candidates(self._params.width, len(self._stop_ids))
