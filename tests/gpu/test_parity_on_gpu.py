@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.copied_start import BLOCK_SIZE, run_copied_start
 from support.step_driver import Sequence, StepDriver, local_worker
 from support.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
 
@@ -36,6 +37,23 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: str) -
             assert await driver.run(chunked, chunk=7, run_ahead=3) == expected
             alone = await driver.run([Sequence(prompts[4], COUNT)], run_ahead=4)
             assert alone == [expected[4]]
+            assert not worker.fatal
+
+    asyncio.run(check())
+
+
+def test_a_sequence_that_starts_with_a_copied_block(tmp_path: Path) -> None:
+    """Prefill and decode rows of such steps are graph launches; the copy comes before them."""
+    model = save_model(tmp_path, "llama")
+    generator = random.Random(3)
+    ours = [generator.randrange(VOCAB) for _ in range(45)]
+    theirs = [*ours[:-1], (ours[-1] + 1) % VOCAB]
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 9}
+        async with local_worker(tmp_path, block_size=BLOCK_SIZE, **settings) as worker:
+            outputs = await run_copied_start(worker, ours, theirs)
+            assert outputs == (greedy_tokens(model, ours, 11), greedy_tokens(model, theirs, 9))
             assert not worker.fatal
 
     asyncio.run(check())

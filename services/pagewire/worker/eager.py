@@ -63,10 +63,7 @@ class EagerBackend:
             self._threads.adapt(plan.num_decodes + plan.num_prefilled)
         timer = HostTimer() if self.synchronous else DeviceTimer()
         with torch.inference_mode():
-            self._slots.apply(plan)
-            if plan.copies is not None:
-                copies = plan.copies
-                self._cache.copy(*upload(self.device, copies.sources, copies.targets))
+            self._apply(plan)
             tokens, logprobs = self._compute(plan)
             tokens = self._to_host(tokens)
         timer.stop()
@@ -91,6 +88,13 @@ class EagerBackend:
     def is_fatal(self, error: BaseException) -> bool:
         """See `Backend`."""
         return device_errors.is_fatal(error)
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Takes over what a plan changes before it computes."""
+        self._slots.apply(plan)
+        if plan.copies is not None:
+            copies = plan.copies
+            self._cache.copy(*upload(self.device, copies.sources, copies.targets))
 
     def _to_host(self, results: Tensor) -> Tensor:
         """`results` on the host; from a GPU without waiting, valid once the step is done."""

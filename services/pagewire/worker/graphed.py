@@ -109,7 +109,7 @@ class GraphBackend(EagerBackend):
         timer = DeviceTimer()
         with torch.inference_mode():
             if plan.chunks is not None:
-                self._slots.apply(plan)
+                self._apply(plan)
                 tokens = self._mixed.launch(plan, plan.chunks)
             else:
                 tokens = self._launch_decode(plan)
@@ -128,7 +128,7 @@ class GraphBackend(EagerBackend):
             self._shared.copy(plan.groups, plan.decode_slots, rows)
         writes = plan.writes
         if plan.starts is not None or (writes is not None and len(writes.slots) > rows):
-            self._slots.apply(plan)
+            self._apply(plan)
             writes = None
         self._staging.copy_to(captured.inputs, self._pack(plan, rows, writes))
         captured.graph.replay()
