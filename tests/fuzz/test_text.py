@@ -81,7 +81,7 @@ def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
         counts[kind] += 1
         envelope = Envelope("x", "chunk", "m\n\n")
         reply = ChatReply(envelope) if kind == "chat" else CompletionReply(envelope)
-        runs = [Generation(pb.GenerateRequest(), i, Mailbox(), eager=True) for i in range(3)]
+        runs = [Generation(pb.GenerateRequest(), i, i, Mailbox(), eager=True) for i in range(3)]
         writer, written = ChunkWriter(reply, usage), ""
         for index, text, read in pieces:
             runs[index].extend(pack([1]), text.encode(), 0.0)

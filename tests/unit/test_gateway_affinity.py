@@ -80,8 +80,8 @@ async def test_conversations_return_and_no_scheduler_is_overrun(
     def send(request: pb.GenerateRequest, tokens: int) -> Generation:
         request.sampling.seed = 1
         request.stop.max_tokens = tokens
-        generation = Generation(request, 0, Mailbox(), eager=False)
-        schedulers.submit(generation)
+        generation = Generation(request, 0, 0, Mailbox(), eager=False)
+        schedulers.submit([generation])
         return generation
 
     def home(first_turn: str) -> list[int]:

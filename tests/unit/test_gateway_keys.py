@@ -111,7 +111,7 @@ def job(prompts: int = 1, max_tokens: int = 10) -> Job:
         pb.GenerateRequest(prompt="x" * 40, stop=pb.StopConditions(max_tokens=max_tokens))
         for _ in range(prompts)
     ]
-    return Job(requests, None, False, False)  # type: ignore[arg-type]
+    return Job(requests, 1, 1, None, False, False, False)  # type: ignore[arg-type]
 
 
 def refusal(holder: Account, wanted: Job, now: float) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def test_tokens_are_reserved_and_then_settled() -> None:
     holder = account(tokens_per_minute=60)
     permit = holder.admit(job(max_tokens=40), 0.0)  # 10 for the prompt, 40 for the output
     assert refusal(holder, job(max_tokens=10), 0.0) == (429, 10)
-    run = Generation(pb.GenerateRequest(), 0, Mailbox(), False)
+    run = Generation(pb.GenerateRequest(), 0, 0, Mailbox(), False)
     run.prompt_tokens = 7
     run.extend(pack([1, 2, 3]), b"", 0.0)
     permit.generations = [run]

@@ -117,12 +117,12 @@ async def test_a_full_queue_sends_it_to_another(
     peers[1].waiting, peers[0].full_for = 50, 2.5
     schedulers = await connect(*[await peer.start() for peer in peers])
     run = generation()
-    schedulers.submit(run)
+    schedulers.submit([run])
     await asyncio.wait_for(run.mailbox.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
     peers[1].full_for = 1.5
     refused = generation()
-    schedulers.submit(refused)
+    schedulers.submit([refused])
     await asyncio.wait_for(refused.mailbox.take(), 5)
     assert refused.failure is not None
     assert refused.failure.code == Code.RESOURCE_EXHAUSTED
@@ -239,8 +239,8 @@ async def test_a_deadline_goes_on_when_the_scheduler_is_lost(
     schedulers = await connect(*[await peer.start() for peer in peers])
     moved, awaiting = generation(tokens=60), generation(tokens=500)
     moved.request.deadline_ms, awaiting.request.deadline_ms = 5000, 1000
-    schedulers.submit(moved)
-    schedulers.submit(awaiting)
+    schedulers.submit([moved])
+    schedulers.submit([awaiting])
     await eventually(lambda: len(moved.tokens) > 5)
     peers[1].step = 0.05
     await peers[0].stop()

@@ -83,6 +83,8 @@ class SimulatedBackend:
             self._start(plan.starts)
         if plan.writes is not None:
             self._tables[plan.writes.slots, plan.writes.columns] = plan.writes.blocks
+        if plan.copies is not None:
+            self._kv[plan.copies.targets] = self._kv[plan.copies.sources]
         histories = self._decode(plan.decode_slots, plan.decode_positions)
         if plan.chunks is not None:
             histories = np.concatenate((histories, self._prefill(plan.chunks)))

@@ -192,7 +192,7 @@ class WorkerBatch:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """How many of its first tokens are in the cache."""
-        return len(self._cached_prefix(sequence)) * self.limits.block_size
+        return self._cached_prefix(sequence).num_tokens(self.limits.block_size)
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether the sequence may start now.
