@@ -179,7 +179,8 @@ class SchedulerConfig(ProcessConfig):
     )
     max_retry_attempts: int = setting(
         2,
-        "How often a request is run again after failing on a worker without any progress.",
+        "How often a request is run again after failing on a worker without any progress; also "
+        "how many workers in a row it may take down before it fails.",
         minimum=0,
     )
     run_ahead: int = setting(

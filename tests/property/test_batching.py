@@ -266,7 +266,8 @@ class Batching(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule()
     def lose_worker(self) -> None:
-        self.admission.lose_worker(self.batch)
+        for guilty in self.admission.lose_worker(self.batch, max_failures=2).guilty:
+            guilty.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits)
         self.worker = PlayedWorker()
         self.unanswered.clear()

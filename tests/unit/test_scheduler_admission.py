@@ -63,7 +63,7 @@ def test_sequences_of_a_lost_worker_go_on_at_another() -> None:
     list(made.admit())
     plan = lost.plan()
     lost.commit(plan.number, np.array([5], np.int32))
-    assert made.lose_worker(lost) == [running]
+    assert made.lose_worker(lost, max_failures=2).again == [running]
     assert running.state is State.PENDING
     other = made.add_worker(limits())
     assert [a.worker for a in made.admit()] == [other]

@@ -7,7 +7,7 @@ from pagewire.packing import unpack
 from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
 from pagewire.scheduler.core.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.policy import FirstComeFirstServed, Priority
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sampling, Sequence, State
 from pagewire.scheduler.core.waiting import WaitingQueue
 from pagewire.scheduler.worker_link import encode_step
 
@@ -150,10 +150,12 @@ def test_the_queue_follows_its_policy_and_forgets_what_left() -> None:
     assert (len(queue), queue.tokens) == (1, 3)
 
 
-def test_failures_count_anew_after_progress() -> None:
+def test_failures_count_anew_after_recovery() -> None:
     failing = sequence(1, 10)
     assert [failing.record_failure() for _ in range(2)] == [1, 2]
-    failing.output.append(5)
+    failing.output.append(5)  # as the prefill alone gives one
+    assert failing.record_failure() == 3
+    failing.output.extend([5] * RECOVERED_AFTER)
     assert failing.record_failure() == 1
 
 

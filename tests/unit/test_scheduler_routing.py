@@ -81,7 +81,7 @@ def test_a_failed_or_draining_worker_is_left_out(routing: str) -> None:
     cluster = Cluster(routing, workers=3)
     cluster.send(conversation(1))
     lost, drained = cluster.workers[0], cluster.workers[1]
-    assert len(cluster.admission.lose_worker(lost)) == 1
+    assert len(cluster.admission.lose_worker(lost, 2).again) == 1
     cluster.admission.drain_worker(drained)
     assert [admitted.worker for admitted in cluster.admission.admit()] == [cluster.workers[2]]
     assert {cluster.send(conversation(n)) for n in range(2, 6)} == {2}

@@ -244,12 +244,14 @@ class Engine:
         if worker is None:
             return
         del self._worker_of[worker.batch]
-        sequences = self._admission.lose_worker(worker.batch)
-        if worker.draining and not sequences:
+        loss = self._admission.lose_worker(worker.batch, max(1, self._config.max_retry_attempts))
+        if worker.draining and not loss.again and not loss.guilty:
             log.info("worker %s has drained and is left", link.address)
         else:
             metrics.WORKER_LOSSES.inc()
-            log.warning("worker %s is lost; %d sequences run again", link.address, len(sequences))
+            log.warning("worker %s is lost; %d sequences run again", link.address, len(loss.again))
+        for sequence in loss.guilty:
+            self._fail_guilty(sequence)
         self._on_readiness()
         self._pump_soon()
 
@@ -556,6 +558,16 @@ class Engine:
             return
         failure = RequestError(Code.INTERNAL, f"the worker failed: {error.message}")
         self._stop(request, State.FAILED, error_finish(failure))
+
+    def _fail_guilty(self, sequence: Sequence) -> None:
+        request: Request = sequence.owner
+        error = RequestError(
+            Code.INTERNAL,
+            f"{sequence.failures} workers in a row were lost while they computed this request, the "
+            "last one with nothing else to compute; it is not run again",
+        )
+        log.error("request %s took %d workers down", request.request_id, sequence.failures)
+        self._close(request, State.FAILED, error_finish(error))
 
     def _fail_too_large(self, sequence: Sequence) -> None:
         error = RequestError(

@@ -22,6 +22,14 @@ class Admitted:
     worker: WorkerBatch | None
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The sequences of a lost worker: those that wait again, and those that took it down."""
+
+    again: list[Sequence]
+    guilty: list[Sequence]
+
+
 class Admission:
     """The waiting sequences of one model and the workers that take them."""
 
@@ -45,13 +53,26 @@ class Admission:
         if worker in self.workers:
             self.workers.remove(worker)
 
-    def lose_worker(self, worker: WorkerBatch) -> list[Sequence]:
-        """A worker is gone; returns its sequences, which wait again with what they have."""
+    def lose_worker(self, worker: WorkerBatch, max_failures: int) -> Loss:
+        """A worker is gone; its sequences wait again with what they have.
+
+        To blame are those in its steps in flight. One that has failed `max_failures` times
+        without recovery is guilty if it was there alone; otherwise it runs alone next time, so
+        that whatever else runs is never blamed for it.
+        """
         self.drain_worker(worker)
-        sequences = worker.evacuate()
-        for sequence in sequences:
+        named = worker.named_slots()
+        blamed = {sequence for sequence in worker.running() if sequence.slot in named}
+        loss = Loss([], [])
+        for sequence in worker.evacuate():
+            if sequence in blamed and sequence.record_failure() >= max_failures:
+                if len(named) == 1:
+                    loss.guilty.append(sequence)
+                    continue
+                sequence.suspect = True
             self.waiting.push(sequence)
-        return sequences
+            loss.again.append(sequence)
+        return loss
 
     def admit(self) -> Iterator[Admitted]:
         """Takes from the head of the queue while some worker has room for it.

@@ -141,6 +141,10 @@ class WorkerBatch:
         self._to_start: list[Sequence] = []
         self._retiring: list[tuple[int, int, list[int]]] = []
         self._stalled: set[int] = set()
+        # Admitted suspects; the slot of the one whose steps run alone, and the slots that wait.
+        self._suspects: deque[Sequence] = deque()
+        self._alone: int | None = None
+        self._held: list[int] = []
         self._decode = _NO_SLOTS
         # Dirty: a slot entered or left the list; unsent: the worker does not know the list yet.
         self._decode_dirty = False
@@ -242,9 +246,16 @@ class WorkerBatch:
         self._backlog += sequence.num_known - sequence.num_computed
         self._to_start.append(sequence)
         self._policy.admitted(sequence)
+        if sequence.suspect:
+            self._suspects.append(sequence)
 
     def plan(self) -> StepPlan | None:
-        """The next step, to be sent at once; None when there is nothing to compute."""
+        """The next step, to be sent at once; None when there is nothing to compute.
+
+        A suspect's steps run alone, one at a time: then nobody else is there when the worker falls.
+        """
+        if self._suspects and not self._isolate():
+            return None
         plan = StepPlan(self._next_step)
         self._plan_decode(plan)
         self._plan_prefill(plan)
@@ -325,6 +336,11 @@ class WorkerBatch:
         if blocks is not None:
             self._partials.remove(arrival)
             self.pool.release(blocks)
+
+    def named_slots(self) -> set[int]:
+        """Slots that steps in flight compute, those of sequences that have ended included."""
+        named = {slot for plan in self.in_flight for slot in plan.prefill_slots}
+        return named.union(*(plan.rows.tolist() for plan in self.in_flight))
 
     def running(self) -> list[Sequence]:
         """The sequences in live slots, by slot."""
@@ -456,6 +472,38 @@ class WorkerBatch:
         assert sequence is not None, f"slot {slot} is empty"
         return sequence
 
+    def _isolate(self) -> bool:
+        """Leaves one suspect alone on the worker, or nobody if none is left; False to wait."""
+        while self._suspects and self._is_done_with(self._suspects[0]):
+            self._suspects.popleft()
+        slot = self._suspects[0].slot if self._suspects else None
+        if slot is not None and self.in_flight:
+            return False
+        if slot != self._alone:
+            self._alone = slot
+            held, self._held = self._held, []
+            for other in held:
+                if self.slots.live[other] and other not in self._prefilling:
+                    self._set_decoding(other, True)
+            if slot is not None:
+                self._hold_others(slot)
+        return True
+
+    def _is_done_with(self, suspect: Sequence) -> bool:
+        """Whether a suspect has left, or has recovered and is one no longer."""
+        slot = suspect.slot
+        if slot < 0 or self.slots.sequences[slot] is not suspect:
+            return True
+        suspect.suspect = not suspect.recovered(int(self.slots.received[slot]))
+        return not suspect.suspect
+
+    def _hold_others(self, slot: int) -> None:
+        decoding = np.flatnonzero(self.slots.decoding).tolist()
+        self._held = [other for other in {*decoding, *self._stalled} if other != slot]
+        for other in self._held:
+            self._stalled.discard(other)
+            self._set_decoding(other, False)
+
     def _plan_decode(self, plan: StepPlan) -> None:
         table = self.slots
         self._refresh_decode()
@@ -582,6 +630,8 @@ class WorkerBatch:
         for slot in self._prefilling:
             if budget <= 0:
                 break
+            if self._alone not in (None, slot):
+                continue
             known = self._sequence(slot).num_known
             count = min(budget, known - int(table.computed[slot]))
             budget -= count

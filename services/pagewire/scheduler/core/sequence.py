@@ -7,6 +7,10 @@ from typing import Any
 
 from pagewire.packing import Int32Array
 
+# A sequence that gets so many tokens further after a failure has recovered from it: one is the
+# prefill's, the others are decoded.
+RECOVERED_AFTER = 4
+
 
 class State(IntEnum):
     """Where a sequence stands. The last three are final."""
@@ -67,9 +71,11 @@ class Sequence:
     copied_block: int = 0
     # Prompt tokens found in the cache at its first start; None before that.
     cached_tokens: int | None = None
-    # Failures in a row without a token in between, and the length of the output at the last one.
+    # Failures in a row without recovery in between, and the length of the output at the last one.
     failures: int = 0
-    failed_at: int = -1
+    failed_at: int = -RECOVERED_AFTER
+    # It may be what takes workers down: its steps run alone until it has recovered.
+    suspect: bool = False
     # Who asks, and by when the request should have ended, in milliseconds of the caller's clock.
     tenant: str = ""
     deadline: int = 0
@@ -105,9 +111,12 @@ class Sequence:
         """The most tokens whose KV is ever needed; the last token generated needs none."""
         return len(self.prompt) + self.max_tokens - 1
 
+    def recovered(self, num_output: int) -> bool:
+        """Whether it had recovered from its last failure by the time it had so many tokens."""
+        return num_output - self.failed_at >= RECOVERED_AFTER
+
     def record_failure(self) -> int:
-        """Counts a failure; returns how many there were since the last progress."""
-        progressed = len(self.output) > self.failed_at
-        self.failures = 1 if progressed else self.failures + 1
+        """Counts a failure; returns how many there were since it last recovered."""
+        self.failures = 1 if self.recovered(len(self.output)) else self.failures + 1
         self.failed_at = len(self.output)
         return self.failures

@@ -1,0 +1,163 @@
+"""Who is blamed for a lost worker: a sequence that takes workers down, and those beside it."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.policy import FirstComeFirstServed
+from pagewire.scheduler.core.routing import LeastLoaded
+from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+
+GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+LIMITS = WorkerLimits(33, 4, 8, 16, memory_threshold=1.0)
+RUN_AHEAD = 3
+MAX_FAILURES = 2
+
+
+def sequence(arrival: int, prompt: int = 6, max_tokens: int = 20) -> Sequence:
+    return Sequence(np.full(prompt, arrival, np.int32), GREEDY, max_tokens, (-5,), arrival)
+
+
+class Fleet:
+    """Workers that compute one step at a time and fall when `deadly(batch, plan)` says so."""
+
+    def __init__(self, workers: int, deadly: Callable[[WorkerBatch, StepPlan], bool]) -> None:
+        self.admission = Admission(FirstComeFirstServed(), LeastLoaded())
+        for _ in range(workers):
+            self.admission.add_worker(LIMITS)
+        self.deadly = deadly
+        self.losses = 0
+        self.guilty: list[Sequence] = []
+
+    def run(self, sequences: list[Sequence], most: int = 5000) -> None:
+        """Until all have ended."""
+        for waiting in sequences:
+            self.admission.waiting.push(waiting)
+        for _ in range(most):
+            if all(s.state.final or s in self.guilty for s in sequences):
+                return
+            list(self.admission.admit())
+            for worker in list(self.admission.workers):
+                self._advance(worker)
+        raise AssertionError("they do not end")
+
+    def _advance(self, worker: WorkerBatch) -> None:
+        while len(worker.in_flight) < RUN_AHEAD and worker.plan() is not None:
+            pass
+        worker.check()
+        if not worker.in_flight:
+            return
+        plan = worker.in_flight[0]
+        if self.deadly(worker, plan):
+            self.losses += 1
+            self.guilty += self.admission.lose_worker(worker, MAX_FAILURES).guilty
+            self.admission.add_worker(LIMITS)
+            return
+        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        for slot in outcome.slots[outcome.ended].tolist():
+            worker.finish(slot, State.COMPLETED)
+
+
+def computed(worker: WorkerBatch, slots: list[int]) -> list[Sequence]:
+    return [s for slot in slots if (s := worker.slots.sequences[slot]) is not None]
+
+
+def deadly_in_prefill(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
+    return lambda worker, plan: poison in computed(worker, plan.prefill_slots)
+
+
+def deadly_in_decode(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
+    return lambda worker, plan: poison in computed(worker, plan.decode_slots.tolist())
+
+
+def deadly_from_token(poison: Sequence, index: int) -> Callable[[WorkerBatch, StepPlan], bool]:
+    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
+        rows = computed(worker, plan.rows.tolist())
+        return poison in rows and bool(worker.slots.received[poison.slot] >= index)
+
+    return deadly
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "deadly",
+    [deadly_in_prefill, deadly_in_decode, lambda poison: deadly_from_token(poison, 9)],
+    ids=["prefill", "decode", "later"],
+)
+def test_a_poison_fails_alone_after_three_workers(deadly: Callable, workers: int) -> None:
+    poison, innocent = sequence(4), [sequence(n, 3 + n % 7) for n in range(12) if n != 4]
+    fleet = Fleet(workers, deadly(poison))
+    fleet.run([poison, *innocent])
+    assert fleet.guilty == [poison]
+    assert fleet.losses == 3  # twice among others, then alone
+    assert all(len(s.output) == 20 for s in innocent)
+
+
+def test_a_poison_that_was_always_alone_has_two_workers() -> None:
+    poison = sequence(0)
+    fleet = Fleet(2, deadly_in_prefill(poison))
+    fleet.run([poison])
+    assert fleet.guilty == [poison]
+    assert fleet.losses == 2
+
+
+def test_two_poisons_are_told_apart() -> None:
+    first, second = sequence(1), sequence(5)
+    innocent = [sequence(n) for n in (0, 2, 3, 4, 6)]
+    in_first, in_second = deadly_in_prefill(first), deadly_in_decode(second)
+    fleet = Fleet(2, lambda worker, plan: in_first(worker, plan) or in_second(worker, plan))
+    fleet.run([first, second, *innocent])
+    assert set(fleet.guilty) == {first, second}
+    assert fleet.losses <= 6
+    assert all(len(s.output) == 20 for s in innocent)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_losses_now_and_then_blame_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    steps_left = rng.randint(1, 60)
+
+    def deadly(_worker: WorkerBatch, _plan: StepPlan) -> bool:
+        nonlocal steps_left
+        steps_left = steps_left - 1 if steps_left else rng.randint(60, 150)
+        return steps_left == 0
+
+    fleet = Fleet(3, deadly)
+    everybody = [sequence(n, rng.randint(1, 12), rng.randint(1, 40)) for n in range(100)]
+    fleet.run(everybody)
+    assert fleet.losses > 2
+    assert fleet.guilty == []
+    assert all(len(s.output) == s.max_tokens for s in everybody)
+
+
+def test_who_is_in_no_step_is_not_blamed() -> None:
+    fleet = Fleet(1, lambda _worker, _plan: False)
+    worker = fleet.admission.workers[0]
+    computing, queued = sequence(0, 16), sequence(1, 6)  # the first fills the step's budget
+    for waiting in (computing, queued):
+        fleet.admission.waiting.push(waiting)
+    list(fleet.admission.admit())
+    worker.plan()
+    for admitted in list(fleet.admission.admit()):
+        assert admitted.worker is worker
+    fleet.admission.lose_worker(worker, MAX_FAILURES)
+    assert (computing.failures, queued.failures) == (1, 0)
+
+
+def test_others_go_on_once_a_suspect_has_recovered() -> None:
+    fleet = Fleet(1, lambda _worker, _plan: False)
+    suspect, other = sequence(0), sequence(1)
+    suspect.record_failure()
+    suspect.suspect = True
+    worker = fleet.admission.workers[0]
+    alone: list[bool] = []
+    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(worker.named_slots()) == 1))
+    fleet.run([other, suspect])
+    assert not suspect.suspect
+    assert sum(alone) < len(alone)  # they have been together, too
+    assert alone[0]
+    assert len(other.output) == len(suspect.output) == 20
