@@ -55,6 +55,19 @@ class ProcessConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig(ProcessConfig):
+    """What both ends of a step have."""
+
+    step_timeout: float = setting(
+        60.0,
+        "Seconds that a worker has for one step. A scheduler takes one that needs longer for lost "
+        "and runs its requests elsewhere; the worker itself says that it is not healthy, and ends "
+        "if the same step takes twice as long.",
+        minimum=0.1,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(ProcessConfig):
     """The OpenAI-style HTTP service."""
 
@@ -103,7 +116,7 @@ class GatewayConfig(ProcessConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig(ProcessConfig):
+class SchedulerConfig(StepConfig):
     """The control plane."""
 
     model: str = setting(
@@ -206,7 +219,7 @@ class SchedulerConfig(ProcessConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(ProcessConfig):
+class WorkerConfig(StepConfig):
     """The process that holds weights and KV cache."""
 
     model: str = setting(
@@ -270,7 +283,7 @@ class WorkerConfig(ProcessConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedWorkerConfig(ProcessConfig):
+class SimulatedWorkerConfig(StepConfig):
     """Workers that compute no model: deterministic tokens, in the time of a device."""
 
     model: str = setting(

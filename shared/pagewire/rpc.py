@@ -13,11 +13,14 @@ from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.gates import DecodeGate, TokenGate
 
 MAX_MESSAGE_BYTES = 64 << 20
+# A scheduler has something to say on every stream at least this often, be it its load.
+HEARTBEAT_SECONDS = 1.0
 
-# Pings find a peer that vanished without closing its connection (a lost machine, a cut cable).
+# Pings find a peer that vanished without closing its connection: a lost machine, a cut cable, a
+# process that was stopped. gRPC answers them itself, so a busy interpreter is no reason to be late.
 _KEEPALIVE = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -28,7 +31,7 @@ _LIMITS = [
 SERVER_OPTIONS = [
     *_KEEPALIVE,
     *_LIMITS,
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     # Two servers on one port would take turns at answering; a port in use must be an error.
     ("grpc.so_reuseport", 0),
 ]

@@ -4,15 +4,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
 from pagewire.packing import unpack
+from pagewire.process import essential
 from pagewire.scheduler import metrics
-from pagewire.scheduler.server import _stop_on_fault
 from pagewire.v1 import inference_pb2 as pb
 from support.scheduler_stack import (
     MODEL,
@@ -126,6 +125,67 @@ async def test_a_broken_worker_loses_and_repeats_no_token(start) -> None:
         assert text == stack.engine.tokenizer.decode(tokens)
     await stack.wait_ready(2)
     await stack.settle()
+
+
+async def test_a_worker_that_does_not_answer_is_lost(start) -> None:
+    stack = await start(worker_info(), worker_info(), step_timeout=0.8)
+    stack.workers[0].hang_after = 12
+    prompts = [[n, n + 1, n + 2] for n in range(12)]
+    began = asyncio.get_running_loop().time()
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 60))) for p in prompts))
+    assert asyncio.get_running_loop().time() - began >= 0.8
+    for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
+        assert tokens == expected(prompt, 60)
+    await stack.wait_ready(2)
+    await stack.settle()
+
+
+async def test_a_long_idle_time_is_no_reason_to_lose_a_worker(start) -> None:
+    stack = await start(worker_info(), step_timeout=0.4)
+    await collect(stack.stub.Generate(request([1], 5)))
+    losses = metrics.WORKER_LOSSES._value.get()
+    await asyncio.sleep(1)
+    await collect(stack.stub.Generate(request([1], 5)))
+    assert metrics.WORKER_LOSSES._value.get() == losses
+
+
+async def test_a_request_that_takes_workers_down_fails_alone(start) -> None:
+    stack = await start(worker_info(), worker_info())
+    for worker in stack.workers:
+        worker.poison = 77
+        worker.step_seconds = 0.002
+    innocent = [[n, 1, 2] for n in range(10)]
+    calls = [collect(stack.stub.Generate(request(p, 40))) for p in (*innocent, [77, 1])]
+    *results, failure = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(failure, grpc.aio.AioRpcError)
+    assert failure.code() is grpc.StatusCode.INTERNAL
+    assert "workers in a row were lost while they computed this request" in failure.details()
+    for prompt, result in zip(innocent, results, strict=True):
+        assert result[0] == expected(prompt, 40)
+    assert sum(worker.broken for worker in stack.workers) <= 3
+    await stack.wait_ready(2)
+    await stack.settle()
+
+
+async def test_planning_that_fails_ends_the_scheduler(
+    start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = await start(worker_info())
+    fatal: list[BaseException] = []
+    stack.engine._on_fatal = fatal.append
+    monkeypatch.setattr("pagewire.scheduler.engine.encode_step", lambda plan: 1 / 0)
+    call = stack.stub.Generate(request([1], 5))
+    await eventually(lambda: fatal)
+    assert isinstance(fatal[0], ZeroDivisionError)
+    call.cancel()
+
+
+async def test_a_scheduler_without_news_still_shows_signs_of_life(start) -> None:
+    stack = await start(worker_info())
+    call = stack.stub.Multiplex()
+    for _ in range(4):
+        assert (await asyncio.wait_for(call.read(), 3)).HasField("load")
+    call.cancel()
 
 
 async def test_work_spreads_over_workers(start) -> None:
@@ -265,15 +325,14 @@ async def test_a_broken_invariant_is_found_after_the_step_if_asked_for(start, ch
         await call
 
 
-async def test_a_fault_of_a_link_stops_the_scheduler() -> None:
+async def test_the_fault_of_an_essential_task_is_fatal() -> None:
     async def fail() -> None:
         raise AssertionError("a block is lost")
 
-    stop = asyncio.Event()
-    task = asyncio.create_task(fail())
-    task.add_done_callback(partial(_stop_on_fault, stop))
-    async with asyncio.timeout(1):
-        await stop.wait()
+    faults: list[BaseException] = []
+    essential(asyncio.create_task(fail()), faults.append)
+    await eventually(lambda: faults)
+    assert str(faults[0]) == "a block is lost"
 
 
 async def test_states_are_visible_in_the_metrics(start) -> None:

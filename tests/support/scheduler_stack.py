@@ -90,7 +90,8 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
             await worker.start(address)
             workers.append(worker)
             addresses.append(address)
-            links.append(asyncio.create_task(WorkerLink(address, engine).run()))
+            link = WorkerLink(address, engine, step_timeout=config.step_timeout)
+            links.append(asyncio.create_task(link.run()))
         stack = Stack(
             engine, channel, inference_pb2_grpc.InferenceStub(channel), workers, addresses
         )

@@ -110,6 +110,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     waiting: int = 0  # reported beside the requests that are really running
     ready_workers: int = 1
     draining: bool = False
+    mute: bool = False  # says nothing more on its streams, without ending them
     full_for: float | None = None  # refuses everything, to come back after so many seconds
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -188,6 +189,9 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         first, load, load_at = True, None, 0.0
         while not reader.done():
+            if self.mute:
+                await asyncio.sleep(self.step)
+                continue
             response = self._step_of(open_runs)
             response.finished.extend(ended)
             ended.clear()

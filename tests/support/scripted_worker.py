@@ -59,6 +59,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     retryable: bool = True
     # Ends the stream after this many steps, once.
     break_after: int | None = None
+    # Does not answer any more after this many steps, once.
+    hang_after: int | None = None
+    # Breaks the stream whenever it computes a prompt with this first token.
+    poison: int | None = None
+    broken: int = 0
     steps: int = 0
     # The size of the largest prefix group so far.
     most_grouped: int = 0
@@ -103,6 +108,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             if self.break_after is not None and self.steps >= self.break_after:
                 self.break_after = None
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
+            if self.poison is not None and self._computes_poison(step, decode):
+                self.broken += 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted fall")
+            if self.hang_after is not None and self.steps >= self.hang_after:
+                self.hang_after = None
+                await asyncio.Event().wait()
             prefilled = int(unpack(step.prefill_counts).sum())
             if decode:
                 self.chunks.append(prefilled)
@@ -147,6 +158,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             errors=errors,
             **self._logprobs(rows, tokens),
         )
+
+    def _computes_poison(self, step: pb.Step, decode: list[int]) -> bool:
+        named = [*decode, *unpack(step.prefill_slots).tolist()]
+        return any(self.slots[slot].prompt[0] == self.poison for slot in named)
 
     def _advance(self, slot: int, count: int) -> None:
         state = self.slots[slot]

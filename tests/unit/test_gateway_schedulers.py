@@ -97,6 +97,24 @@ async def test_draining_scheduler_is_left_out(
     assert peers[0].submitted == []
 
 
+async def test_a_scheduler_that_falls_silent_is_lost(
+    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.gateway.multiplex.HEARTBEAT_SECONDS", 0.1)
+    peers[1].waiting = 50
+    peers[0].step = 0.02
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    run = generation(tokens=40)
+    schedulers.submit(run)
+    await eventually(lambda: len(run.tokens) > 5)
+    peers[0].mute = True
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert [len(peer.submitted) for peer in peers] == [1, 1]
+    assert run.tokens.tolist() == tokens_of("hi", 40)
+    peers[0].mute = False
+    await eventually(lambda: all(link.ready for link in schedulers.links.values()))
+
+
 async def test_refused_by_one_goes_to_another(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:

@@ -15,7 +15,8 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.logprobs import CandidateReader
 from pagewire.gateway.metrics import Metrics
-from pagewire.rpc import open_channel
+from pagewire.rpc import HEARTBEAT_SECONDS, open_channel
+from pagewire.stall import Stall
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceStub
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
 LAST_BACK_OFF = 2.0
+# A scheduler that was silent for so many heartbeats is lost: stopped, stuck or cut off.
+SILENT_HEARTBEATS = 5
 
 
 class Owner(Protocol):
@@ -65,6 +68,8 @@ class Link:
         self._outbox_filled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._received = 0
+        self._silent = False
 
     @property
     def ready(self) -> bool:
@@ -142,6 +147,8 @@ class Link:
                 if self._closing:
                     raise
                 reason = "the scheduler cancelled the stream"
+                if self._silent:
+                    reason = f"no sign of life for {SILENT_HEARTBEATS * HEARTBEAT_SECONDS:g} s"
             except Exception:
                 reason = "a message could not be handled"
                 log.exception("scheduler %s", self.target)
@@ -158,14 +165,27 @@ class Link:
         # A channel of its own for each attempt: the back-off is ours alone, not also gRPC's.
         async with open_channel(self.target, self._credentials) as channel:
             call = InferenceStub(channel).Multiplex(metadata=self._credentials.metadata)
-            sender = asyncio.create_task(self._send_all(call))
+            tasks = [
+                asyncio.create_task(self._send_all(call)),
+                asyncio.create_task(self._listen_for_silence(call)),
+            ]
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     self._receive(response)
             finally:
-                sender.cancel()
+                for task in tasks:
+                    task.cancel()
                 call.cancel()
-                await asyncio.gather(sender, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
+        """Gives a stream up on which nothing comes, whether or not anything is open on it."""
+        self._silent = False
+        stall = Stall(SILENT_HEARTBEATS)
+        while not stall.look(self._received):
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        self._silent = True
+        call.cancel()
 
     async def _send_all(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
@@ -186,6 +206,7 @@ class Link:
         self._owner.link_lost(self, orphans)
 
     def _receive(self, response: pb.MultiplexResponse) -> None:
+        self._received += 1
         if response.streams:
             self._deliver(response)
         for ended in response.finished:

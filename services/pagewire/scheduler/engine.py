@@ -19,6 +19,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import unpack
+from pagewire.process import end_process
 from pagewire.scheduler import metrics
 from pagewire.scheduler.beam_request import BeamRequest, beam_params, reserved_arrivals
 from pagewire.scheduler.core.admission import Admission
@@ -79,8 +80,11 @@ class Engine:
         model: str,
         tokenizer: Tokenizer | TokenIdsOnly,
         on_readiness: Callable[[], None],
+        on_fatal: Callable[[BaseException], object] = end_process,
     ) -> None:
-        """`on_readiness` is called when a worker was gained or lost."""
+        """`on_readiness` is called when a worker was gained or lost, `on_fatal` when the engine
+        itself has failed."""
+        self._on_fatal = on_fatal
         self.model = model
         self.tokenizer = tokenizer
         self.draining = False
@@ -334,8 +338,15 @@ class Engine:
             return
         finally:
             self._parsing -= 1
-        if request.open:
-            self._queue(request, parsed)
+        try:
+            if request.open:
+                self._queue(request, parsed)
+        except Exception:
+            log.exception("request %s could not be queued", request.request_id)
+            unqueued = RequestError(
+                Code.INTERNAL, "the request could not be queued; the scheduler's log says why"
+            )
+            self._close(request, State.FAILED, error_finish(unqueued))
 
     async def _parse(self, message: pb.GenerateRequest) -> ParsedRequest:
         check_request_id(message.request_id)
@@ -425,7 +436,14 @@ class Engine:
         """Plans once for all events of this turn of the loop."""
         if not self._pump_scheduled:
             self._pump_scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self._pump_or_end)
+
+    def _pump_or_end(self) -> None:
+        """Planning that fails has left the books half written: nothing after it can be trusted."""
+        try:
+            self._pump()
+        except Exception as error:
+            self._on_fatal(error)
 
     def _pump(self) -> None:
         self._pump_scheduled = False
@@ -567,7 +585,7 @@ class Engine:
             "last one with nothing else to compute; it is not run again",
         )
         log.error("request %s took %d workers down", request.request_id, sequence.failures)
-        self._close(request, State.FAILED, error_finish(error))
+        self._stop(request, State.FAILED, error_finish(error))
 
     def _fail_too_large(self, sequence: Sequence) -> None:
         error = RequestError(

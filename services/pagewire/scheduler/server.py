@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-from functools import partial
 
 from pagewire import logs
 from pagewire.addresses import parse_worker_addresses
@@ -17,7 +16,7 @@ from pagewire.credentials import (
 from pagewire.errors import RequestError
 from pagewire.metrics import serve_metrics
 from pagewire.models import resolve_model, served_name
-from pagewire.process import run_service
+from pagewire.process import essential, run_service
 from pagewire.rpc import Health, bind, make_server
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.service import InferenceService
@@ -59,13 +58,17 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     log.info("listening on %s:%d", config.grpc_host, port)
-    workers = Workers(addresses, engine, config.drain_timeout, credentials=to_workers)
+    workers = Workers(
+        addresses,
+        engine,
+        config.drain_timeout,
+        credentials=to_workers,
+        step_timeout=config.step_timeout,
+    )
     tasks = [
-        asyncio.create_task(workers.run()),
-        asyncio.create_task(_follow_readiness(engine, health, changed)),
+        essential(asyncio.create_task(workers.run())),
+        essential(asyncio.create_task(_follow_readiness(engine, health, changed))),
     ]
-    for task in tasks:
-        task.add_done_callback(partial(_stop_on_fault, stop))
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)
     engine.draining = True
@@ -74,19 +77,6 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     for task in tasks:
         task.cancel()
     await server.stop(grace=0.5)
-    if any(_fault(task) for task in tasks):
-        raise RuntimeError("ended by a fault, see above")
-
-
-def _stop_on_fault(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """Nothing goes on without the task: better no process than one that looks healthy."""
-    if fault := _fault(task):
-        log.critical("a fault ends this scheduler: %r", fault, exc_info=fault)
-        stop.set()
-
-
-def _fault(task: asyncio.Task[None]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def _read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from pagewire.errors import Code, RequestError
 from pagewire.gates import UNDECODABLE
 from pagewire.packing import unpack, unpack_floats
+from pagewire.rpc import HEARTBEAT_SECONDS
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests import check_model, tokenize_input
@@ -116,7 +117,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Sends news until the gateway closes its side."""
         loop = asyncio.get_running_loop()
-        models, load, sent_at = None, None, 0.0
+        models, load, sent_at, beat_at = None, None, 0.0, 0.0
         while not reader.done():
             now = loop.time()
             response = buffer.take()
@@ -127,8 +128,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     models, changed = state, True
                     response.models.CopyFrom(state[0])
                 new_load = self._engine.load()
-                if new_load != load:
-                    load, changed = new_load, True
+                if new_load != load or now - beat_at >= HEARTBEAT_SECONDS:
+                    load, changed, beat_at = new_load, True, now
                     response.load.CopyFrom(new_load)
                 sent_at = now
             response.draining = self._engine.draining

@@ -16,6 +16,7 @@ from pagewire.packing import pack
 from pagewire.rpc import open_channel
 from pagewire.scheduler.core.batch import StepPlan
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.stall import Stall
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 
@@ -25,6 +26,7 @@ PROTOCOL_VERSION = 1
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
+LOOKS_AT_A_STEP = 8  # in the time that it has
 
 
 class WorkerEvents(Protocol):
@@ -51,11 +53,17 @@ class WorkerLink:
     """Keeps one worker connected. `run` lasts until it is cancelled or retired."""
 
     def __init__(
-        self, address: str, events: WorkerEvents, credentials: Credentials = NO_CREDENTIALS
+        self,
+        address: str,
+        events: WorkerEvents,
+        credentials: Credentials = NO_CREDENTIALS,
+        step_timeout: float = 60.0,
     ) -> None:
-        """`address` is host:port or unix:PATH."""
+        """`address` is host:port or unix:PATH; steps have `step_timeout` seconds each."""
         self._credentials = credentials
         self.address = address
+        self._step_timeout = step_timeout
+        self._sent = self._answered = 0
         self._events = events
         self.retired = False
         self.connected = False
@@ -65,6 +73,7 @@ class WorkerLink:
 
     def send(self, step: pb.Step) -> None:
         """Sends a step; run-ahead bounds how many wait here."""
+        self._sent += 1
         self._outgoing.put_nowait(pb.RunRequest(step=step))
 
     def leave(self) -> None:
@@ -95,6 +104,12 @@ class WorkerLink:
                     )
                     return
                 self._report(error.code(), error.details() or "")
+            except asyncio.CancelledError:
+                # gRPC raises this, too, when a call was cancelled, by whichever side.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
             except ValueError as error:
                 log.error("worker %s broke the protocol: %s", self.address, error)
             if time.monotonic() - started > LAST_BACKOFF:
@@ -126,12 +141,15 @@ class WorkerLink:
                 raise ValueError("its first message is not `ready`")
             self._outgoing = asyncio.Queue()
             self._leaving = False
+            self._sent = self._answered = 0
             self._events.on_ready(self, ready.ready)
             self.connected = True
             self._reported = ""
-            tasks = [asyncio.create_task(work) for work in (self._write(call), self._watch(health))]
+            work = (self._write(call), self._watch(health), self._time_steps(call))
+            tasks = [asyncio.create_task(each) for each in work]
             try:
                 while (message := await self._read(call)) is not None:
+                    self._answered += 1
                     self._events.on_result(self, message.result)
                 if not self._leaving:
                     raise ValueError("it ended the stream")
@@ -163,6 +181,19 @@ class WorkerLink:
                 await call.write(request)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the reader sees why
+
+    async def _time_steps(self, call: grpc.aio.StreamStreamCall) -> None:
+        """Gives the worker up when it does not answer the oldest step in flight in time."""
+        stall = Stall(LOOKS_AT_A_STEP)
+        while not stall.look(self._answered, waiting=self._sent > self._answered):
+            await asyncio.sleep(self._step_timeout / LOOKS_AT_A_STEP)
+        log.error(
+            "worker %s has not answered step %d for %g s",
+            self.address,
+            self._answered + 1,
+            self._step_timeout,
+        )
+        call.cancel()
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> pb.RunResponse | None:
         """The next message; None at the regular end of the stream."""

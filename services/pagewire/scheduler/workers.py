@@ -23,11 +23,14 @@ class Workers:
         grace: float,
         resolve_names: Resolve = resolve,
         credentials: Credentials = NO_CREDENTIALS,
+        step_timeout: float = 60.0,
     ) -> None:
-        """`grace` are the seconds that sequences have to finish on a worker that was removed."""
+        """`grace` are the seconds that sequences have to finish on a worker that was removed,
+        `step_timeout` those that a worker has for a step."""
         self._addresses = addresses
         self._events = events
         self._grace = grace
+        self._step_timeout = step_timeout
         self._resolve = resolve_names
         self._credentials = credentials
         self._targets: dict[Address, list[str]] = {}
@@ -38,10 +41,13 @@ class Workers:
     async def run(self) -> None:
         """Until it is cancelled, or raises the fault of a link; then every link is closed."""
         try:
-            while self._faults.empty():
+            while True:
                 await self.refresh()
-                await asyncio.sleep(RESOLVE_SECONDS)
-            raise self._faults.get_nowait()
+                try:
+                    fault = await asyncio.wait_for(self._faults.get(), RESOLVE_SECONDS)
+                except TimeoutError:
+                    continue
+                raise fault
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -62,7 +68,7 @@ class Workers:
             self._remove(self._links[target])
 
     def _add(self, target: str) -> None:
-        link = WorkerLink(target, self._events, self._credentials)
+        link = WorkerLink(target, self._events, self._credentials, self._step_timeout)
         self._links[target] = link
         task = asyncio.create_task(link.run(), name=f"worker {target}")
         self._tasks[link] = task

@@ -24,10 +24,12 @@ from pagewire.simulator.backend import SimulatedBackend
 from pagewire.simulator.profile import Profile, load_profile
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.watchdog import Watchdog
 from pagewire.worker.door import worker_credentials
 from pagewire.worker.engine import Engine
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import read_model_config
+from pagewire.worker.health import WorkerHealth
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.limits import Limits, fit_to_pool
 from pagewire.worker.serial_thread import SerialThread
@@ -46,7 +48,8 @@ class SimulatedWorker:
 
     server: grpc.aio.Server
     service: WorkerService
-    health: Health
+    health: WorkerHealth
+    watchdog: Watchdog
     address: str
 
 
@@ -115,16 +118,18 @@ async def _start(
     await server.start()
     service.load(_info(config, backend, limits))
     service.serve(engine, limits)
-    await health.set_serving(True)
+    worker_health = WorkerHealth(health, service)
+    watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
-    return SimulatedWorker(server, service, health, address)
+    return SimulatedWorker(server, service, worker_health, watchdog, address)
 
 
 async def _drain(worker: SimulatedWorker, seconds: float) -> None:
-    await worker.health.set_serving(False)
+    await worker.health.leave()
     await worker.service.drain(seconds)
     await worker.server.stop(1.0)
+    worker.watchdog.close()
 
 
 def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:

@@ -9,6 +9,7 @@ import numpy as np
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.watchdog import Watched
 from pagewire.worker.backend import Backend, Outcome
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.plan import StepPlan
@@ -48,6 +49,11 @@ class Engine:
     def finish(self, session: Session, error: RequestError | None) -> None:
         """Ends a stream after the answers of the steps before: with an error, or regularly."""
         self._launcher.post(partial(self._then, partial(session.post, error)))
+
+    def watched(self) -> list[Watched]:
+        """What a watchdog looks at: the threads that compute."""
+        threads = [self._launcher, self._collector]
+        return [thread.watched() for thread in threads if thread is not None]
 
     def close(self) -> None:
         """Computes what is queued, then ends the threads."""

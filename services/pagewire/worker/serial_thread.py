@@ -6,6 +6,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
+from pagewire.watchdog import Watched
+
 T = TypeVar("T")
 
 
@@ -16,6 +18,8 @@ class SerialThread:
         """`on_error` runs on this thread with what a posted call raised."""
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._on_error = on_error
+        # Calls begun and ended: they differ while one is running.
+        self.begun = self.ended = 0
         # A daemon, so that a process can end while a long load is still under way.
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -40,6 +44,12 @@ class SerialThread:
         self.post(run)
         return future
 
+    def watched(self) -> Watched:
+        """What a watchdog looks at: no call should take for ever."""
+        return Watched(
+            f"the {self._thread.name}", lambda: self.ended, lambda: self.begun > self.ended
+        )
+
     def close(self) -> None:
         """Runs what has been posted, then ends the thread."""
         self._calls.put(None)
@@ -47,10 +57,12 @@ class SerialThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
+            self.begun += 1
             try:
                 call()
             except BaseException as error:
                 self._on_error(error)
+            self.ended += 1
 
 
 def _settle(future: asyncio.Future[T], result: T) -> None:

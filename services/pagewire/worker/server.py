@@ -17,6 +17,7 @@ from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.door import worker_credentials
 from pagewire.worker.engine import Engine
+from pagewire.worker.health import WorkerHealth
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.loading import LoadedWorker, load_worker
 from pagewire.worker.serial_thread import SerialThread
@@ -64,13 +65,15 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     engine = Engine(loaded.backend, launcher, instruments, end_process)
     service.serve(engine, loaded.limits)
     _report(config, loaded, instruments, port, time.monotonic() - began)
-    await health.set_serving(True)
+    worker_health = WorkerHealth(health, service)
+    watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
 
     await stop.wait()
     log.info("draining, for %g s at most", config.drain_timeout)
-    await health.set_serving(False)
+    await worker_health.leave()
     await service.drain(config.drain_timeout)
     await server.stop(1.0)
+    watchdog.close()
     engine.close()
     log.info("stopped")
 

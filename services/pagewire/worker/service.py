@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 PROTOCOL_VERSION = 1
 
+_STUCK = "this worker is stuck in a step; its log has the stacks"
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -32,6 +33,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._session: Session | None = None
         self._newest_epoch = 0
         self._draining = False
+        self._moving = True
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -50,6 +52,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             log.warning("the scheduler's stream is still open after %g s", seconds)
+
+    def set_moving(self, moving: bool) -> None:
+        """While steps do not get on, the worker serves nobody: its stream ends, none opens."""
+        self._moving = moving
+        if not moving and self._session is not None:
+            self._session.end(RequestError(Code.UNAVAILABLE, _STUCK))
 
     async def GetWorkerInfo(  # noqa: N802, the name is gRPC's
         self, request: pb.GetWorkerInfoRequest, context: grpc.aio.ServicerContext
@@ -87,6 +95,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise RequestError(Code.UNAVAILABLE, "this worker is shutting down; use another")
         if self._engine is None or self._limits is None:
             raise RequestError(Code.UNAVAILABLE, "the model is still loading")
+        if not self._moving:
+            raise RequestError(Code.UNAVAILABLE, _STUCK)
         if hello.protocol_version != PROTOCOL_VERSION:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
