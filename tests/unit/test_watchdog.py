@@ -1,4 +1,4 @@
-"""The watchdog: what stands still is noticed, what moves again too, and what never will is fatal."""
+"""The watchdog: what stands still is noticed, what moves again too; what never will is fatal."""
 
 import asyncio
 import threading

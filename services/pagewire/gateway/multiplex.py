@@ -182,7 +182,7 @@ class Link:
         """Gives a stream up on which nothing comes, whether or not anything is open on it."""
         self._silent = False
         stall = Stall(SILENT_HEARTBEATS)
-        while not stall.look(self._received):
+        while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
             await asyncio.sleep(HEARTBEAT_SECONDS)
         self._silent = True
         call.cancel()

@@ -185,7 +185,7 @@ class WorkerLink:
     async def _time_steps(self, call: grpc.aio.StreamStreamCall) -> None:
         """Gives the worker up when it does not answer the oldest step in flight in time."""
         stall = Stall(LOOKS_AT_A_STEP)
-        while not stall.look(self._answered, waiting=self._sent > self._answered):
+        while not stall.look(self._answered, self._sent > self._answered):  # noqa: ASYNC110
             await asyncio.sleep(self._step_timeout / LOOKS_AT_A_STEP)
         log.error(
             "worker %s has not answered step %d for %g s",
