@@ -80,6 +80,12 @@ class GatewayConfig(ProcessConfig):
         "Addresses of the schedulers, separated by commas: host:port or unix:PATH. A DNS name "
         "stands for every address it resolves to.",
     )
+    resume_timeout: float = setting(
+        30.0,
+        "Seconds that a request waits for a scheduler with a ready worker, whether it is new or "
+        "has lost its own, before it fails.",
+        minimum=0,
+    )
     max_body_bytes: int = setting(16 << 20, "Largest request body that is read.", minimum=1)
     max_open_requests: int = setting(
         8192,

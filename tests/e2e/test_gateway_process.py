@@ -86,7 +86,15 @@ async def test_client_gone_is_counted(
     assert 'requests_total{outcome="client_gone",route="/v1/completions"} 2.0' in text
 
 
-async def test_not_ready_without_a_worker(served: GatewayProcess, peer: ScriptedScheduler) -> None:
+async def test_not_ready_without_a_worker(peer: ScriptedScheduler) -> None:
+    address = await peer.start()
+    with gateway(address, resume_timeout=0.5) as served:
+        await asyncio.to_thread(served.wait_ready)
+        await check_not_ready_without_a_worker(served, peer)
+    await peer.stop()
+
+
+async def check_not_ready_without_a_worker(served: GatewayProcess, peer: ScriptedScheduler) -> None:
     peer.ready_workers = 0
     async with httpx.AsyncClient(base_url=served.url) as http:
         for _ in range(100):

@@ -150,7 +150,7 @@ async def test_a_full_queue_sends_it_to_another(
 async def test_refused_by_the_only_one_fails(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
-    schedulers = await connect(await peers[0].start())
+    schedulers = await connect(await peers[0].start(), resume_seconds=0.3)
     await peers[1].start()
     run = generation()
     schedulers.submit([run])
@@ -163,16 +163,18 @@ async def test_refused_by_the_only_one_fails(
 async def test_unknown_model_and_no_scheduler(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
-    schedulers = await connect(await peers[0].start())
+    schedulers = await connect(await peers[0].start(), resume_seconds=0.2)
     with pytest.raises(RequestError) as unknown:
         schedulers.model("other")
     assert unknown.value.code == Code.NOT_FOUND
     assert schedulers.model(None).id == MODEL
     peers[0].ready_workers = 0
     await eventually(lambda: not schedulers.ready)
-    with pytest.raises(RequestError) as unready:
-        schedulers.submit([generation()])
-    assert unready.value.code == Code.UNAVAILABLE
+    run = generation()
+    schedulers.submit([run])
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.failure is not None
+    assert run.failure.code == Code.UNAVAILABLE
     peers[1].model = "second"
     both = await connect(await peers[1].start())
     with pytest.raises(RequestError) as missing:
@@ -199,6 +201,23 @@ async def test_choices_of_a_prompt_stay_together(
     assert sorted(len(peer.submitted) for peer in peers) == [0, 5, 5]
     assert all(run.tokens.tolist() == tokens_of("hi", 60) for run in family)
     await first.start()
+
+
+async def test_a_new_request_waits_for_a_worker(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    peers[0].ready_workers = 0
+    await eventually(lambda: not schedulers.ready)
+    run = generation()
+    schedulers.submit([run])
+    await asyncio.sleep(0.1)
+    assert peers[0].submitted == []
+    peers[0].ready_workers = 1
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+    assert peers[0].submitted == [run.request], "it was never sent before: no attempt to resume"
 
 
 async def test_lost_scheduler_is_resumed_elsewhere(

@@ -207,6 +207,9 @@ class Link:
 
     def _receive(self, response: pb.MultiplexResponse) -> None:
         self._received += 1
+        if response.draining and not self.draining:
+            log.info("scheduler %s drains", self.target)
+            self.draining = True
         if response.streams:
             self._deliver(response)
         for ended in response.finished:
@@ -220,9 +223,6 @@ class Link:
             self.load = response.load
             reported = response.load.waiting + response.load.running
             self._others = max(0, reported - len(self._open))
-        if response.draining and not self.draining:
-            log.info("scheduler %s drains", self.target)
-            self.draining = True
         if response.HasField("models") or response.HasField("load") or response.draining:
             self._owner.link_changed(self)
 

@@ -19,7 +19,6 @@ from pagewire.v1 import inference_pb2 as pb
 log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
-RESUME_SECONDS = 30.0
 # A scheduler takes the prompts that belong to it up to so many times its share of all requests.
 LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
@@ -34,7 +33,7 @@ class Schedulers:
         addresses: Sequence[Address],
         metrics: Metrics,
         resolve_names: Resolve = resolve,
-        resume_seconds: float = RESUME_SECONDS,
+        resume_seconds: float = 30.0,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self._credentials = credentials
@@ -89,19 +88,17 @@ class Schedulers:
     def submit(self, siblings: Sequence[Generation]) -> None:
         """Sends the choices of one prompt to the least loaded scheduler, where they share its KV.
 
-        RequestError if none is ready.
+        They wait for one if none is ready.
         """
         first = siblings[0]
         if first.request.ByteSize() > LARGEST_REQUEST_BYTES:
             raise invalid("", f"the request is larger than {LARGEST_REQUEST_BYTES} bytes; split it")
         link = self._choose(first)
-        if link is None:
-            model = first.request.model
-            raise RequestError(
-                Code.UNAVAILABLE, f"no scheduler with a ready worker serves {model}; retry later"
-            )
         for generation in siblings:
-            link.submit(generation)
+            if link is None:
+                self._let_wait(generation)
+            else:
+                link.submit(generation)
 
     def abort(self, generation: Generation) -> None:
         """Nobody wants the generation any more; its scheduler hears of it at once."""
@@ -126,12 +123,8 @@ class Schedulers:
 
     def link_lost(self, link: Link, generations: list[Generation]) -> None:
         """Moves generations to another scheduler, or lets them wait for one."""
-        loop = asyncio.get_running_loop()
         for generation in generations:
-            generation.refused_by.clear()  # whoever comes back may have a worker now
-            seconds = max(0.0, min(self._resume_seconds, generation.seconds_left))
-            timer = loop.call_later(seconds, self._give_up, generation)
-            self._homeless[generation] = timer
+            self._let_wait(generation)
         self._settle()
         if link.leaving:
             self._drop(link)
@@ -143,6 +136,9 @@ class Schedulers:
             other = self._choose(generation)
             if other is not None:
                 self._move(generation, other)
+                return
+            if finish.error.code == Code.UNAVAILABLE and not link.ready:
+                self._let_wait(generation)
                 return
         generation.end(finish)
         if generation.finish is not None:
@@ -207,6 +203,14 @@ class Schedulers:
                     return link
         return least_loaded(able.values())
 
+    def _let_wait(self, generation: Generation) -> None:
+        """Until some scheduler reports that it can take it, or for as long as anyone would wait."""
+        generation.refused_by.clear()  # whoever comes back may have a worker now
+        seconds = max(0.0, min(self._resume_seconds, generation.seconds_left))
+        self._homeless[generation] = asyncio.get_running_loop().call_later(
+            seconds, self._give_up, generation
+        )
+
     def _settle(self) -> None:
         """Sends waiting generations, oldest first, wherever one can go; siblings stay together."""
         chosen: dict[tuple[Mailbox, int], Link | None] = {}
@@ -231,10 +235,10 @@ class Schedulers:
 
     def _give_up(self, generation: Generation) -> None:
         del self._homeless[generation]
-        reason = f"its scheduler was lost and none came back in {self._resume_seconds:g} s; retry"
+        reason = f"no scheduler with a ready worker was there for {self._resume_seconds:g} s; retry"
         code = Code.UNAVAILABLE
         if generation.seconds_left <= 0:
-            reason = "its scheduler was lost and none came back within deadline_ms"
+            reason = "no scheduler with a ready worker was there within deadline_ms"
             code = Code.DEADLINE_EXCEEDED
         generation.fail(RequestError(code, reason))
 

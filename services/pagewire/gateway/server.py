@@ -52,7 +52,9 @@ def run_gateway(config: GatewayConfig) -> None:
     except (OSError, ValueError) as error:
         sys.exit(f"pagewire gateway: {error}")
     with listener:
-        schedulers = Schedulers(addresses, metrics, credentials=credentials)
+        schedulers = Schedulers(
+            addresses, metrics, resume_seconds=config.resume_timeout, credentials=credentials
+        )
         run_service(partial(_serve, config, schedulers, metrics, guard, listener))
 
 

@@ -167,8 +167,8 @@ class Engine:
         return self._limits
 
     def models(self) -> pb.ListModelsResponse:
-        """The model, while a worker is ready to serve it."""
-        if not self._workers:
+        """The model, once a worker has been ready to serve it."""
+        if self._limits is None:
             return pb.ListModelsResponse()
         limits = self.limits()
         model = pb.Model(
