@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 # Triton reads this once, when it is imported, and transformers imports it too.
@@ -12,3 +13,10 @@ if not torch.cuda.is_available():
 
 # Makes tests/support importable from every test.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The size of the chaos tests; the defaults are for every day."""
+    group = parser.getgroup("chaos")
+    group.addoption("--requests", type=int, default=120, help="Requests of each chaos test.")
+    group.addoption("--minutes", type=float, default=0.5, help="How long the soak test lasts.")

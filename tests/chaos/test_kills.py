@@ -1,0 +1,171 @@
+"""Processes die under load: every stream ends whole, as if nothing had happened.
+
+Run at full size with `make chaos`.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from support.faults import Faults
+from support.fleet import Fleet, running_fleet
+from support.load import Answer, Load, Question, differences, questions
+
+pytestmark = pytest.mark.chaos
+
+CLIENTS = 48
+
+
+async def undisturbed(fleet: Fleet, asked: list[Question]) -> list[Answer]:
+    """What the fleet answers when it is left alone."""
+    answers = await Load(fleet.urls, asked, CLIENTS).run()
+    assert [a.error for a in answers if a.error is not None] == []
+    return answers
+
+
+async def rest(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
+    """Waits until every worker is back and nothing is held any more."""
+    deadline = time.monotonic() + seconds
+    while not await fleet.at_rest(workers):
+        assert time.monotonic() < deadline, (await fleet.loads(), fleet.log[-40:])
+        await asyncio.sleep(0.2)
+
+
+def report(name: str, answers: list[Answer], want: list[Answer]) -> None:
+    """Prints the figures of a run; pytest shows them with -s."""
+    pauses = [sorted(answer.pause for answer in run)[-1] for run in (answers, want)]
+    tokens = sum(answer.tokens for answer in answers)
+    failed = sum(answer.error is not None for answer in answers)
+    print(
+        f"\n{name}: {len(answers)} streams, {tokens} tokens, {failed} failed, "
+        f"longest pause {pauses[0]:.2f} s (undisturbed {pauses[1]:.2f} s)"
+    )
+
+
+def check(fleet: Fleet, asked: list[Question], got: list[Answer], want: list[Answer]) -> None:
+    found = differences(asked, got, want)
+    assert found == [], "\n".join([*found[:5], *fleet.log[-60:]])
+
+
+async def test_a_worker_and_then_a_scheduler_are_killed(requests: int) -> None:
+    asked = questions(requests)
+    async with running_fleet(workers=4, schedulers=2, gateways=2) as fleet:
+        want = await undisturbed(fleet, asked)
+        load = Load(fleet.urls, asked, CLIENTS)
+        running = asyncio.create_task(load.run())
+        await load.reached(requests // 4)
+        fleet.signal("worker-1", signal.SIGKILL)
+        await load.reached(requests // 2)
+        fleet.signal("scheduler-0", signal.SIGKILL)
+        got = await running
+        report("a worker of 4, then a scheduler of 2, killed", got, want)
+        check(fleet, asked, got, want)
+        await rest(fleet, workers=4)
+
+
+async def test_the_only_worker_is_killed_and_returns(requests: int) -> None:
+    asked = questions(requests)
+    async with running_fleet(workers=1) as fleet:
+        want = await undisturbed(fleet, asked)
+        load = Load(fleet.urls, asked, CLIENTS)
+        running = asyncio.create_task(load.run())
+        await load.reached(requests // 3)
+        fleet.signal("worker-0", signal.SIGKILL)
+        got = await running
+        report("the only worker killed", got, want)
+        check(fleet, asked, got, want)
+        await rest(fleet, workers=1)
+
+
+async def test_the_only_scheduler_is_killed_and_returns(requests: int) -> None:
+    asked = questions(requests)
+    async with running_fleet(workers=2) as fleet:
+        want = await undisturbed(fleet, asked)
+        load = Load(fleet.urls, asked, CLIENTS)
+        running = asyncio.create_task(load.run())
+        await load.reached(requests // 3)
+        fleet.signal("scheduler-0", signal.SIGKILL)
+        got = await running
+        report("the only scheduler killed", got, want)
+        check(fleet, asked, got, want)
+        await rest(fleet, workers=2)
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+async def test_a_process_hangs_and_wakes(requests: int, victim: str) -> None:
+    """Others take over what it had; when it wakes, nothing that it still says counts."""
+    asked = questions(requests)
+    async with running_fleet(workers=2, schedulers=2) as fleet:
+        want = await undisturbed(fleet, asked)
+        load = Load(fleet.urls, asked, CLIENTS)
+        running = asyncio.create_task(load.run())
+        await load.reached(requests // 4)
+        fleet.signal(victim, signal.SIGSTOP)
+        # Half of the clients hang with it, the others go on.
+        await asyncio.sleep(8)
+        assert not fleet.supervisor.pids.keys() ^ {
+            "worker-0",
+            "worker-1",
+            "scheduler-0",
+            "scheduler-1",
+            "gateway-0",
+        }
+        fleet.signal(victim, signal.SIGCONT)
+        got = await running
+        report(f"{victim} stopped for 8 s", got, want)
+        check(fleet, asked, got, want)
+        await rest(fleet, workers=2)
+
+
+async def test_rolling_restart(requests: int) -> None:
+    """SIGTERM to one process after the other; the next when the one before is back."""
+    asked = questions(2 * requests)
+    async with running_fleet(
+        workers=4, schedulers=2, gateways=2, scheduler_flags=("--drain-timeout=10",)
+    ) as fleet:
+        want = await undisturbed(fleet, asked)
+        load = Load(fleet.urls, asked, CLIENTS)
+        running = asyncio.create_task(load.run())
+        for number, name in enumerate(fleet.names()):
+            await load.reached((2 * number + 1) * len(asked) // 16)
+            await restart(fleet, name, signal.SIGTERM)
+        assert not running.done(), "the load was over before all had been restarted"
+        got = await running
+        report("every process restarted", got, want)
+        check(fleet, asked, got, want)
+        await rest(fleet, workers=4)
+
+
+async def restart(fleet: Fleet, name: str, number: signal.Signals) -> float:
+    """Ends a process and waits for its successor; how long that took."""
+    began = time.monotonic()
+    before = fleet.supervisor.pids[name]
+    fleet.signal(name, number)
+    async with asyncio.timeout(90):
+        while fleet.supervisor.pids.get(name, before) == before or not any(
+            line.endswith(f"{name} is ready again") for line in fleet.log
+        ):
+            await asyncio.sleep(0.05)
+    return time.monotonic() - began
+
+
+async def test_random_faults(requests: int) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", random.randrange(1000)))
+    print(f"\nseed {seed}; repeat with CHAOS_SEED={seed}")
+    asked = questions(2 * requests, seed)
+    async with running_fleet(workers=4, schedulers=2, gateways=2) as fleet:
+        want = await undisturbed(fleet, asked)
+        faults = Faults(fleet, random.Random(seed))
+        load = Load(fleet.urls, asked, CLIENTS)
+        running = asyncio.create_task(load.run())
+        breaking = asyncio.create_task(faults.for_ever(interval=2.0))
+        await asyncio.wait([running, breaking], return_when=asyncio.FIRST_COMPLETED)
+        breaking.cancel()
+        got = await running
+        report(f"random faults ({', '.join(faults.done)})", got, want)
+        check(fleet, asked, got, want)
+        await rest(fleet, workers=4)

@@ -1,0 +1,178 @@
+"""A whole installation of real processes that a test can kill, stop and cut off.
+
+Workers are shared out among the schedulers; each gateway knows all schedulers. Every connection
+between two services runs through a proxy. Processes that end are started again by the same
+supervisor as in `pagewire run`.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from pagewire.cli.ports import claim_port
+from pagewire.cli.supervisor import Service, Supervisor
+from pagewire.rpc import open_channel
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+from support.tcp_proxy import TcpProxy, tcp_proxies
+
+SIMULATED = (
+    "simulated-worker",
+    "--profile=h200-qwen3-0.6b",
+    "--speedup=0.2",  # steps of some milliseconds: a loaded machine can keep up with four workers
+    "--num-blocks=3000",
+    "--num-slots=48",
+    "--max-model-len=2048",
+)
+
+
+@dataclass
+class Fleet:
+    """Processes by name: worker-0, scheduler-0, gateway-0 and so on."""
+
+    supervisor: Supervisor
+    urls: list[str]
+    schedulers: list[str]  # their own addresses, past the proxies
+    metrics: dict[str, str]  # URLs by process
+    proxies: list[TcpProxy] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    stopped: set[str] = field(default_factory=set)
+
+    def names(self, kind: str = "") -> list[str]:
+        """The processes of a kind that run."""
+        return sorted(name for name in self.supervisor.pids if name.startswith(kind))
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a process, if it runs."""
+        pid = self.supervisor.pids.get(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number is signal.SIGSTOP:
+            self.stopped.add(name)
+        else:
+            self.stopped.discard(name)
+
+    def descriptors(self) -> dict[str, int]:
+        """Open file descriptors of each process."""
+        pids = self.supervisor.pids.items()
+        return {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids}
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Memory of each process."""
+        found = {}
+        for name, pid in self.supervisor.pids.items():
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            found[name] = pages * os.sysconf("SC_PAGE_SIZE")
+        return found
+
+    def metric(self, process: str, pattern: str) -> float:
+        """The sum of the samples whose name and labels match."""
+        with urllib.request.urlopen(f"{self.metrics[process]}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return sum(float(value) for name, _, value in lines if re.fullmatch(pattern, name))
+
+    async def loads(self) -> list[pb.Load | None]:
+        """What each scheduler says of its load; None for one that does not answer."""
+        found: list[pb.Load | None] = []
+        for address in self.schedulers:
+            async with open_channel(address) as channel:
+                stub = inference_pb2_grpc.InferenceStub(channel)
+                try:
+                    found.append(await stub.GetLoad(pb.GetLoadRequest(), timeout=3))
+                except grpc.aio.AioRpcError:
+                    found.append(None)
+        return found
+
+    async def at_rest(self, workers: int) -> bool:
+        """Whether all is back: every worker is ready, and nothing is held anywhere."""
+        loads = await self.loads()
+        if any(load is None for load in loads):
+            return False
+        if sum(load.ready_workers for load in loads if load is not None) != workers:
+            return False
+        return not any(
+            load.running or load.waiting or load.used_blocks for load in loads if load is not None
+        )
+
+
+@contextlib.asynccontextmanager
+async def running_fleet(
+    workers: int,
+    schedulers: int = 1,
+    gateways: int = 1,
+    worker_command: tuple[str, ...] = SIMULATED,
+    scheduler_flags: tuple[str, ...] = (),
+    gateway_flags: tuple[str, ...] = (),
+) -> AsyncIterator[Fleet]:
+    """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
+    with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
+        sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
+        ports = [_free_port() for _ in range(schedulers)]
+        metrics = {}
+        async with (
+            tcp_proxies(*sockets) as to_workers,
+            tcp_proxies(*(f"127.0.0.1:{port}" for port in ports)) as to_schedulers,
+        ):
+            worker_tier = [
+                _service(f"worker-{n}", (*worker_command, f"--worker-address={socket}"), socket)
+                for n, socket in enumerate(sockets)
+            ]
+            scheduler_tier = []
+            for n, port in enumerate(ports):
+                mine = [proxy.address for proxy in to_workers[n::schedulers]]
+                metrics_port = _free_port()
+                metrics[f"scheduler-{n}"] = f"http://127.0.0.1:{metrics_port}"
+                command = (
+                    "scheduler",
+                    f"--grpc-port={port}",
+                    f"--workers={','.join(mine)}",
+                    f"--scheduler-metrics-port={metrics_port}",
+                    *scheduler_flags,
+                )
+                scheduler_tier.append(_service(f"scheduler-{n}", command, f"127.0.0.1:{port}"))
+            gateway_tier, urls = [], []
+            known = ",".join(proxy.address for proxy in to_schedulers)
+            for n in range(gateways):
+                port = _free_port()
+                urls.append(f"http://127.0.0.1:{port}")
+                metrics[f"gateway-{n}"] = urls[-1]
+                command = ("gateway", f"--port={port}", f"--schedulers={known}", *gateway_flags)
+                gateway_tier.append(_service(f"gateway-{n}", command, f"{urls[-1]}/readyz"))
+            log: list[str] = []
+            supervisor = Supervisor(
+                (worker_tier, scheduler_tier, gateway_tier),
+                lambda name, line: log.append(f"{name} | {line}"),
+            )
+            addresses = [f"127.0.0.1:{port}" for port in ports]
+            fleet = Fleet(supervisor, urls, addresses, metrics, [*to_workers, *to_schedulers], log)
+            try:
+                await supervisor.start()
+                yield fleet
+            finally:
+                for name in list(fleet.stopped):
+                    fleet.signal(name, signal.SIGCONT)
+                await supervisor.stop()
+
+
+def _service(name: str, command: tuple[str, ...], health: str) -> Service:
+    return Service(
+        name=name,
+        command=(sys.executable, "-m", "pagewire.cli.main", *command),
+        health=health,
+        grace=35.0,
+    )
+
+
+def _free_port() -> int:
+    return claim_port("127.0.0.1", 0, "--port")

@@ -1,0 +1,226 @@
+"""Clients of a fleet: what they ask, what they get, and how long they had to wait for it."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from pagewire.models import EMBEDDED_NAME
+
+CONNECT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request; `leaves_after` is how many chunks its client waits for, None for all."""
+
+    path: str
+    body: dict[str, Any]
+    leaves_after: int | None = None
+
+
+@dataclass
+class Answer:
+    """What came back. `pause` is the longest wait for a chunk, `error` why it is not complete."""
+
+    text: str = ""
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    tokens: int = 0
+    pause: float = 0.0
+    error: str | None = None
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """All that must be the same however often its run was disturbed."""
+        return (self.text, self.logprobs, self.finish_reason, self.tokens, self.error)
+
+
+def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Question]:
+    """Streamed requests with prompts of token ids: greedy and seeded, some with log probabilities,
+    some with a stop string, some with a prefix that they share."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(256, vocab_size) for _ in range(48)]
+    made = []
+    for number in range(count):
+        prompt = [rng.randrange(256, vocab_size) for _ in range(rng.randint(4, 90))]
+        body: dict[str, Any] = {
+            "model": EMBEDDED_NAME,
+            "prompt": shared + prompt if number % 4 == 0 else prompt,
+            "max_tokens": rng.randint(40, 160),
+            "ignore_eos": True,
+            "temperature": rng.choice([0, 0.8]),
+            "seed": number,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if number % 3 == 0:
+            body["logprobs"] = 2
+        if number % 5 == 0:
+            body["stop"] = ["qz", "the end of it"]
+        if number % 7 == 0:
+            body["min_tokens"] = 20
+        made.append(Question("/v1/completions", body))
+    return made
+
+
+def mixed_questions(count: int, seed: int = 0) -> list[Question]:
+    """The same, and unary ones, and clients that leave before the end."""
+    rng = random.Random(seed + 1)
+    made = []
+    for question in questions(count, seed):
+        kind = rng.random()
+        if kind < 0.2:
+            body = {**question.body, "stream": False}
+            del body["stream_options"]
+            question = Question(question.path, body)
+        elif kind < 0.35:
+            question = Question(question.path, question.body, rng.randint(0, 20))
+        made.append(question)
+    return made
+
+
+class Load:
+    """Asks `questions` with `clients` at once; `done` counts the answers."""
+
+    def __init__(self, urls: Sequence[str], questions: Sequence[Question], clients: int) -> None:
+        self._urls = urls
+        self._questions = questions
+        self._clients = clients
+        self.done = 0
+        self.refused = 0  # connections that another gateway took then
+        self.answers: list[Answer] = [Answer() for _ in questions]
+
+    async def run(self) -> list[Answer]:
+        """Until all are answered."""
+        waiting = iter(range(len(self._questions)))
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=180)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+
+            async def client() -> None:
+                for number in waiting:
+                    await self._ask(session, number)
+                    self.done += 1
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._clients):
+                    group.create_task(client())
+        return self.answers
+
+    async def reached(self, count: int) -> None:
+        """Waits until so many have been answered."""
+        while self.done < count:
+            await asyncio.sleep(0.005)
+
+    async def _ask(self, session: aiohttp.ClientSession, number: int) -> None:
+        question, answer = self._questions[number], self.answers[number]
+        began = time.monotonic()
+        attempt = number
+        while True:
+            url = self._urls[attempt % len(self._urls)] + question.path
+            try:
+                async with session.post(url, json=question.body) as response:
+                    if await self._is_draining(response) and len(self._urls) > 1:
+                        raise ConnectionRefusedError
+                    await _read(response, question, answer)
+                return
+            except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, OSError):
+                # Nothing has been answered: what a balancer would send to another gateway.
+                if answer.tokens or answer.text or time.monotonic() - began > CONNECT_SECONDS:
+                    answer.error = "the gateway was lost"
+                    return
+                self.refused += 1
+                attempt += 1
+                await asyncio.sleep(0.02)
+            except Exception as error:
+                answer.error = f"{type(error).__name__}: {error}"
+                return
+
+    async def _is_draining(self, response: aiohttp.ClientResponse) -> bool:
+        return response.status == 503 and "shutting down" in await response.text()
+
+
+async def _read(response: aiohttp.ClientResponse, question: Question, answer: Answer) -> None:
+    if response.status != 200:
+        answer.error = f"{response.status}: {await response.text()}"
+    elif question.body["stream"]:
+        await _read_stream(response, question, answer)
+    else:
+        _take(await response.json(), answer)
+
+
+async def _read_stream(
+    response: aiohttp.ClientResponse, question: Question, answer: Answer
+) -> None:
+    last = time.monotonic()
+    chunks = 0
+    async for line in response.content:
+        if not line.startswith(b"data: "):
+            continue
+        now = time.monotonic()
+        answer.pause = max(answer.pause, now - last)
+        last = now
+        if line.startswith(b"data: [DONE]"):
+            return
+        _take(json.loads(line[6:]), answer)
+        if answer.error is not None:
+            return
+        chunks += 1
+        if question.leaves_after is not None and chunks > question.leaves_after:
+            return
+    answer.error = "the stream broke off"
+
+
+def _take(message: dict[str, Any], answer: Answer) -> None:
+    if "error" in message:
+        answer.error = json.dumps(message["error"])
+        return
+    for choice in message["choices"]:
+        answer.text += choice["text"]
+        if choice.get("logprobs"):
+            answer.logprobs += zip(
+                choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True
+            )
+        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+    if message.get("usage"):
+        answer.tokens = message["usage"]["completion_tokens"]
+
+
+def differences(
+    questions: Sequence[Question], got: Sequence[Answer], want: Sequence[Answer]
+) -> list[str]:
+    """What is not as in the undisturbed run; of clients that left, what they got before."""
+    found = []
+    for number, (question, mine, other) in enumerate(zip(questions, got, want, strict=True)):
+        if mine.error is not None:
+            found.append(f"request {number} failed: {mine.error}")
+        elif question.leaves_after is not None:
+            if not other.text.startswith(mine.text):
+                found.append(f"request {number} began otherwise")
+        elif mine.content != other.content:
+            where = _first_difference(mine, other)
+            found.append(f"request {number} differs {where}; it asked {question.body}")
+    return found
+
+
+def _first_difference(mine: Answer, other: Answer) -> str:
+    names: list[tuple[str, Callable[[Answer], Any]]] = [
+        ("in finish_reason", lambda a: a.finish_reason),
+        ("in tokens", lambda a: a.tokens),
+        ("in text", lambda a: a.text),
+        ("in logprobs", lambda a: a.logprobs),
+    ]
+    name, value = next((n, v) for n, v in names if v(mine) != v(other))
+    a, b = value(mine), value(other)
+    if isinstance(a, str | list) and isinstance(b, str | list):
+        at = next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
+        return f"{name} from {at}: {a[at : at + 8]!r} for {b[at : at + 8]!r}"
+    return f"{name}: {a!r} for {b!r}"

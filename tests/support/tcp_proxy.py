@@ -1,0 +1,99 @@
+"""A connection that can be cut, frozen or slowed: a TCP proxy between two processes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+
+class TcpProxy:
+    """Listens on a free port of its own and passes everything on to `target`, host:port or
+    unix:PATH."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.address = ""
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._delay = 0.0
+
+    async def start(self) -> str:
+        """Listens; the address."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        return self.address
+
+    async def close(self) -> None:
+        """Ends every connection and listens no more."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Resets every connection; new ones are let through."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def freeze(self, seconds: float) -> None:
+        """Nothing passes for so long, and nobody is told, as when a cable is pulled."""
+        self._flowing.clear()
+        await asyncio.sleep(seconds)
+        self._flowing.set()
+
+    async def slow(self, seconds: float, delay: float = 0.05) -> None:
+        """Everything arrives late for so long."""
+        self._delay = delay
+        await asyncio.sleep(seconds)
+        self._delay = 0.0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        try:
+            other_reader, other_writer = await self._connect()
+        except OSError:
+            writer.transport.abort()
+            return
+        else:
+            self._writers.add(other_writer)
+            await asyncio.gather(self._pass(reader, other_writer), self._pass(other_reader, writer))
+            self._writers.discard(other_writer)
+        finally:
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.target.startswith("unix:"):
+            return await asyncio.open_unix_connection(self.target.removeprefix("unix:"))
+        host, _, port = self.target.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if self._delay:
+                    await asyncio.sleep(self._delay)
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def tcp_proxies(*targets: str) -> AsyncIterator[list[TcpProxy]]:
+    """A proxy before each target, for the length of a block."""
+    proxies = [TcpProxy(target) for target in targets]
+    for proxy in proxies:
+        await proxy.start()
+    try:
+        yield proxies
+    finally:
+        for proxy in proxies:
+            await proxy.close()
