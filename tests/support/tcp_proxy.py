@@ -22,7 +22,7 @@ class TcpProxy:
     async def start(self) -> str:
         """Listens; the address."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self.address
 
     async def close(self) -> None:
