@@ -132,6 +132,31 @@ async def _overload(url: str, metrics_url: str) -> None:
         assert 'requests_total{outcome="429",route="/v1/completions"} 20.0' in text
 
 
+async def test_a_request_before_the_first_scheduler_is_known_gets_its_answer() -> None:
+    """The port is taken before the process listens, as by a client that hits a restart."""
+    with scheduler(0.001) as (address, _):
+        with socket.create_server(("127.0.0.1", 0)) as claimed:
+            port = claimed.getsockname()[1]
+        log = asyncio.subprocess.DEVNULL
+        program = command({"schedulers": address, "port": port})
+        process = await asyncio.create_subprocess_exec(*program, stderr=log)
+        body = {"prompt": "x", "max_tokens": 3, "seed": SEED}
+        try:
+            async with httpx.AsyncClient(timeout=20) as http, asyncio.timeout(20):
+                while True:
+                    try:
+                        url = f"http://127.0.0.1:{port}/v1/completions"
+                        answer = await http.post(url, json=body)
+                        break
+                    except httpx.ConnectError:
+                        await asyncio.sleep(0.005)
+            assert answer.status_code == 200
+            assert answer.json()["choices"][0]["text"] == expected_text("x", SEED, 3)
+        finally:
+            process.kill()
+            await process.wait()
+
+
 def test_scheduler_killed_in_mid_stream() -> None:
     """One of two is killed by SIGKILL: every stream goes on at the other, complete."""
     with (

@@ -33,10 +33,10 @@ class Faults:
         ]
         await self.rng.choice(kinds)()
 
-    async def for_ever(self, interval: float) -> None:
-        """A fault each interval, until cancelled; faults that take longer overlap."""
+    async def some(self, count: int, interval: float) -> None:
+        """So many faults, one each interval; those that take longer overlap."""
         async with asyncio.TaskGroup() as group:
-            while True:
+            for _ in range(count):
                 await asyncio.sleep(interval * self.rng.uniform(0.5, 1.5))
                 group.create_task(self.one())
 

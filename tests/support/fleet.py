@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import urllib.request
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import grpc
 
-from pagewire.cli.ports import claim_port
 from pagewire.cli.supervisor import Service, Supervisor
 from pagewire.rpc import open_channel
 from pagewire.v1 import inference_pb2 as pb
@@ -118,7 +118,8 @@ async def running_fleet(
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
-        ports = [_free_port() for _ in range(schedulers)]
+        free = iter(_free_ports(2 * schedulers + gateways))
+        ports = [next(free) for _ in range(schedulers)]
         metrics = {}
         async with (
             tcp_proxies(*sockets) as to_workers,
@@ -131,7 +132,7 @@ async def running_fleet(
             scheduler_tier = []
             for n, port in enumerate(ports):
                 mine = [proxy.address for proxy in to_workers[n::schedulers]]
-                metrics_port = _free_port()
+                metrics_port = next(free)
                 metrics[f"scheduler-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
                     "scheduler",
@@ -144,7 +145,7 @@ async def running_fleet(
             gateway_tier, urls = [], []
             known = ",".join(proxy.address for proxy in to_schedulers)
             for n in range(gateways):
-                port = _free_port()
+                port = next(free)
                 urls.append(f"http://127.0.0.1:{port}")
                 metrics[f"gateway-{n}"] = urls[-1]
                 command = ("gateway", f"--port={port}", f"--schedulers={known}", *gateway_flags)
@@ -174,5 +175,10 @@ def _service(name: str, command: tuple[str, ...], health: str) -> Service:
     )
 
 
-def _free_port() -> int:
-    return claim_port("127.0.0.1", 0, "--port")
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, each another."""
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [listener.getsockname()[1] for listener in sockets]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,26 +86,42 @@ def mixed_questions(count: int, seed: int = 0) -> list[Question]:
 
 
 class Load:
-    """Asks `questions` with `clients` at once; `done` counts the answers."""
+    """Asks `questions` with `clients` at once; `done` counts the answers.
 
-    def __init__(self, urls: Sequence[str], questions: Sequence[Question], clients: int) -> None:
+    An `endless` one begins anew at the end, until `stop`.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        questions: Sequence[Question],
+        clients: int,
+        endless: bool = False,
+    ) -> None:
         self._urls = urls
+        self._stopped = not endless
         self._questions = questions
         self._clients = clients
         self.done = 0
         self.refused = 0  # connections that another gateway took then
-        self.answers: list[Answer] = [Answer() for _ in questions]
+        self.answers: list[Answer] = []
+
+    def stop(self) -> None:
+        """No round after this one."""
+        self._stopped = True
 
     async def run(self) -> list[Answer]:
-        """Until all are answered."""
-        waiting = iter(range(len(self._questions)))
+        """Until all are answered; the answers are in the order of the questions, round by round."""
+        waiting = self._numbers()
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=180)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
             async def client() -> None:
                 for number in waiting:
-                    await self._ask(session, number)
+                    answer = Answer()
+                    self.answers.append(answer)
+                    await self._ask(session, number, answer)
                     self.done += 1
 
             async with asyncio.TaskGroup() as group:
@@ -113,13 +129,18 @@ class Load:
                     group.create_task(client())
         return self.answers
 
+    def _numbers(self) -> Iterator[int]:
+        yield from range(len(self._questions))
+        while not self._stopped:
+            yield from range(len(self._questions))
+
     async def reached(self, count: int) -> None:
         """Waits until so many have been answered."""
         while self.done < count:
             await asyncio.sleep(0.005)
 
-    async def _ask(self, session: aiohttp.ClientSession, number: int) -> None:
-        question, answer = self._questions[number], self.answers[number]
+    async def _ask(self, session: aiohttp.ClientSession, number: int, answer: Answer) -> None:
+        question = self._questions[number]
         began = time.monotonic()
         attempt = number
         while True:
@@ -195,9 +216,11 @@ def _take(message: dict[str, Any], answer: Answer) -> None:
 def differences(
     questions: Sequence[Question], got: Sequence[Answer], want: Sequence[Answer]
 ) -> list[str]:
-    """What is not as in the undisturbed run; of clients that left, what they got before."""
+    """What is not as in the undisturbed run `want`, in one or more rounds; of clients that left,
+    what they got before."""
     found = []
-    for number, (question, mine, other) in enumerate(zip(questions, got, want, strict=True)):
+    for number, mine in enumerate(got):
+        question, other = questions[number % len(want)], want[number % len(want)]
         if mine.error is not None:
             found.append(f"request {number} failed: {mine.error}")
         elif question.leaves_after is not None:

@@ -1,6 +1,7 @@
 """The schedulers a gateway knows: which one takes a request, and what happens when one is lost."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -46,6 +47,7 @@ class Schedulers:
         self._homeless: dict[Generation, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._refresher: asyncio.Task[None] | None = None
+        self._was_ready = asyncio.Event()
 
     @property
     def ready(self) -> bool:
@@ -56,6 +58,11 @@ class Schedulers:
         """Resolves the addresses, begins to connect, and keeps both up to date."""
         await self.refresh()
         self._refresher = asyncio.create_task(self._refresh_forever())
+
+    async def wait_until_ready(self, seconds: float) -> None:
+        """Until some scheduler has been ready, for so many seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._was_ready.wait(), seconds)
 
     async def close(self) -> None:
         """Ends every stream, which aborts what is open on them."""
@@ -118,8 +125,10 @@ class Schedulers:
 
     def link_changed(self, link: Link) -> None:
         """Gives waiting generations another try."""
-        if link.ready and self._homeless:
-            self._settle()
+        if link.ready:
+            self._was_ready.set()
+            if self._homeless:
+                self._settle()
 
     def link_lost(self, link: Link, generations: list[Generation]) -> None:
         """Moves generations to another scheduler, or lets them wait for one."""

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep idle connections
+_FIRST_CONTACT_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 5  # for connections to close once their requests have ended
 
 
@@ -98,6 +99,9 @@ async def _serve(
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
     await schedulers.start()
+    # Connections wait in the listener's backlog meanwhile: a gateway that was started again gives
+    # nobody an error for not knowing its schedulers yet.
+    await schedulers.wait_until_ready(_FIRST_CONTACT_SECONDS)
     server = _Server(_uvicorn_config(gateway, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.answering.wait()
