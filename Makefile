@@ -5,24 +5,29 @@
 #                   that PYTHON already has is used, if it is 2.11 or newer
 #   PYTHON=...      the interpreter to make .venv with
 #   INPUTS=...      how many inputs `make fuzz` makes
-#   ARGS=...        further arguments of `make run`, `demo`, `test` and `bench`
+#   ARGS=...        further arguments of `make run`, `demo`, `test`, `chaos`,
+#                   `soak` and `bench`
+#   MINUTES=...     how long `make soak` lasts
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0 triton==3.7.1
 VENV_FLAGS ?=
 ARGS ?=
 INPUTS ?= 100000
+MINUTES ?= 30
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: help run demo test fuzz check format protos bench clean
+.PHONY: help run demo test fuzz chaos soak check format protos bench clean
 
 help:
 	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
 	@echo "make demo    start, ask one question, show the answer and its speed, end"
 	@echo "make test    all tests that this machine can run"
 	@echo "make fuzz    100,000 wrong and nearly right inputs to every door; INPUTS=... for another number"
+	@echo "make chaos   800 streams while workers, schedulers and connections die; prints the pauses"
+	@echo "make soak    half an hour of load with a fault every 10 s; MINUTES=... for another time"
 	@echo "make check   lint, format, types, import rules, generated code"
 	@echo "make format  format the code, mend what lint can mend"
 	@echo "make protos  generate shared/pagewire/v1 from protos/"
@@ -47,6 +52,12 @@ test: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	PAGEWIRE_FUZZ_INPUTS=$(INPUTS) $(BIN)/pytest tests/fuzz --timeout 3600 $(ARGS)
+
+chaos: $(INSTALLED)
+	$(BIN)/pytest -s tests/chaos/test_kills.py tests/chaos/test_real_model.py --requests 800 $(ARGS)
+
+soak: $(INSTALLED)
+	$(BIN)/pytest -s tests/chaos/test_soak.py --minutes $(MINUTES) $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

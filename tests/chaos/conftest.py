@@ -2,8 +2,23 @@
 
 import pytest
 
+FULL_SIZE = 400
+
 
 @pytest.fixture
 def requests(pytestconfig: pytest.Config) -> int:
     """Requests of each test."""
     return int(pytestconfig.getoption("--requests"))
+
+
+@pytest.fixture
+def full_size(requests: int) -> None:
+    """For tests that are left out of every day's run, to keep it within two minutes."""
+    if requests < FULL_SIZE:
+        pytest.skip(f"only at full size: make chaos, or --requests {FULL_SIZE}")
+
+
+@pytest.fixture
+def minutes(pytestconfig: pytest.Config) -> float:
+    """How long the soak test lasts."""
+    return float(pytestconfig.getoption("--minutes"))

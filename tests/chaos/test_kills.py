@@ -13,42 +13,10 @@ import pytest
 
 from support.faults import Faults
 from support.fleet import Fleet, running_fleet
-from support.load import Answer, Load, Question, differences, questions
+from support.load import Load, questions
+from support.trial import CLIENTS, check, report, rest, undisturbed
 
 pytestmark = pytest.mark.chaos
-
-CLIENTS = 48
-
-
-async def undisturbed(fleet: Fleet, asked: list[Question]) -> list[Answer]:
-    """What the fleet answers when it is left alone."""
-    answers = await Load(fleet.urls, asked, CLIENTS).run()
-    assert [a.error for a in answers if a.error is not None] == []
-    return answers
-
-
-async def rest(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
-    """Waits until every worker is back and nothing is held any more."""
-    deadline = time.monotonic() + seconds
-    while not await fleet.at_rest(workers):
-        assert time.monotonic() < deadline, (await fleet.loads(), fleet.log[-40:])
-        await asyncio.sleep(0.2)
-
-
-def report(name: str, answers: list[Answer], want: list[Answer]) -> None:
-    """Prints the figures of a run; pytest shows them with -s."""
-    pauses = [sorted(answer.pause for answer in run)[-1] for run in (answers, want)]
-    tokens = sum(answer.tokens for answer in answers)
-    failed = sum(answer.error is not None for answer in answers)
-    print(
-        f"\n{name}: {len(answers)} streams, {tokens} tokens, {failed} failed, "
-        f"longest pause {pauses[0]:.2f} s (undisturbed {pauses[1]:.2f} s)"
-    )
-
-
-def check(fleet: Fleet, asked: list[Question], got: list[Answer], want: list[Answer]) -> None:
-    found = differences(asked, got, want)
-    assert found == [], "\n".join([*found[:5], *fleet.log[-60:]])
 
 
 async def test_a_worker_and_then_a_scheduler_are_killed(requests: int) -> None:
@@ -81,6 +49,7 @@ async def test_the_only_worker_is_killed_and_returns(requests: int) -> None:
         await rest(fleet, workers=1)
 
 
+@pytest.mark.usefixtures("full_size")
 async def test_the_only_scheduler_is_killed_and_returns(requests: int) -> None:
     asked = questions(requests)
     async with running_fleet(workers=2) as fleet:
@@ -107,13 +76,6 @@ async def test_a_process_hangs_and_wakes(requests: int, victim: str) -> None:
         fleet.signal(victim, signal.SIGSTOP)
         # Half of the clients hang with it, the others go on.
         await asyncio.sleep(8)
-        assert not fleet.supervisor.pids.keys() ^ {
-            "worker-0",
-            "worker-1",
-            "scheduler-0",
-            "scheduler-1",
-            "gateway-0",
-        }
         fleet.signal(victim, signal.SIGCONT)
         got = await running
         report(f"{victim} stopped for 8 s", got, want)
@@ -121,6 +83,30 @@ async def test_a_process_hangs_and_wakes(requests: int, victim: str) -> None:
         await rest(fleet, workers=2)
 
 
+@pytest.mark.usefixtures("full_size")
+async def test_a_new_scheduler_takes_over_in_under_a_second(requests: int) -> None:
+    """The time from the moment when it listens, for its start is the machine's, until the first
+    token of a request that had waited for it; its worker keeps what it has loaded."""
+    asked = questions(8)
+    async with running_fleet(workers=1) as fleet:
+        want = await undisturbed(fleet, asked)
+        instance = fleet.supervisor.pids["worker-0"]
+        fleet.signal("scheduler-0", signal.SIGKILL)
+        await asyncio.sleep(0.1)
+        running = asyncio.create_task(Load(fleet.urls, asked, CLIENTS).run())
+        listening = f"listening on {fleet.schedulers[0]}"
+        while sum(listening in line for line in fleet.log) < 2:
+            await asyncio.sleep(0.002)
+        began = time.monotonic()
+        got = await running
+        seconds = time.monotonic() - began
+        print(f"\na new scheduler serves all that waited {seconds:.2f} s after it listens")
+        assert seconds < 2.0
+        assert fleet.supervisor.pids["worker-0"] == instance
+        check(fleet, asked, got, want)
+
+
+@pytest.mark.usefixtures("full_size")
 async def test_rolling_restart(requests: int) -> None:
     """SIGTERM to one process after the other; the next when the one before is back."""
     asked = questions(requests)

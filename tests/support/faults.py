@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import re
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +21,10 @@ class Faults:
     fleet: Fleet
     rng: random.Random
     done: list[str] = field(default_factory=list)
+
+    def kinds(self) -> dict[str, int]:
+        """How often each kind of fault was there."""
+        return dict(Counter(re.sub(r"(-\d$)|(\S*[/:]\S*)|(-\d )", " ", what) for what in self.done))
 
     async def one(self) -> None:
         """One fault; returns when what can be mended is mended."""

@@ -38,7 +38,12 @@ class Answer:
     @property
     def content(self) -> tuple[Any, ...]:
         """All that must be the same however often its run was disturbed."""
-        return (self.text, self.logprobs, self.finish_reason, self.tokens, self.error)
+        return (self.text, self.finish_reason, self.tokens, [name for name, _ in self.logprobs])
+
+    def far_from(self, other: "Answer", tolerance: float) -> bool:
+        """Whether log probabilities of the same tokens differ by more than a tolerance."""
+        values = zip(self.logprobs, other.logprobs, strict=True)
+        return any(abs(mine - its) > tolerance for (_, mine), (_, its) in values)
 
 
 def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Question]:
@@ -214,10 +219,17 @@ def _take(message: dict[str, Any], answer: Answer) -> None:
 
 
 def differences(
-    questions: Sequence[Question], got: Sequence[Answer], want: Sequence[Answer]
+    questions: Sequence[Question],
+    got: Sequence[Answer],
+    want: Sequence[Answer],
+    tolerance: float = 0.0,
 ) -> list[str]:
     """What is not as in the undisturbed run `want`, in one or more rounds; of clients that left,
-    what they got before."""
+    what they got before.
+
+    `tolerance` is that of log probabilities: a real model's depend in their last bits on what
+    else is in the batch.
+    """
     found = []
     for number, mine in enumerate(got):
         question, other = questions[number % len(want)], want[number % len(want)]
@@ -229,6 +241,8 @@ def differences(
         elif mine.content != other.content:
             where = _first_difference(mine, other)
             found.append(f"request {number} differs {where}; it asked {question.body}")
+        elif mine.far_from(other, tolerance):
+            found.append(f"request {number} has other log probabilities")
     return found
 
 
@@ -237,7 +251,7 @@ def _first_difference(mine: Answer, other: Answer) -> str:
         ("in finish_reason", lambda a: a.finish_reason),
         ("in tokens", lambda a: a.tokens),
         ("in text", lambda a: a.text),
-        ("in logprobs", lambda a: a.logprobs),
+        ("in logprobs", lambda a: [name for name, _ in a.logprobs]),
     ]
     name, value = next((n, v) for n, v in names if v(mine) != v(other))
     a, b = value(mine), value(other)

@@ -104,8 +104,13 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(folder: Path, model: Path | str, **settings: Any) -> Iterator[WorkerProcess]:
-    """Starts a worker with small defaults; ends it if the test has not."""
+def worker_process(
+    folder: Path, model: Path | str, prologue: str = "", **settings: Any
+) -> Iterator[WorkerProcess]:
+    """Starts a worker with small defaults; ends it if the test has not.
+
+    `prologue` is code that the process runs first.
+    """
     settings = {
         "model": str(model),
         "worker_address": f"unix:{folder}/worker.sock",
@@ -119,7 +124,7 @@ def worker_process(folder: Path, model: Path | str, **settings: Any) -> Iterator
     log = folder / "worker.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, json.dumps(settings)], stderr=output
+            [sys.executable, "-c", prologue + _MAIN, json.dumps(settings)], stderr=output
         )
     try:
         yield WorkerProcess(folder, process, log)

@@ -105,7 +105,7 @@ async def test_a_scheduler_that_falls_silent_is_lost(
     peers[0].step = 0.02
     schedulers = await connect(*[await peer.start() for peer in peers])
     run = generation(tokens=40)
-    schedulers.submit(run)
+    schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     peers[0].mute = True
     await asyncio.wait_for(run.mailbox.take(), 5)

@@ -23,7 +23,7 @@ from pagewire.v1.inference_pb2_grpc import InferenceStub
 log = logging.getLogger(__name__)
 
 FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
-LAST_BACK_OFF = 2.0
+LAST_BACK_OFF = 0.5
 # A scheduler that was silent for so many heartbeats is lost: stopped, stuck or cut off.
 SILENT_HEARTBEATS = 5
 

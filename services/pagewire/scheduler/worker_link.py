@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 FIRST_BACKOFF = 0.1
-LAST_BACKOFF = 2.0
+LAST_BACKOFF = 0.5
 LOOKS_AT_A_STEP = 8  # in the time that it has
 
 
