@@ -21,6 +21,7 @@ HEARTBEAT_SECONDS = 1.0
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),  # without it gRPC waits a minute, whatever is above
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
