@@ -12,13 +12,10 @@ from weakref import WeakKeyDictionary
 from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.sequence import Sequence
 
-# What a token in use costs beside a token to be computed. A prefill of 1,000 tokens delays the
-# worker's sequences once; 1,000 tokens of KV are read at each step for as long as they are there.
-# At a fourth, a cached prefix outweighs four times as many tokens of other sequences. A running
-# sequence computes a token in each step to come, whether its KV is shared or not.
-COST_OF_COMPUTED = 4
-COST_OF_HELD = 1
-COST_OF_RUNNING = 128
+# What a sequence that runs on a worker costs, in tokens to be computed: it adds a token to every
+# step to come, and its KV is read in each. At 16, a cached prefix of 500 tokens outweighs 31
+# sequences more. (KV in use counted beside it cost cached prefixes on replayed conversations.)
+COST_OF_RUNNING = 16
 
 
 class Router(Protocol):
@@ -33,9 +30,8 @@ class PrefixAware:
     """The worker on which the sequence costs least.
 
     The cost counts the tokens that would be computed (those of the sequence after its cached
-    prefix, and those queued on the worker before it), the tokens whose KV is in use there and the
-    sequences that run there. Of equal workers it is the one with the most blocks that hold
-    nothing, so that caches spread.
+    prefix, and those queued on the worker before it) and the sequences that run there. Of equal
+    workers it is the one with the most blocks that hold nothing, so that caches spread.
     """
 
     def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
@@ -44,10 +40,7 @@ class PrefixAware:
 
     def _cost(self, sequence: Sequence, worker: WorkerBatch) -> int:
         computed = sequence.num_known - worker.cached_tokens(sequence) + worker.backlog
-        held = worker.pool.used * worker.limits.block_size
-        return (
-            COST_OF_COMPUTED * computed + COST_OF_HELD * held + COST_OF_RUNNING * worker.num_running
-        )
+        return computed + COST_OF_RUNNING * worker.num_running
 
 
 class LeastLoaded:
