@@ -15,7 +15,6 @@ import itertools
 import json
 import math
 import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,115 +26,20 @@ from pathlib import Path
 import torch
 import triton
 
+from pagewire.worker.kernel_bench.inputs import (
+    Heads,
+    paged,
+    prefill_starts,
+    rope_inputs,
+)
+from pagewire.worker.kernel_bench.timing import graph_us, measure_ceilings
 from pagewire.worker.ops.triton import attention_decode, attention_prefill, rope
 from pagewire.worker.ops.triton.attention_decode import DecodeConfig
 from pagewire.worker.ops.triton.attention_prefill import PrefillConfig
 from pagewire.worker.ops.triton.rope import RopeConfig
 
 DEVICE = torch.device("cuda")
-BLOCK_SIZE = 16
 WORKERS = 14
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The head layout of a model and its dtype."""
-
-    query: int
-    kv: int
-    dim: int = 128
-    dtype: torch.dtype = torch.bfloat16
-
-    def __str__(self) -> str:
-        return f"{self.query}/{self.kv}x{self.dim} {str(self.dtype).removeprefix('torch.')}"
-
-
-@dataclass(frozen=True, slots=True)
-class Paged:
-    """Some layers' KV caches of some sequences, their blocks in no order."""
-
-    caches: list[tuple[torch.Tensor, torch.Tensor]]
-    tables: torch.Tensor
-    slots: torch.Tensor
-    lengths: torch.Tensor
-
-
-def paged(lengths: list[int], heads: Heads, copies: int = 1) -> Paged:
-    """Draw `copies` random caches of sequences of these lengths, blocks and slots in no order."""
-    counts = [-(-length // BLOCK_SIZE) for length in lengths]
-    total = sum(counts) + 1
-    blocks = (torch.randperm(total - 1) + 1).int()
-    width = max(16, -(-max(counts) // 16) * 16)
-    order = torch.randperm(len(lengths))
-    tables = torch.zeros(len(lengths) + 1, width, dtype=torch.int32)
-    for row, run in zip(order.tolist(), blocks.split(counts), strict=True):
-        tables[row, : len(run)] = run
-    shape = (total, heads.kv, BLOCK_SIZE, heads.dim)
-    caches = []
-    for _ in range(copies):
-        pair = tuple(torch.randn(shape, device=DEVICE, dtype=heads.dtype) for _ in range(2))
-        caches.append(pair)
-    to = {"device": DEVICE, "dtype": torch.int32}
-    return Paged(caches, tables.to(**to), order.to(**to), torch.tensor(lengths, **to))
-
-
-def prefill_starts(counts: list[int]) -> torch.Tensor:
-    starts = [0, *itertools.accumulate(counts)]
-    return torch.tensor(starts, dtype=torch.int32, device=DEVICE)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeInputs:
-    """Arguments of the RoPE kernel for tokens that stand in no order."""
-
-    qkv: torch.Tensor
-    norm: torch.Tensor
-    cos_sin: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    tables: torch.Tensor
-    shape: tuple[int, int, int, int]
-
-    def arguments(self) -> tuple:
-        places = (self.positions, self.slots, self.tables)
-        return (self.norm, self.norm, 1e-6, self.cos_sin, *places)
-
-
-def rope_inputs(heads: Heads, tokens: int) -> RopeInputs:
-    blocks = -(-tokens // BLOCK_SIZE)
-    width = (heads.query + 2 * heads.kv) * heads.dim
-    angles = torch.outer(torch.arange(tokens), 1e4 ** -torch.linspace(0, 1, heads.dim // 2))
-    table = 1 + torch.randperm(blocks)
-    return RopeInputs(
-        qkv=torch.randn(tokens, width, device=DEVICE, dtype=heads.dtype),
-        norm=torch.randn(heads.dim, device=DEVICE, dtype=heads.dtype),
-        cos_sin=torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE),
-        positions=torch.randperm(tokens, device=DEVICE).int(),
-        slots=torch.ones(tokens, device=DEVICE, dtype=torch.int32),
-        tables=torch.stack((torch.zeros_like(table), table)).int().to(DEVICE),
-        shape=(blocks + 1, heads.kv, BLOCK_SIZE, heads.dim),
-    )
-
-
-def seconds(calls: list[Callable[[], object]], budget: float = 0.012) -> float:
-    """Return the median time of one call: all of them in one CUDA graph, replayed."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls[0]()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for call in calls:
-                call()
-        graph.replay()
-        times: list[float] = []
-        while sum(times) < budget or len(times) < 5:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times) / len(calls)
 
 
 def copies_beyond_cache(size: int) -> int:
@@ -155,8 +59,8 @@ class Point:
 
 def decode_point(name: str, heads: Heads, lengths: list[int]) -> Callable[[], Point]:
     def make() -> Point:
-        size = 2 * sum(lengths) * heads.kv * heads.dim * heads.dtype.itemsize
-        cache = paged(lengths, heads, copies_beyond_cache(size))
+        size = heads.kv_bytes(sum(lengths))
+        cache = paged(lengths, heads, DEVICE, copies_beyond_cache(size))
         q = torch.randn(len(lengths), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
         arguments = (cache.tables, cache.slots, cache.lengths, heads.dim**-0.5)
 
@@ -177,8 +81,8 @@ def decode_point(name: str, heads: Heads, lengths: list[int]) -> Callable[[], Po
 def prefill_point(name: str, heads: Heads, chunks: list[tuple[int, int]]) -> Callable[[], Point]:
     def make() -> Point:
         counts = [count for count, _ in chunks]
-        cache = paged([length for _, length in chunks], heads)
-        (k, v), starts = cache.caches[0], prefill_starts(counts)
+        cache = paged([length for _, length in chunks], heads, DEVICE)
+        (k, v), starts = cache.caches[0], prefill_starts(counts, DEVICE)
         q = torch.randn(sum(counts), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
         scores = sum(n * (length - n) + n * (n + 1) // 2 for n, length in chunks)
         arguments = (cache.tables, cache.slots, starts, cache.lengths, heads.dim**-0.5, max(counts))
@@ -197,7 +101,7 @@ def prefill_point(name: str, heads: Heads, chunks: list[tuple[int, int]]) -> Cal
 
 def rope_point(heads: Heads, tokens: int) -> Callable[[], Point]:
     def make() -> Point:
-        inputs = rope_inputs(heads, tokens)
+        inputs = rope_inputs(heads, tokens, DEVICE)
         size = inputs.qkv.numel() * inputs.qkv.element_size()
         copies = copies_beyond_cache(size)
         rows = [torch.randn_like(inputs.qkv) for _ in range(copies)]
@@ -289,7 +193,7 @@ def compile_all() -> None:
 
 
 def timed(point: Point, config: object) -> dict:
-    elapsed = seconds(point.run(config))
+    elapsed = graph_us(point.run(config)) / 1e6
     return {
         "point": point.name,
         "config": None if config is None else asdict(config),
@@ -315,19 +219,6 @@ def measure(swept: bool, deadline: float) -> list[dict]:
         del point
         torch.cuda.empty_cache()
     return results
-
-
-def ceilings() -> dict[str, float]:
-    """Measure the device's own copy bandwidth and bf16 matrix rate."""
-    source = torch.randn(2**30, device=DEVICE)
-    target = torch.empty_like(source)
-    copy = triton.testing.do_bench(lambda: target.copy_(source), return_mode="median") / 1e3
-    a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
-    product = triton.testing.do_bench(lambda: a @ a, return_mode="median") / 1e3
-    return {
-        "copy_tb_per_s": round(2 * source.numel() * 4 / copy / 1e12, 2),
-        "matmul_tflop_per_s": round(2 * 8192**3 / product / 1e12, 1),
-    }
 
 
 def short(config: dict | None) -> str:
@@ -361,7 +252,7 @@ def main() -> int:
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "ceilings": ceilings(),
+        "ceilings": asdict(measure_ceilings()),
         "results": measure(options.sweep, deadline),
     }
     if options.json:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,8 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from pagewire.worker.kernel_bench.inputs import sampling_state
+from pagewire.worker.kernel_bench.timing import graph_us
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.reference import activation as twin_activation
 from pagewire.worker.ops.reference import linear as twin_linear
@@ -37,6 +38,7 @@ from pagewire.worker.ops.triton import activation, linear, norm, sampling
 from pagewire.worker.ops.triton.linear_config import Config, SkinnyConfig, VectorConfig
 
 EPS = 1e-6
+DEVICE = torch.device("cuda")
 ROTATE_BYTES = 2**30
 # What a configuration that does not fit the device raises, here or in the compiler.
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -89,33 +91,6 @@ LLAMA = Model("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, qk_norm=False
 
 def randn(*shape: int, scale: float = 1.0) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, scale)
-
-
-def graph_us(calls: list[Callable[[], object]], replays: int = 7, warm_s: float = 0.02) -> float:
-    """Return microseconds of one call, from replays of a graph of all of them.
-
-    Whole steps are warmed for longer: after large allocations the device is slower for a while.
-    """
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    began = perf_counter()
-    while perf_counter() < began + warm_s:
-        graph.replay()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(times)
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:
@@ -316,7 +291,7 @@ def time_steps(decoder: Decoder, attention: bool) -> list[dict]:
     rows = []
     for tokens in TOKENS:
         decoder.lengths.fill_(504 if tokens == 1 else 720)
-        state = sampling_state(tokens, temperature=0.7)
+        state = sampling_state(tokens, DEVICE, temperature=0.7)
 
         def step(tokens: int = tokens, state: SamplingState = state) -> Tensor:
             return sampling.sample(decoder.step(tokens, attention), state, filtered=False)
@@ -375,22 +350,6 @@ class Tuner:
         return self.table[rows, k]
 
 
-def sampling_state(rows: int, **given: float) -> SamplingState:
-    def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
-        return torch.full((rows,), given.get(name, default), dtype=dtype, device="cuda")
-
-    return SamplingState(
-        temperature=column("temperature", 1.0, torch.float32),
-        top_k=column("top_k", 0, torch.int32),
-        top_p=column("top_p", 1.0, torch.float32),
-        min_p=column("min_p", 0.0, torch.float32),
-        seed=torch.arange(rows, device="cuda"),
-        index=column("index", 0, torch.int32),
-        min_tokens=column("min_tokens", 0, torch.int32),
-        stop_token_ids=torch.full((rows, 8), -1, dtype=torch.int32, device="cuda"),
-    )
-
-
 def sorted_top_p(logits: Tensor, p: float) -> Tensor:
     """Top-p by sorting, without leaving the device: what the pivot search stands against."""
     ordered, ids = logits.float().sort(-1, descending=True)
@@ -415,7 +374,7 @@ def time_sampling() -> list[dict]:
         copies = max(2, min(32, ROTATE_BYTES // (batch * QWEN.vocabulary * 2)))
         logits = [randn(batch, QWEN.vocabulary, scale=3.0) for _ in range(copies)]
         for name, (given, filtered) in modes.items():
-            state = sampling_state(batch, **given)
+            state = sampling_state(batch, DEVICE, **given)
             calls = [lambda x=x, s=state, f=filtered: sampling.sample(x, s, f) for x in logits]
             rows.append({"mode": name, "rows": batch, "us": graph_us(calls)})
             same = sampling.sample(logits[0], state, filtered)

@@ -1,0 +1,1 @@
+"""The kernels alone, timed on this machine's GPU beside plain torch."""

@@ -1,0 +1,46 @@
+"""At which shapes the kernels are timed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What the operations of a decoder need to know of its model."""
+
+    hidden: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    qk_norm: bool
+
+
+MODELS = {
+    "qwen3-0.6b": Shapes(1024, 16, 8, 128, 3072, 151_936, qk_norm=True),
+    "llama-3.1-8b": Shapes(4096, 32, 8, 128, 14_336, 128_256, qk_norm=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """`rows` sequences in `groups` that have their first `shared` positions in common."""
+
+    groups: int
+    shared: int
+    rows: int
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of each operation a call is."""
+
+    tokens: int = 4096  # of norms, activation and RoPE
+    decode: tuple[tuple[int, int], ...] = ((64, 2048), (1, 32_768), (256, 720))  # rows, length
+    shared_prefix: SharedPrefix = SharedPrefix(groups=4, shared=2048, rows=512, own=128)
+    prefill: tuple[tuple[int, int], ...] = ((1, 8192), (4, 2000))  # chunks, length
+    sampled_rows: int = 64
+    linear_tokens: tuple[int, ...] = (1, 8, 32)
+    # Distinct inputs of a case are so many bytes together, several times the L2 cache.
+    rotated_bytes: int = 2**29

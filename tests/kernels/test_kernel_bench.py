@@ -1,0 +1,105 @@
+"""The cases of `pagewire bench kernels`, tiny, and what the command makes of results."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from comparison import CUDA, assert_near
+
+from pagewire.cli.bench_kernels import as_json, line
+from pagewire.worker.kernel_bench.cases import Case, CaseMaker
+from pagewire.worker.kernel_bench.measure import Result, measure
+from pagewire.worker.kernel_bench.shapes import MODELS, Shapes, SharedPrefix, Sizes
+from pagewire.worker.kernel_bench.timing import Ceilings
+from pagewire.worker.ops import load_ops
+
+SHAPES = Shapes(64, 4, 2, 32, 96, 500, qk_norm=True)
+SIZES = Sizes(
+    tokens=5,
+    decode=((2, 40), (1, 70)),
+    shared_prefix=SharedPrefix(groups=2, shared=64, rows=5, own=16),
+    prefill=((1, 20), (2, 17)),
+    sampled_rows=3,
+    linear_tokens=(1, 8),
+    rotated_bytes=0,
+)
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+CASES = dict(CaseMaker(SHAPES, SIZES, DEVICE, torch.float32).all())
+CEILINGS = Ceilings(copy_tb_per_s=4.0, matmul_tflop_per_s=800.0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_runs_and_computes_what_its_twin_does(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    assert case.work > 0
+    assert len(case.inputs) == 2
+    assert any(one is not other for one, other in zip(*case.inputs, strict=True))
+    twins = copy.deepcopy(case).calls(load_ops("torch"))
+    for kernel, twin in zip(case.calls(load_ops("triton")), twins, strict=True):
+        assert_near(kernel(), twin(), 1e-5)
+
+
+def test_work_counts_each_byte_and_operation_once() -> None:
+    work = {name: CASES[name]().work for name in CASES}
+    assert work["RMSNorm, 5 tokens"] == 2 * 5 * 64 * 4
+    assert work["SiLU*mul, 5 tokens"] == 5 * (2 * 96 + 96) * 4
+    query = 4 * 32 * 4
+    assert work["decode attention, 1 x 70"] == 2 * 70 * 2 * 32 * 4 + 2 * query
+    shared = work["decode attention, 5 rows in 2 groups of 64, 16 own"]
+    assert shared == 2 * (2 * 64 + 5 * 16) * 2 * 32 * 4 + 2 * 5 * query
+    assert work["prefill attention, 1 x 20"] == 4 * 210 * 4 * 32
+    assert work["norm + gate/up + SiLU*mul, tokens: 8"] == 2 * 96 * 64 * 4
+
+
+def test_inputs_outgrow_the_cache() -> None:
+    sizes = Sizes(tokens=5, rotated_bytes=20 * 5 * 64 * 4)
+    inputs = CaseMaker(SHAPES, sizes, DEVICE, torch.float32).rms_norm().inputs
+    assert len({x.data_ptr() for x, *_ in inputs}) == 20
+
+
+def test_every_model_has_a_case_of_each_kernel() -> None:
+    for shapes in MODELS.values():
+        names = [name for name, _ in CaseMaker(shapes, Sizes(), DEVICE).all()]
+        assert len(set(names)) == 15
+        assert max(map(len, names)) <= 58, "the table's first column"
+
+
+def test_a_case_that_fails_says_why() -> None:
+    def make() -> Case:
+        raise ValueError("no such shape,\n nowhere")
+
+    result = measure("broken", make, True, CEILINGS)
+    assert result == Result("broken", error="ValueError: no such shape, nowhere")
+    assert line(result).endswith("\n  ValueError: no such shape, nowhere")
+
+
+def test_a_row_of_the_table() -> None:
+    result = Result("norm", "TB/s", 10, 2.0, 3.0, 0.75, eager_microseconds=11.0)
+    assert line(result).split() == ["norm", "2.0", "3.00", "TB/s", "75%", "5.5x", "-"]
+    written = as_json(result)
+    assert (written["speedup_over_eager"], written["speedup_over_compile"]) == (5.5, None)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pagewire.cli.main", "bench", "kernels", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.skipif(CUDA, reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so_in_one_line() -> None:
+    done = run()
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "finds no NVIDIA GPU" in done.stderr
+
+
+def test_unknown_shapes_are_refused() -> None:
+    done = run("--model", "gpt-2")
+    assert done.returncode == 2
+    assert "'gpt-2' is none of the known shapes; give qwen3-0.6b or llama-3.1-8b" in done.stderr
