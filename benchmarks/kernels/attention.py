@@ -26,12 +26,7 @@ from pathlib import Path
 import torch
 import triton
 
-from pagewire.worker.kernel_bench.inputs import (
-    Heads,
-    paged,
-    prefill_starts,
-    rope_inputs,
-)
+from pagewire.worker.kernel_bench.inputs import Heads, paged, prefill_starts, rope_inputs
 from pagewire.worker.kernel_bench.timing import graph_us, measure_ceilings
 from pagewire.worker.ops.triton import attention_decode, attention_prefill, rope
 from pagewire.worker.ops.triton.attention_decode import DecodeConfig

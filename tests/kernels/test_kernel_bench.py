@@ -11,6 +11,7 @@ import torch
 from comparison import CUDA, assert_near
 
 from pagewire.cli.bench_kernels import as_json, line
+from pagewire.worker.kernel_bench import measure as timed
 from pagewire.worker.kernel_bench.cases import Case, CaseMaker
 from pagewire.worker.kernel_bench.measure import Result, measure
 from pagewire.worker.kernel_bench.shapes import MODELS, Shapes, SharedPrefix, Sizes
@@ -23,7 +24,7 @@ SIZES = Sizes(
     decode=((2, 40), (1, 70)),
     shared_prefix=SharedPrefix(groups=2, shared=64, rows=5, own=16),
     prefill=((1, 20), (2, 17)),
-    sampled_rows=3,
+    sampled_rows=1,
     linear_tokens=(1, 8),
     rotated_bytes=0,
 )
@@ -67,6 +68,34 @@ def test_every_model_has_a_case_of_each_kernel() -> None:
         names = [name for name, _ in CaseMaker(shapes, Sizes(), DEVICE).all()]
         assert len(set(names)) == 15
         assert max(map(len, names)) <= 58, "the table's first column"
+
+
+def test_twins_that_read_on_the_host_are_neither_captured_nor_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
+    monkeypatch.setattr(timed, "graph_us", lambda calls: 2.0 if calls[0]() is not None else 0)
+    monkeypatch.setattr(timed, "stream_us", lambda calls: 50.0 if calls[0]() is not None else 0)
+    monkeypatch.setattr(torch, "compile", lambda twin, dynamic: compiled.append(twin) or twin)
+
+    norm = measure("norm", CASES["RMSNorm, 5 tokens"], True, CEILINGS)
+    assert (norm.microseconds, norm.eager_microseconds, norm.compiled_microseconds) == (2, 2, 2)
+    assert norm.rate == pytest.approx(2560 / 2e-6 / 1e12)
+    assert norm.of_ceiling == pytest.approx(norm.rate / 4.0)
+    prefill = measure("prefill", CASES["prefill attention, 1 x 20"], True, CEILINGS)
+    assert (prefill.microseconds, prefill.eager_microseconds) == (2, 50)
+    assert prefill.of_ceiling == pytest.approx(4 * 210 * 128 / 2e-6 / 1e12 / 800)
+    assert prefill.compiled_microseconds is None
+    assert compiled == [load_ops("torch").rms_norm]
+
+
+@pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_timed(name: str) -> None:
+    result = measure(name, CASES[name], False, CEILINGS)
+    assert result.error is None
+    assert result.microseconds > 0
+    assert result.eager_microseconds > 0
 
 
 def test_a_case_that_fails_says_why() -> None:
