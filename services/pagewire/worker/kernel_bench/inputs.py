@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.limits import MAX_STOP_IDS
 from pagewire.worker.kernel_bench.shapes import SharedPrefix
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.reference.shared_ranges import SharedRanges
@@ -149,7 +150,7 @@ def sampling_state(rows: int, device: torch.device, **given: float) -> SamplingS
         seed=torch.arange(rows, device=device),
         index=column("index", 0, torch.int32),
         min_tokens=column("min_tokens", 0, torch.int32),
-        stop_token_ids=torch.full((rows, 8), -1, dtype=torch.int32, device=device),
+        stop_token_ids=torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int32, device=device),
     )
 
 
