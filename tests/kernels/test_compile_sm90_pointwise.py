@@ -15,6 +15,8 @@ import pytest
 import torch
 from clean_process import report_of
 
+from pagewire.limits import MAX_STOP_IDS
+
 SHARED_LIMIT = 227 * 1024
 HIDDEN = 4096
 
@@ -64,7 +66,8 @@ def meta_state(rows: int) -> object:
         field.name: meta(rows, dtype=dtypes.get(field.name, torch.int32))
         for field in fields(SamplingState)
     }
-    return SamplingState(**tensors | {"stop_token_ids": meta(rows, 8, dtype=torch.int32)})
+    stops = meta(rows, MAX_STOP_IDS, dtype=torch.int32)
+    return SamplingState(**tensors | {"stop_token_ids": stops})
 
 
 CASES: dict[str, tuple[Callable[[int], None], int]] = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 from comparison import CUDA, DTYPES, poisoned_outputs
 
+from pagewire.limits import MAX_STOP_IDS
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton import sampling, sampling_filters
@@ -30,7 +31,7 @@ def make_state(rows: int, device: torch.device, **given) -> SamplingState:
         values = torch.as_tensor(given.get(name, default), dtype=dtype, device=device)
         return values.expand(rows).clone()
 
-    stops = torch.full((rows, 8), -1, dtype=torch.int32, device=device)
+    stops = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int32, device=device)
     return SamplingState(
         temperature=column("temperature", 1.0, torch.float32),
         top_k=column("top_k", 0, torch.int32),
@@ -255,8 +256,8 @@ def test_stop_tokens_wait_for_min_tokens(backend, filtered, device):
     logits = torch.zeros(4, vocabulary, device=device)
     best, second, third = vocabulary - 1, 7, 9
     logits[:, best], logits[:, second], logits[:, third] = 90.0, 60.0, 30.0
-    stops = torch.full((4, 8), -1, dtype=torch.int32, device=device)
-    stops[:, 0], stops[:, 7] = best, second
+    stops = torch.full((4, MAX_STOP_IDS), -1, dtype=torch.int32, device=device)
+    stops[:, 0], stops[:, -1] = best, second
     state = make_state(
         4,
         device,
@@ -267,6 +268,16 @@ def test_stop_tokens_wait_for_min_tokens(backend, filtered, device):
         stop_token_ids=stops,
     )
     assert backend.sample(logits, state, filtered).tolist() == [third, third, best, best]
+
+
+@pytest.mark.parametrize("column", [0, MAX_STOP_IDS - 1])
+def test_each_row_has_stop_tokens_of_its_own(column, device):
+    logits = torch.zeros(3, 100, device=device)
+    logits[:, 7], logits[:, 9] = 5.0, 4.0
+    stops = torch.full((3, MAX_STOP_IDS), -1, dtype=torch.int32, device=device)
+    stops[1, column] = 7
+    state = make_state(3, device, temperature=0.0, min_tokens=1, stop_token_ids=stops)
+    assert sampling.sample(logits, state, False).tolist() == [7, 9, 7]
 
 
 def test_rows_may_lie_apart(device):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pagewire.limits import MAX_STOP_IDS
 from pagewire.worker.ops.reference import step as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton import step as kernels
@@ -62,7 +63,7 @@ def test_gather_sampling(rows: int) -> None:
         seed=seed,
         index=ints(SLOTS),
         min_tokens=ints(SLOTS),
-        stop_token_ids=ints(SLOTS, 8),
+        stop_token_ids=ints(SLOTS, MAX_STOP_IDS),
     )
     slots = torch.randperm(SLOTS, generator=generator)[:rows].int().to(DEVICE)
     want = reference.gather_sampling(by_slot, slots, slots)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.limits import MAX_STOP_IDS
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.device import dependent_launch
@@ -27,7 +28,7 @@ DIGIT_BITS = 4
 _KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 
 _GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
-_STOP_IDS = tl.constexpr(8)
+_STOP_IDS = tl.constexpr(MAX_STOP_IDS)
 _DIGIT_BITS = tl.constexpr(DIGIT_BITS)
 _DIGITS = tl.constexpr(1 << DIGIT_BITS)
 
