@@ -161,3 +161,23 @@ def test_others_go_on_once_a_suspect_has_recovered() -> None:
     assert sum(alone) < len(alone)  # they have been together, too
     assert alone[0]
     assert len(other.output) == len(suspect.output) == 20
+
+
+def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
+    """The pool is too small for both, and the policy takes the suspect's place."""
+    limits = WorkerLimits(5, 4, 2, 16, memory_threshold=1.0, prefix_caching=False)
+    admission = Admission(FirstComeFirstServed(), LeastLoaded())
+    worker = admission.add_worker(limits)
+    first, suspect = sequence(0, 7, 8), sequence(1, 7, 8)
+    suspect.record_failure()
+    suspect.suspect = True
+    for waiting in (first, suspect):
+        admission.waiting.push(waiting)
+    while not first.state.final:
+        list(admission.admit())
+        plan = worker.plan()
+        assert plan is not None, "nobody goes on"
+        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        for slot in outcome.slots[outcome.ended].tolist():
+            worker.finish(slot, State.COMPLETED)
+    assert admission.preemptions > 0

@@ -260,6 +260,8 @@ class WorkerBatch:
         self._plan_decode(plan)
         self._plan_prefill(plan)
         if plan.num_tokens == 0:
+            if self._suspects and self._is_done_with(self._suspects[0]):
+                return self.plan()  # it gave its place up for want of a block: others go on
             return None
         self._next_step += 1
         self._decode_unsent = self._groups_unsent = False
