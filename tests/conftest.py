@@ -19,4 +19,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The size of the chaos tests; the defaults are for every day."""
     group = parser.getgroup("chaos")
     group.addoption("--requests", type=int, default=120, help="Requests of each chaos test.")
-    group.addoption("--minutes", type=float, default=0.5, help="How long the soak test lasts.")
+    group.addoption("--minutes", type=float, default=0.25, help="How long the soak test lasts.")

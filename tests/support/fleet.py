@@ -118,7 +118,7 @@ async def running_fleet(
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
-        free = iter(_free_ports(2 * schedulers + gateways))
+        free = iter(_free_ports(2 * schedulers + 2 * gateways))
         ports = [next(free) for _ in range(schedulers)]
         metrics = {}
         async with (
@@ -147,8 +147,15 @@ async def running_fleet(
             for n in range(gateways):
                 port = next(free)
                 urls.append(f"http://127.0.0.1:{port}")
-                metrics[f"gateway-{n}"] = urls[-1]
-                command = ("gateway", f"--port={port}", f"--schedulers={known}", *gateway_flags)
+                metrics_port = next(free)
+                metrics[f"gateway-{n}"] = f"http://127.0.0.1:{metrics_port}"
+                command = (
+                    "gateway",
+                    f"--port={port}",
+                    f"--schedulers={known}",
+                    f"--gateway-metrics-port={metrics_port}",
+                    *gateway_flags,
+                )
                 gateway_tier.append(_service(f"gateway-{n}", command, f"{urls[-1]}/readyz"))
             log: list[str] = []
             supervisor = Supervisor(
