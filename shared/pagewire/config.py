@@ -196,6 +196,13 @@ class SchedulerConfig(StepConfig):
         "many, unless nothing waits.",
         minimum=1,
     )
+    max_waiting_seconds: float | None = setting(
+        None,
+        "Seconds that a request may be expected to wait for admission, by how fast the queue has "
+        "been emptying; further requests are refused as too many. No bound by default; a target "
+        "for the time to the first token asks for one below it.",
+        minimum=0.001,
+    )
     max_retry_attempts: int = setting(
         2,
         "How often a request is run again after failing on a worker without any progress; also "

@@ -133,6 +133,52 @@ async def test_a_full_queue_says_when_to_come_back(start: StartStack) -> None:
     await stack.settle()
 
 
+async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
+    """Ten requests a second are served, and forty come: each waits briefly or is refused."""
+    stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.5)
+    stack.workers[0].step_seconds = 0.01
+    waits: list[float] = []
+    pushbacks: list[int] = []
+
+    async def run(number: int) -> None:
+        buffer = delivery.DeltaBuffer()
+        stack.engine.submit(request([number % 90 + 1], 10), buffer, 0)
+        finished: list[pb.StreamFinish] = []
+        while not finished:
+            await buffer.ready.wait()
+            finished = list(buffer.take().finished)
+        if finished[0].finish.reason == pb.FINISH_REASON_ERROR:
+            assert finished[0].finish.error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+            pushbacks.append(finished[0].finish.error.retry_after_ms)
+        else:
+            waits.append(finished[0].finish.queue_seconds)
+
+    runs = []
+    for number in range(160):
+        runs.append(asyncio.create_task(run(number)))
+        await asyncio.sleep(0.025)
+    await asyncio.gather(*runs)
+    assert len(waits) + len(pushbacks) == 160
+    assert len(waits) > 20, "the worker is kept busy"
+    assert len(pushbacks) > 60
+    assert max(waits) < 1.5, sorted(waits)[-10:]
+    assert set(pushbacks) == {1000}
+    await stack.settle()
+
+
+async def test_what_has_room_is_admitted_however_slow_the_last_queue_was(
+    start: StartStack,
+) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.01)
+    stack.workers[0].step_seconds = 0.01
+    for first in range(1, 30, 3):
+        calls = [collect(stack.stub.Generate(request([first + n], 10))) for n in range(3)]
+        await asyncio.gather(*calls, return_exceptions=True)
+        tokens, _, _ = await collect(stack.stub.Generate(request([first], 10)))
+        assert tokens == expected([first], 10)
+    await stack.settle()
+
+
 async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
     stack.workers[0].step_seconds = 0.01

@@ -53,6 +53,10 @@ class Timing:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
+    # Of an answer that is no stream: its HTTP status, the time to its end, its Retry-After.
+    status: int | None = None
+    answered: float = 0.0
+    retry_after: str | None = None
 
     @property
     def tpot(self) -> float | None:
@@ -124,6 +128,9 @@ async def send(session: Any, url: str, body: dict[str, Any]) -> Timing:
         async with session.post(url, json=body) as response:
             if response.status != 200:
                 timing.error = f"HTTP status {response.status}: {(await response.text())[:200]}"
+                timing.answered = time.perf_counter() - timing.started
+                timing.status = response.status
+                timing.retry_after = response.headers.get("retry-after")
                 return timing
             await _time_chunks(response.content, timing)
     except (aiohttp.ClientError, OSError, ValueError) as error:

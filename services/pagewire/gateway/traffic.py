@@ -68,7 +68,7 @@ class Traffic:
         """Why a generating request is not let in, if it is not."""
         if self._num_generating < self._most_generating:
             return None
-        seconds = self._drain_rate.seconds_for(self._num_generating, time.perf_counter())
+        seconds = self._drain_rate.retry_after(self._num_generating, time.perf_counter())
         return RequestError(
             Code.RESOURCE_EXHAUSTED,
             f"{self._num_generating} requests are being answered already; try again in "

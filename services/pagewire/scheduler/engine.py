@@ -108,6 +108,8 @@ class Engine:
         self._arrivals = 0
         self._parsing = 0
         self._drain_rate = DrainRate(time.monotonic())
+        # Whether requests waited when all that could be admitted had been.
+        self._saturated = False
         self._searches = 0
         self._pump_scheduled = False
         self._publish()
@@ -312,6 +314,11 @@ class Engine:
         the beginning.
         """
         requests = len(self._waiting) + self._parsing
+        now = time.monotonic()
+        if not self._saturated:
+            self._drain_rate.rest(now)
+        expected = self._drain_rate.seconds_for(requests, now)
+        longest = self._config.max_waiting_seconds
         factor = 2 if resumed else 1
         if requests >= factor * self._config.max_waiting_requests:
             reason = f"{requests} requests are waiting already"
@@ -320,9 +327,11 @@ class Engine:
             and self._waiting.tokens + tokens > factor * self._config.max_waiting_tokens
         ):
             reason = f"requests of {self._waiting.tokens} tokens are waiting already"
+        elif longest is not None and self._saturated and not resumed and expected > longest:
+            reason = f"requests wait for about {expected:.1f} s already"
         else:
             return None
-        seconds = self._drain_rate.seconds_for(requests, time.monotonic())
+        seconds = self._drain_rate.retry_after(requests, now)
         return RequestError(
             Code.RESOURCE_EXHAUSTED,
             f"{reason}; try again in {math.ceil(seconds)} s",
@@ -447,6 +456,8 @@ class Engine:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
+        if not self._saturated:
+            self._drain_rate.rest(time.monotonic())
         progress = True
         while progress:
             self._admit()
@@ -454,6 +465,7 @@ class Engine:
             for worker in self._workers.values():
                 if len(worker.batch.in_flight) < self._run_ahead(worker):
                     progress |= self._send_step(worker)
+        self._saturated = len(self._waiting) > 0
         for worker in self._workers.values():
             if worker.draining and worker.batch.idle and not worker.left:
                 worker.left = True
@@ -469,7 +481,8 @@ class Engine:
             self._worker_of[admitted.worker].streams.occupy(sequence.slot, request)
             if request.queue_seconds is None:
                 now = time.monotonic()
-                self._drain_rate.left(now)
+                if self._saturated:
+                    self._drain_rate.left(now)
                 request.queue_seconds = now - request.received
                 metrics.PROMPT_TOKENS.inc(len(sequence.prompt))
                 metrics.CACHED_TOKENS.inc(sequence.cached_tokens or 0)
