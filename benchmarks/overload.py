@@ -48,6 +48,9 @@ SPEEDUP = 0.1
 # Of that rate: what is tried to find the peak.
 TRIED = "0.7,0.85,1,1.15"
 CAPACITY = 20.0
+# What runs, what waits for a second, and as many that are being refused: further ones are refused
+# before they are read, so that the gateway is not busy with what cannot be served.
+OPEN_REQUESTS = 4 * WORKERS * SLOTS
 REFUSED_WITHIN_MS = 50.0
 
 
@@ -163,6 +166,7 @@ def make_stack(folder: Path, max_waiting_seconds: float) -> Stack:
         schedulers=address,
         port=claim_port("127.0.0.1", 0, "--port"),
         gateway_metrics_port=claim_port("127.0.0.1", 0, "--gateway-metrics-port"),
+        max_open_requests=OPEN_REQUESTS,
     )
     url = f"http://127.0.0.1:{gateway.port}"
     tiers = (
