@@ -87,7 +87,8 @@ def decode_plan(rows: int, position: int) -> StepPlan:
 
 def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
     """Median time of replaying the graph that serves `rows` rows."""
-    graph = next(c.graph for (r, f), c in sorted(backend._captured.items()) if r >= rows and not f)
+    plain = sorted(key for key in backend._captured if key[1:] == (False, False))
+    graph = backend._captured[next(key for key in plain if key[0] >= rows)].graph
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
