@@ -53,14 +53,14 @@ def test_cache_sizes_are_compared_and_plotted(conversations: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     ideal = printed["ideal_block_hit_rate"]
-    unlimited = printed["runs"]["least-loaded, unlimited blocks"]
-    small = printed["runs"]["least-loaded, 200 blocks"]
+    unlimited = printed["runs"]["prefix-aware, unlimited blocks"]
+    small = printed["runs"]["prefix-aware, 200 blocks"]
     assert unlimited["block_hit_rate"] == ideal > small["block_hit_rate"] > 0
     assert unlimited["finished"] == small["finished"] == 32
     assert plot.read_text().startswith("<svg")
     saved = json.loads(output.read_text())
     assert saved["runs"] == printed["runs"]
-    assert len(saved["over_time"]["least-loaded, 200 blocks"]["ttft_ms_p99"]) == 120
+    assert len(saved["over_time"]["prefix-aware, 200 blocks"]["ttft_ms_p99"]) == 120
     assert str(tmp_path) not in saved["command"]
 
 
