@@ -1,5 +1,6 @@
 """The packed inputs of captured mixed steps, run through the decoder on the CPU."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,12 +9,12 @@ import pytest
 import torch
 
 from pagewire.config import WorkerConfig
-from pagewire.worker.decoder import Batch, Prefill
 from pagewire.worker.eager import EagerBackend
 from pagewire.worker.limits import Limits
 from pagewire.worker.loading import load_worker
 from pagewire.worker.mixed_layout import (
     BodySize,
+    body_batch,
     body_length,
     body_sizes,
     pack_body,
@@ -78,19 +79,8 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
         packed = pack_body(plan, plan.chunks, size, worker.limits.padding_slot)
         assert len(packed) == body_length(size)
         inputs = split_body(torch.from_numpy(packed), size)
-        last = state.last_tokens[inputs.slots]
-        token_ids = torch.where(inputs.token_ids < 0, last, inputs.token_ids)
-        padded = Batch(
-            token_ids=token_ids,
-            positions=inputs.positions,
-            slots=inputs.slots,
-            num_decodes=size.decodes,
-            decode_lengths=inputs.decode_lengths,
-            prefill=Prefill(
-                inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens
-            ),
-            rows=torch.from_numpy(sampling_rows(plan, plan.chunks)),
-        )
+        rows = torch.from_numpy(sampling_rows(plan, plan.chunks))
+        padded = replace(body_batch(inputs, size, state.last_tokens), rows=rows)
         hidden = decoder.hidden(padded, cache, state.block_tables)
     torch.testing.assert_close(hidden, expected)
     for tensor, value in zip((*cache.keys, *cache.values), written, strict=True):

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
-from pagewire.worker.decoder import Batch, Decoder, Prefill
+from pagewire.worker.decoder import Decoder
 from pagewire.worker.device_slots import DeviceSlots
 from pagewire.worker.kv_cache import KVCache
 from pagewire.worker.limits import Limits
 from pagewire.worker.mixed_layout import (
     BodySize,
+    body_batch,
     body_length,
     body_sizes,
     pack_body,
@@ -120,21 +121,9 @@ class MixedGraphs:
     def _body(self, size: BodySize) -> Tensor:
         state = self._slots
         inputs = split_body(self._body_inputs, size)
-        last = state.last_tokens[inputs.slots]
-        token_ids = torch.where(inputs.token_ids < 0, last, inputs.token_ids)
+        batch = body_batch(inputs, size, state.last_tokens)
         residual = self._residual[: size.tokens]
-        torch.index_select(self._decoder.weights.embedding, 0, token_ids, out=residual)
-        batch = Batch(
-            token_ids=token_ids,
-            positions=inputs.positions,
-            slots=inputs.slots,
-            num_decodes=size.decodes,
-            decode_lengths=inputs.decode_lengths,
-            prefill=Prefill(
-                inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens
-            ),
-            rows=None,
-        )
+        torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
         return self._decoder.layers(residual, batch, self._cache, state.block_tables)
 
     def _head(self, inputs: Tensor, filtered: bool) -> Tensor:

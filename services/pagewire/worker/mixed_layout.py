@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pagewire.packing import Int32Array
+from pagewire.worker.decoder import Batch, Prefill
 from pagewire.worker.limits import Limits
 from pagewire.worker.plan import Chunks, StepPlan
 from pagewire.worker.upload import ALIGNMENT
@@ -101,6 +104,20 @@ def pack_body(plan: StepPlan, chunks: Chunks, size: BodySize, padding_slot: int)
     inputs.chunk_starts[used + 1 :] = size.tokens
     inputs.chunk_lengths[:used] = chunks.lengths
     return packed
+
+
+def body_batch(inputs: BodyInputs[Tensor], size: BodySize, last_tokens: Tensor) -> Batch:
+    """The batch of all of a body's tokens; `last_tokens [slots]` are those sampled last."""
+    last = last_tokens[inputs.slots]
+    return Batch(
+        token_ids=torch.where(inputs.token_ids == LAST_SAMPLED, last, inputs.token_ids),
+        positions=inputs.positions,
+        slots=inputs.slots,
+        num_decodes=size.decodes,
+        decode_lengths=inputs.decode_lengths,
+        prefill=Prefill(inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens),
+        rows=None,
+    )
 
 
 def sampling_rows(plan: StepPlan, chunks: Chunks) -> Int32Array:
