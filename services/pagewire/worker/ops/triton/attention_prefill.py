@@ -31,6 +31,7 @@ class PrefillConfig:
     tile: int
     warps: int
     stages: int
+    split: bool = True
     pdl: bool = True
 
 
@@ -110,6 +111,7 @@ def prefill_attention(
         ROWS=tile_rows,
         TILE=config.tile,
         PADDED_CHUNKS=padded_chunks(chunks + 1),
+        SPLIT=config.split,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -195,7 +197,7 @@ def attend_tiles(
         before = step * TILE + tl.arange(0, TILE)
         block = lookup(table_ptr, at, length, BLOCK_SIZE)
         block_before = lookup(table_ptr, before, length, BLOCK_SIZE)
-    return out, decay, weights, highest, norm
+    return out, decay, weights, highest, norm, block_before
 
 
 @triton.jit(do_not_specialize=["tokens", "chunks"])
@@ -219,12 +221,10 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     PADDED_CHUNKS: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     TOKENS: tl.constexpr = ROWS // GROUP
     head = tl.program_id(0)
     # Late tiles of a chunk see the most positions: they start first, the light ones fill the end.
@@ -233,12 +233,14 @@ def _prefill_kernel(
     # The tokens after the last chunk are chunk number `chunks`.
     starts = tl.load(starts_ptr + index, mask=index <= chunks, other=2**30)
     chunk = tl.sum((starts // TOKENS + index <= tile).to(tl.int32), 0) - 1
-    if chunk < 0:  # tokens before the first chunk
-        return
-    begin = tl.load(starts_ptr + chunk)
+    begin = tl.load(starts_ptr + chunk, mask=chunk >= 0, other=0)
     end = tl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=tokens)
     token_begin = begin + (tile - begin // TOKENS - chunk) * TOKENS
-    if token_begin >= end:
+    length = tl.load(lengths_ptr + chunk, mask=(chunk >= 0) & (chunk < chunks), other=0)
+    if PDL:  # by every program: whoever waits for this kernel waits for the one before it, too
+        gdc_wait()
+        gdc_launch_dependents()
+    if (chunk < 0) | (token_begin >= end):  # chunk -1 are the tokens before the first one
         return
 
     row = tl.arange(0, ROWS)
@@ -247,7 +249,6 @@ def _prefill_kernel(
     present = ((token < end) & (row < TOKENS * GROUP))[:, None]
     query_head = head * GROUP + row % GROUP
     at = ((token * (KV_HEADS * GROUP) + query_head) * HEAD_DIM)[:, None] + dim[None, :]
-    length = tl.load(lengths_ptr + chunk, mask=chunk < chunks, other=0)
     if length == 0:
         tl.store(out_ptr + at, tl.zeros([ROWS, HEAD_DIM], out_ptr.dtype.element_ty), mask=present)
         return
@@ -264,20 +265,21 @@ def _prefill_kernel(
     decay = tl.zeros([ROWS], tl.float32)
     weights = tl.zeros([ROWS, TILE], tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
     tiles = last_position // TILE + 1
-    out, decay, weights, highest, norm = attend_tiles(
+    begin_masked = 0
+    if SPLIT:
+        begin_masked = (first_position + 1) // TILE  # every row sees the tiles before it whole
+        out, decay, weights, highest, norm, _ = attend_tiles(
+            out, decay, weights, highest, norm,
+            q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
+            0, begin_masked, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
+        )  # fmt: skip
+    out, decay, weights, highest, norm, block = attend_tiles(
         out, decay, weights, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        0, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
-    )  # fmt: skip
-    out, decay, weights, highest, norm = attend_tiles(
-        out, decay, weights, highest, norm,
-        q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
+        begin_masked, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
     )  # fmt: skip
     last = (tiles - 1) * TILE + tl.arange(0, TILE)
-    block = lookup(table_ptr, last, length, BLOCK_SIZE)
     v = tl.load(
         v_ptr + lines(block, last, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE),
         mask=(last < length)[:, None],

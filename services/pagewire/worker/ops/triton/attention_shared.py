@@ -24,7 +24,7 @@ from pagewire.worker.ops.triton.attention_prefill import (
     prefill_config,
 )
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
-from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, lines, lookup
+from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +147,12 @@ def _shared_kernel(
         decay = tl.zeros([ROWS], tl.float32)
         weights = tl.zeros([ROWS, TILE], tl.float32)
         out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-        out, decay, weights, highest, norm = attend_tiles(
+        out, decay, weights, highest, norm, block = attend_tiles(
             out, decay, weights, highest, norm,
             q, k_ptr, v_ptr, table_ptr, head, query, scale_log2, end,
             begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
         )  # fmt: skip
         last = end - TILE + tl.arange(0, TILE)
-        block = lookup(table_ptr, last, end, BLOCK_SIZE)
         v = tl.load(v_ptr + lines(block, last, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE))
         out = tl.dot(weights.to(v.dtype), v, out * decay[:, None], input_precision=PRECISION)
 
