@@ -51,6 +51,8 @@ def load_ops(backend: Backend) -> Ops:
     if backend not in _PACKAGES:
         raise ValueError(f"unknown ops backend {backend!r}: use 'torch' or 'triton'")
     modules = [import_module(f"{__name__}.{_PACKAGES[backend]}.{name}") for name in _MODULES]
+    if backend == "triton":
+        import_module(f"{__name__}.triton.cache_keys").settle_cache_keys()
     functions = {
         field.name: next(getattr(m, field.name) for m in modules if hasattr(m, field.name))
         for field in fields(Ops)
