@@ -10,6 +10,10 @@ from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.plan import SlotStarts, StepPlan
 from pagewire.worker.upload import upload
 
+# Columns. Triton compiles a kernel anew for a stride that is no multiple of 16, and how long the
+# longest sequence is hangs on the memory that is left, when kernels have long been compiled.
+TABLE_ALIGNMENT = 16
+
 
 class DeviceSlots:
     """By slot, the padding slot included: block table, last token, sampling parameters."""
@@ -20,7 +24,7 @@ class DeviceSlots:
 
         slots = limits.num_slots + 1
         self._device = device
-        self.block_tables = zeros(limits.max_blocks)
+        self.block_tables = zeros(limits.max_blocks + -limits.max_blocks % TABLE_ALIGNMENT)
         self.last_tokens = zeros()
         # By slot; `index` belongs to a row, not to its slot, and is never read here.
         self.sampling = SamplingState(

@@ -71,7 +71,8 @@ def _gumbel_noise(seed, index, ids, FAST: tl.constexpr):
     return -_log(exponential, FAST)
 
 
-@triton.jit(do_not_specialize=["run"])
+# `index` is read value by value: compiled once, however that of few rows is aligned.
+@triton.jit(do_not_specialize=["run"], do_not_specialize_on_alignment=["index_ptr"])
 def _draw_kernel(
     logits_ptr,
     stride,

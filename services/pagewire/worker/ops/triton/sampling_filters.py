@@ -120,7 +120,8 @@ def _kept_floor(
     return floor
 
 
-@triton.jit(do_not_specialize=["step"])
+# `index` is read value by value: compiled once, however that of few rows is aligned.
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["index_ptr"])
 def _search_kernel(
     logits_ptr,
     stride,

@@ -86,7 +86,7 @@ def end_decode(tokens: Tensor, hidden: Tensor, slots: Tensor, last_tokens: Tenso
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _begin_kernel(
     inputs_ptr,
     embedding_ptr,
@@ -115,7 +115,8 @@ def _begin_kernel(
     tl.store(residual_ptr + row.to(tl.int64) * HIDDEN + columns, values, mask)
 
 
-@triton.jit
+# `slots` is read value by value: compiled once, however that of few rows is aligned.
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _gather_kernel(
     slots_ptr,
     temperature_ptr,
@@ -146,7 +147,7 @@ def _gather_kernel(
     tl.store(out_stops_ptr + row * STOPS + columns, tl.load(stops_ptr + slot * STOPS + columns))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _end_kernel(
     tokens_ptr,
     hidden_ptr,
