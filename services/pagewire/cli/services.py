@@ -49,9 +49,13 @@ def scheduler(values: dict[str, Any]) -> None:
 @configured(settings_of(WorkerConfig))
 def worker(values: dict[str, Any]) -> None:
     """Run a worker: a model on one device."""
+    from pagewire.worker.compile_pool import early_pool
+
+    config = build(WorkerConfig, values)
+    pool = early_pool(config)  # it imports torch and triton beside the next line
     from pagewire.worker.server import run_worker
 
-    run_worker(build(WorkerConfig, values))
+    run_worker(config, pool)
 
 
 @configured(settings_of(SimulatedWorkerConfig))

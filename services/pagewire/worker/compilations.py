@@ -1,9 +1,13 @@
-"""Kernels that Triton compiles or loads: once serving has begun there should be none."""
+"""Hooks on what Triton compiles or loads: once serving has begun there should be none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from triton import knobs
+from triton.runtime.driver import driver
+
+from pagewire.worker.compile_pool import Job
 
 
 def on_compilation(report: Callable[[str], None]) -> None:
@@ -13,3 +17,43 @@ def on_compilation(report: Callable[[str], None]) -> None:
         report(fn.name)
 
     knobs.runtime.jit_post_compile_hook = hook
+
+
+@contextmanager
+def collected(submit: Callable[[Job], None]) -> Iterator[None]:
+    """Inside, kernel variants that this process has not loaded are not launched.
+
+    Each goes to `submit` instead, once. What a kernel would have written stays as it was.
+    """
+    seen: set[tuple[str, str, str]] = set()
+
+    def hook(*_: Any, key: str, fn: Any, **details: Any) -> bool:
+        variant = fn.module, fn.name, key
+        if variant not in seen:
+            seen.add(variant)
+            target = driver.active.get_current_target()
+            described = target.backend, target.arch, target.warp_size
+            submit(Job(described, *variant[:2], details["compile"]["specialization_data"]))
+        return True  # do not compile, do not launch
+
+    knobs.runtime.jit_cache_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook = None
+
+
+@contextmanager
+def compiled_here() -> Iterator[list[str]]:
+    """Inside, collects the names of kernels that were compiled, as they were not in the cache."""
+    names: list[str] = []
+
+    def listener(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            names.append(src.name)
+
+    knobs.compilation.listener = listener
+    try:
+        yield names
+    finally:
+        knobs.compilation.listener = None

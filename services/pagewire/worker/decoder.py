@@ -1,6 +1,6 @@
 """The decoder: one for all families, driven by the model's configuration and a backend's ops."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,11 @@ class Decoder:
         self.ops = ops
         self.cos_sin = cos_sin
         self._scale = config.head_dim**-0.5
+
+    def first_layer(self) -> "Decoder":
+        """The same with its first layer alone."""
+        weights = replace(self.weights, layers=self.weights.layers[:1])
+        return Decoder(replace(self.config, num_layers=1), weights, self.ops, self.cos_sin)
 
     def hidden(self, batch: Batch, cache: KVCache, block_tables: Tensor) -> Tensor:
         """Writes the KV of the batch's tokens; the residual stream `[rows, hidden]` at the end."""

@@ -3,11 +3,8 @@
 Steps with prefill chunks are two of each (`mixed_graphs.py`), on the same state and stream.
 """
 
-import logging
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,9 +14,10 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.decoder import Batch, Decoder
-from pagewire.worker.device_logprobs import WIDTHS
+from pagewire.worker.device_logprobs import WIDTHS, compute
 from pagewire.worker.eager import EagerBackend, EagerHandle
 from pagewire.worker.limits import Limits
+from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.mixed_graphs import MixedGraphs
 from pagewire.worker.ops.reference.step import (
     INDICES,
@@ -35,9 +33,6 @@ from pagewire.worker.shared_prefixes import SharedPrefixes
 from pagewire.worker.staging import Staging
 from pagewire.worker.timer import DeviceTimer
 
-log = logging.getLogger(__name__)
-
-COMPILING_THREADS = 8
 # Numbers of rows for which there is a step with shared prefixes.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
@@ -78,16 +73,19 @@ class GraphBackend(EagerBackend):
         # Graphs run one after another, so all take their memory from one pool.
         self._pool = torch.cuda.graph_pool_handle()
 
-    def warm_up(self) -> None:
-        """Compiles every kernel variant and captures every graph, largest first.
+    def rehearse(self) -> None:
+        """Makes every kind of step once, for idle inputs: loads every kernel that there will be.
 
         Idle inputs are zeros: slot 0 has no blocks yet, so what is written lands in the scratch
         block.
         """
-        began = time.monotonic()
-        run_in_threads([*self._mixed.runs(), *self._runs()], self.device)
-        self.scrub(np.zeros(1, np.int32))  # runs beside one another mix up what they compute
-        compiled = time.monotonic()
+        with torch.inference_mode():
+            for run in (*self._mixed.runs(), *self._runs()):
+                run()
+        torch.cuda.synchronize(self.device)
+
+    def warm_up(self) -> None:
+        """Captures every graph, largest first. Every kernel must have been loaded before."""
         with torch.inference_mode():
             self._mixed.capture(self._capture)
             for rows, filtered, shared in self._variants():
@@ -98,9 +96,7 @@ class GraphBackend(EagerBackend):
             plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # what the first runs took outside the pool of the graphs
-        seconds = compiled - began, time.monotonic() - compiled
-        log.info("kernels compiled in %.1f s, graphs captured in %.1f s", *seconds)
+        torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
 
     def submit(self, plan: StepPlan) -> EagerHandle:
         """See `Backend`."""
@@ -141,8 +137,12 @@ class GraphBackend(EagerBackend):
                 yield from ((rows, filtered, shared) for filtered in (True, False))
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
-        """Every decode step once, for idle inputs."""
-        return (partial(self._decode, *variant) for variant in self._variants())
+        """Every decode step and all log probabilities once, for idle inputs."""
+        yield from (partial(self._decode, *variant) for variant in self._variants())
+        row = np.zeros(1, np.int32)
+        for width in WIDTHS:
+            wanted = LogprobRows(row, width)
+            yield partial(compute, self._decoder.ops, self._logits, self._inputs, wanted)
 
     def _rows(self, rows: int) -> Tensor:
         """Where the inputs of a decode step of `rows` rows lie, `[6, rows]`."""
@@ -193,28 +193,6 @@ class GraphBackend(EagerBackend):
             packed[WRITE_COLUMNS, :count] = writes.columns
             packed[WRITE_BLOCKS, :count] = writes.blocks
         return packed
-
-
-def run_in_threads(runs: list[Callable[[], Tensor]], device: torch.device) -> None:
-    """Runs each once on a GPU. What they compile is compiled beside one another.
-
-    Most of a compilation is spent outside the interpreter's lock, in the assembler. One thread in
-    four takes the runs from the front, so that only few of the largest are in memory at once.
-    """
-
-    def run(turn: int) -> None:
-        torch.cuda.set_device(device)  # holds for one thread
-        with torch.inference_mode():
-            while runs:
-                try:
-                    runs.pop(0 if turn % 4 == 0 else -1)()
-                except IndexError:  # another thread took the last one
-                    return
-
-    with ThreadPoolExecutor(COMPILING_THREADS) as pool:
-        for _ in pool.map(run, range(COMPILING_THREADS)):
-            pass
-    torch.cuda.synchronize(device)
 
 
 def batch_buckets(most: int) -> list[int]:

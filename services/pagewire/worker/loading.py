@@ -1,7 +1,8 @@
 """From a configuration to a worker that can compute: model, backend, pool, limits."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from pagewire.limits import MAX_LOGPROBS
 from pagewire.models import resolve_model
 from pagewire.worker.backend import Backend
 from pagewire.worker.checkpoint import load_weights
+from pagewire.worker.compile_pool import CompilePool
 from pagewire.worker.decoder import Decoder
 from pagewire.worker.eager import EagerBackend
 from pagewire.worker.errors import SetupError
@@ -22,6 +24,7 @@ from pagewire.worker.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.ops import load_ops
 from pagewire.worker.plan import rehearsal
 from pagewire.worker.rope_table import rope_table
+from pagewire.worker.timeline import Timeline
 from pagewire.worker.weights import dummy_weights
 
 CPU_BATCHED_TOKENS = 2048
@@ -39,33 +42,62 @@ class LoadedWorker:
     uses_triton: bool
 
 
-def load_worker(config: WorkerConfig) -> LoadedWorker:
-    """Loads the model and takes the memory for its KV cache; does not warm up.
+def load_worker(
+    config: WorkerConfig, pool: CompilePool | None = None, timeline: Timeline | None = None
+) -> LoadedWorker:
+    """Loads the model and its kernels and takes the memory for its KV cache; does not warm up.
 
     Must run on the thread that will run the steps: the number of CPU threads is set for it.
-    SetupError or FileNotFoundError say what cannot be served.
+    SetupError or FileNotFoundError say what cannot be served. What can be compiled is compiled by
+    `pool`, or by one that is started here.
     """
     device = choose_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
     with torch.inference_mode():
-        return _load(config, resolve_model(config.model), device)
+        return _load(config, resolve_model(config.model), device, pool, timeline or Timeline())
 
 
-def _load(config: WorkerConfig, folder: Path, device: torch.device) -> LoadedWorker:
+def _load(
+    config: WorkerConfig,
+    folder: Path,
+    device: torch.device,
+    pool: CompilePool | None,
+    timeline: Timeline,
+) -> LoadedWorker:
     model = read_model_config(folder)
     dtype = choose_dtype(config.dtype, model, device)
-    longest = longest_sequence(model, config.max_model_len)
+    trial = _trial_limits(config, model, device)
     kernels = choose_backend(config.backend, device)
+    ops = load_ops(kernels)
+    table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
+    timeline.mark("device")
+    graphs = device.type == "cuda" and kernels == "triton"
+    if graphs:
+        from pagewire.worker.precompile import collect_kernels, load_kernels, report_compilations
+
+        pool = pool or CompilePool()
+        profile = partial(_largest_step, limits=trial, dtype=dtype)
+        collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
+        timeline.mark("collecting kernels")
     if config.load_format == "dummy":
         weights = dummy_weights(model, dtype, device, config.seed)
     else:
         weights = load_weights(folder, model, dtype, device)
-    table = rope_table(model.rope, model.head_dim, longest, device)
-    decoder = Decoder(model, weights, load_ops(kernels), table)
-    limits = _limits(config, model, longest, decoder, dtype)
-    graphs = device.type == "cuda" and kernels == "triton"
+    decoder = Decoder(model, weights, ops, table)
+    timeline.mark("weights")
+    if graphs and pool is not None:
+        compiled = pool.finish()
+        timeline.mark("compiling")
+    elif pool is not None:
+        pool.close()
+    limits = _limits(config, decoder, trial, dtype)
+    timeline.mark("measuring memory")
+    if graphs:
+        report_compilations(compiled, load_kernels(decoder, limits, dtype))
+        timeline.mark("loading kernels")
     backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
+    timeline.mark("KV cache")
     return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
 
 
@@ -109,47 +141,47 @@ def choose_backend(
     return name
 
 
-def _limits(
-    config: WorkerConfig, model: ModelConfig, longest: int, decoder: Decoder, dtype: torch.dtype
-) -> Limits:
-    """The limits, with as many blocks as `--num-blocks` says or the memory holds."""
-    device = decoder.weights.embedding.device
-    on_cpu = device.type == "cpu"
+def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device) -> Limits:
+    """The limits with one block, before the memory is known: no sequence will be longer."""
     batched = config.worker_max_num_batched_tokens or (
-        CPU_BATCHED_TOKENS if on_cpu else GPU_BATCHED_TOKENS
+        CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
     )
     if min(config.num_slots, batched, config.block_size) < 1:
         raise SetupError("num_slots, worker_max_num_batched_tokens and block_size start at 1")
+    return Limits(
+        vocab_size=model.vocab_size,
+        num_slots=config.num_slots,
+        block_size=config.block_size,
+        num_blocks=1,
+        max_model_len=longest_sequence(model, config.max_model_len),
+        max_num_batched_tokens=batched,
+    )
 
-    def limits(num_blocks: int, max_model_len: int) -> Limits:
-        return Limits(
-            vocab_size=model.vocab_size,
-            num_slots=config.num_slots,
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=batched,
-        )
 
-    def profile() -> None:
-        # The largest step: all tokens in chunks, and a sampled row for every slot it can have.
-        trial = limits(1, longest)
-        rows = min(trial.num_slots, batched)
-        length = min(batched // rows, longest)
-        backend = EagerBackend(decoder, trial, dtype)
-        plan = rehearsal(trial, 0, chunks=rows, chunk_length=length, num_top=MAX_LOGPROBS)
-        backend.wait(backend.submit(plan))
-
-    size = block_bytes(model, config.block_size, dtype)
+def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.dtype) -> Limits:
+    """The limits, with as many blocks as `--num-blocks` says or the memory holds."""
+    device = decoder.weights.embedding.device
+    size = block_bytes(decoder.config, config.block_size, dtype)
     if config.num_blocks is not None:
         num_blocks = config.num_blocks
-    elif on_cpu:
+    elif device.type == "cpu":
         num_blocks = blocks_in(config.cpu_kv_bytes, size, "--cpu-kv-bytes")
     else:
+        profile = partial(_largest_step, decoder, trial, dtype)
         free = measure_free_bytes(device, config.gpu_memory_utilization, profile)
         num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
+    longest = trial.max_model_len
     fitting = fit_to_pool(longest, config.max_model_len, num_blocks, config.block_size, size)
-    return limits(num_blocks, fitting)
+    return replace(trial, num_blocks=num_blocks, max_model_len=fitting)
+
+
+def _largest_step(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+    """All tokens in chunks, and a sampled row for every slot it can have; no KV is kept."""
+    rows = min(limits.num_slots, limits.max_num_batched_tokens)
+    length = min(limits.max_num_batched_tokens // rows, limits.max_model_len)
+    backend = EagerBackend(decoder, limits, dtype)
+    plan = rehearsal(limits, 0, chunks=rows, chunk_length=length, num_top=MAX_LOGPROBS)
+    backend.wait(backend.submit(plan))
 
 
 def _name(dtype: torch.dtype) -> str:

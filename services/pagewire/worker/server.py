@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 import uuid
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -15,6 +14,7 @@ from pagewire.process import end_process, run_service
 from pagewire.rpc import Health, bind, make_server
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.compile_pool import CompilePool
 from pagewire.worker.door import worker_credentials
 from pagewire.worker.engine import Engine
 from pagewire.worker.health import WorkerHealth
@@ -22,20 +22,26 @@ from pagewire.worker.instruments import Instruments
 from pagewire.worker.loading import LoadedWorker, load_worker
 from pagewire.worker.serial_thread import SerialThread
 from pagewire.worker.service import SERVICE_NAME, WorkerService
+from pagewire.worker.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def run_worker(config: WorkerConfig) -> None:
-    """Serves until SIGTERM or SIGINT; SystemExit 1, with one line in the log, if it cannot."""
+def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
+    """Serves until SIGTERM or SIGINT; SystemExit 1, with one line in the log, if it cannot.
+
+    `pool` compiles kernels, if this worker has any; one started before this module is imported
+    imports what it needs meanwhile.
+    """
     logs.configure("worker", config.log_level)
-    run_service(partial(_serve, config))
+    run_service(partial(_serve, config, pool))
 
 
-async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
-    began = time.monotonic()
+async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.Event) -> None:
+    timeline = Timeline()
+    timeline.mark("imports")
     try:
         credentials = worker_credentials(config, config.worker_token_file, config.worker_address)
     except (OSError, ValueError) as error:
@@ -51,10 +57,11 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         (port,) = bind(server, [config.worker_address], credentials)
         serve_metrics(config.metrics_host, config.worker_metrics_port)
         await server.start()
-        loaded = await _unless(stop, launcher.call(partial(load_worker, config)))
+        loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, timeline)))
         if loaded is not None:
             service.load(_info(config, loaded))
             await _unless(stop, launcher.call(loaded.backend.warm_up))
+            timeline.mark("warm-up")
     except Exception as error:
         _refuse_to_start(error)
     if loaded is None or stop.is_set():
@@ -64,7 +71,7 @@ async def _serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         _watch_compilations(instruments)
     engine = Engine(loaded.backend, launcher, instruments, end_process)
     service.serve(engine, loaded.limits)
-    _report(config, loaded, instruments, port, time.monotonic() - began)
+    _report(config, loaded, instruments, port, timeline)
     worker_health = WorkerHealth(health, service)
     watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
 
@@ -121,7 +128,7 @@ def _report(
     loaded: LoadedWorker,
     instruments: Instruments,
     port: int,
-    seconds: float,
+    timeline: Timeline,
 ) -> None:
     backend, limits = loaded.backend, loaded.limits
     instruments.weight_bytes.set(backend.weight_bytes)
@@ -133,7 +140,7 @@ def _report(
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
     log.info(
         "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, "
-        "%d slots, up to %d tokens, in %.1f s",
+        "%d slots, up to %d tokens, in %.1f s: %s",
         address,
         served_name(config.model, config.served_model_name),
         loaded.dtype,
@@ -144,7 +151,8 @@ def _report(
         backend.kv_cache_bytes / 1e9,
         limits.num_slots,
         limits.max_model_len,
-        seconds,
+        timeline.seconds,
+        timeline,
     )
 
 

@@ -1,0 +1,73 @@
+"""Finding and loading every kernel that a worker on a GPU will launch.
+
+Both go through the very steps that will be captured, so there is no second list of kernels. One
+layer is enough: all are alike.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.compilations import collected, compiled_here
+from pagewire.worker.compile_pool import Compiled, Job
+from pagewire.worker.decoder import Decoder
+from pagewire.worker.families import ModelConfig
+from pagewire.worker.graphed import GraphBackend
+from pagewire.worker.limits import Limits
+from pagewire.worker.ops import Ops
+from pagewire.worker.weights import empty_weights
+
+log = logging.getLogger(__name__)
+
+
+def collect_kernels(
+    model: ModelConfig,
+    ops: Ops,
+    cos_sin: Tensor,
+    limits: Limits,
+    dtype: torch.dtype,
+    profile: Callable[[Decoder], None],
+    submit: Callable[[Job], None],
+) -> None:
+    """Hands every variant that `profile` and a graph backend need to `submit`; compiles nothing.
+
+    It needs no weights: those that it makes are undefined. As no kernel runs, token ids and slots
+    keep the zeros that they begin with, so whatever else is computed is harmless.
+    """
+    model = replace(model, num_layers=1)
+    weights = empty_weights(model, dtype, cos_sin.device)
+    decoder = Decoder(model, weights, ops, cos_sin)
+    with collected(submit):
+        profile(decoder)
+        _rehearse(decoder, limits, dtype)
+    del decoder, weights
+    torch.cuda.empty_cache()
+
+
+def load_kernels(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> list[str]:
+    """Loads every variant that a graph backend needs; the names of those that it had to compile."""
+    with compiled_here() as names:
+        _rehearse(decoder.first_layer(), limits, dtype)
+    return names
+
+
+def _rehearse(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+    GraphBackend(decoder, replace(limits, num_blocks=1), dtype).rehearse()
+
+
+def report_compilations(compiled: list[Compiled], late: list[str]) -> None:
+    """Logs what the pool has compiled, and what the worker had to."""
+    for job in compiled:
+        if job.error is not None:
+            log.warning("kernel %s was not compiled ahead: %s", job.kernel, job.error)
+    seconds = sum(job.seconds for job in compiled)
+    log.info(
+        "%d kernel variants compiled or found ahead, %.1f s of compilers' time; %d compiled here%s",
+        sum(job.error is None for job in compiled),
+        seconds,
+        len(late),
+        f": {', '.join(late)}" if late else "",
+    )

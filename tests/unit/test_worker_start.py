@@ -1,0 +1,55 @@
+"""What a worker does before it serves: when it compiles ahead, and how it tells where time went."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.config import WorkerConfig
+from pagewire.worker import compile_pool
+from pagewire.worker.compile_pool import early_pool
+from pagewire.worker.device_slots import DeviceSlots
+from pagewire.worker.limits import Limits
+from pagewire.worker.timeline import Timeline
+
+
+def test_only_a_worker_that_may_have_a_gpu_compiles_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(compile_pool, "CompilePool", lambda: started.append(None))
+    monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path / "missing")
+    early_pool(WorkerConfig())
+    assert not started
+    monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path)
+    early_pool(WorkerConfig(device="cpu"))
+    early_pool(WorkerConfig(backend="torch"))
+    assert not started
+    early_pool(WorkerConfig())
+    early_pool(WorkerConfig(device="cuda:1"))
+    assert len(started) == 2
+
+
+def test_a_timeline_begins_with_the_process() -> None:
+    before = Timeline()
+    before.mark("until now")
+    time.sleep(0.05)
+    timeline = Timeline()
+    timeline.mark("imports")
+    assert 0.04 < timeline.seconds - before.seconds < 1
+    time.sleep(0.05)
+    timeline.mark("sleeping")
+    (imports, first), (sleeping, second) = (
+        part.rsplit(" ", 1) for part in str(timeline).split(", ")
+    )
+    assert (imports, sleeping) == ("imports", "sleeping")
+    assert float(first) + float(second) == pytest.approx(timeline.seconds, abs=0.11)
+
+
+@pytest.mark.parametrize("longest", [1, 16, 33, 4096, 5000])
+def test_the_longest_sequence_changes_no_kernel(longest: int) -> None:
+    limits = Limits(512, 4, 16, 400, longest, 64)
+    tables = DeviceSlots(limits, torch.device("cpu")).block_tables
+    assert tables.stride(0) % 16 == 0
+    assert limits.max_blocks <= tables.shape[1] < limits.max_blocks + 16
