@@ -4,7 +4,8 @@ The work of a batch is a line of *units*. A unit is one tile of KV positions of 
 row; a row's heads follow one another, and so do the rows. A fixed number of programs cuts that
 line into equal shares, whatever the lengths are, so one long sequence among short ones spreads
 over the whole device, and the grid depends on nothing but the device. Lengths are read on the
-device only: a captured CUDA graph stays right as they grow.
+device only: a captured CUDA graph stays right as they grow. They are read while the kernel in
+front, the one that makes the queries, may still run: what wrote them must have ended before that.
 
 Rows of length 0, which pad a captured batch, have no units: a tile apiece would make the program
 that meets them begin one segment after another while all others have long ended. A program walks

@@ -7,6 +7,7 @@ so keys and values are read once for the whole group, and a short chunk still fi
 The grid needs no length from the device: chunks of `n_i` tokens have at most
 `tokens // tile_tokens + chunks` tiles. Tile `starts[i] // tile_tokens + i` is the first of chunk
 i, which leaves room for all tiles of the chunks before it; programs without tokens end at once.
+Where chunks begin and end is read while the kernel in front may still run, as in decode attention.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ class PrefillConfig:
     tile: int
     warps: int
     stages: int
-    split: bool = True
     pdl: bool = True
 
 
@@ -111,7 +111,6 @@ def prefill_attention(
         ROWS=tile_rows,
         TILE=config.tile,
         PADDED_CHUNKS=padded_chunks(chunks + 1),
-        SPLIT=config.split,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -169,8 +168,9 @@ def attend_tiles(
 
     The weights of a tile meet its values one step later, when the scores of the next tile are
     done: that product then runs on the tensor cores while the softmax of the next tile runs
-    beside it. For that, `out` is scaled only after the scores are there, and the weights stay in
-    float32 until they are used; otherwise the compiler waits for the product at once.
+    beside it. The last tile's product is left to the caller, with its block numbers. For that,
+    `out` is scaled only after the scores are there, and the weights stay in float32 until they are
+    used; otherwise the compiler waits for the product at once.
     """
     at = begin * TILE + tl.arange(0, TILE)
     before = tl.maximum(begin - 1, 0) * TILE + tl.arange(0, TILE)
@@ -221,7 +221,6 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     PADDED_CHUNKS: tl.constexpr,
-    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -266,18 +265,16 @@ def _prefill_kernel(
     weights = tl.zeros([ROWS, TILE], tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
-    begin_masked = 0
-    if SPLIT:
-        begin_masked = (first_position + 1) // TILE  # every row sees the tiles before it whole
-        out, decay, weights, highest, norm, _ = attend_tiles(
-            out, decay, weights, highest, norm,
-            q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-            0, begin_masked, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
-        )  # fmt: skip
+    diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
+    out, decay, weights, highest, norm, _ = attend_tiles(
+        out, decay, weights, highest, norm,
+        q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
+        0, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
+    )  # fmt: skip
     out, decay, weights, highest, norm, block = attend_tiles(
         out, decay, weights, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        begin_masked, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
+        diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
     )  # fmt: skip
     last = (tiles - 1) * TILE + tl.arange(0, TILE)
     v = tl.load(
