@@ -3,10 +3,10 @@
 import numpy as np
 
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import WorkerLimits
 from pagewire.scheduler.core.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 

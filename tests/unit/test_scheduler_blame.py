@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.step_plan import StepPlan
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 LIMITS = WorkerLimits(33, 4, 8, 16, memory_threshold=1.0)

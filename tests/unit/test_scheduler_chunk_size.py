@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pagewire.scheduler.core.batch import WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.chunk_size import SMALLEST, ChunkSize
 from pagewire.scheduler.core.policy import FirstComeFirstServed
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 BUDGET = 8192

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
-from pagewire.scheduler.core.batch import StepPlan, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sampling, Sequence, State
+from pagewire.scheduler.core.step_plan import StepPlan
 from pagewire.scheduler.core.waiting import WaitingQueue
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.worker_link import encode_step
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import WorkerLimits
 from pagewire.scheduler.core.longest_prefix import PATIENCE
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.policies import make_policy
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)

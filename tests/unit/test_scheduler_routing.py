@@ -5,10 +5,11 @@ import pytest
 
 from pagewire.addresses import parse_worker_addresses, resolve
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 

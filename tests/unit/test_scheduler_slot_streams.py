@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.packing import unpack
-from pagewire.scheduler.core.batch import StepOutcome
+from pagewire.scheduler.core.step_plan import StepOutcome
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.open_request import Request
 from pagewire.scheduler.slot_streams import SlotStreams

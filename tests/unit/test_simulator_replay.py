@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import WorkerLimits
 from pagewire.scheduler.core.routing import ROUTERS
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.policies import make_policy
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.replay import Replay

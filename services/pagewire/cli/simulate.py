@@ -177,8 +177,8 @@ def _sizes(text: str | None) -> list[int]:
 
 
 def _replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "Recording":
-    from pagewire.scheduler.core.batch import WorkerLimits
     from pagewire.scheduler.core.routing import ROUTERS
+    from pagewire.scheduler.core.worker_limits import WorkerLimits
     from pagewire.scheduler.policies import make_policy
     from pagewire.simulator.replay import Replay
 

@@ -23,11 +23,13 @@ from pagewire.process import end_process
 from pagewire.scheduler import metrics
 from pagewire.scheduler.beam_request import BeamRequest, beam_params, reserved_arrivals
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.beam import BeamSearch
 from pagewire.scheduler.core.chunk_size import ChunkSize
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.core.step_plan import StepOutcome
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish

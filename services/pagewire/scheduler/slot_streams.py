@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.scheduler.core.batch import StepOutcome
+from pagewire.scheduler.core.step_plan import StepOutcome
 from pagewire.scheduler.logprobs import Candidates
 from pagewire.scheduler.open_request import Request
 from pagewire.scheduler.token_texts import TokenTexts

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.packing import pack
 from pagewire.rpc import open_channel
-from pagewire.scheduler.core.batch import StepPlan
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.core.step_plan import StepPlan
 from pagewire.stall import Stall
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc

@@ -7,11 +7,12 @@ and then plans the steps of each worker.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagewire.scheduler.core.batch import WorkerBatch, WorkerLimits
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.policy import SchedulingPolicy
 from pagewire.scheduler.core.routing import Router
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.core.waiting import WaitingQueue
+from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 
 @dataclass(frozen=True, slots=True)

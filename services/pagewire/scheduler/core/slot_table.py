@@ -73,11 +73,16 @@ class SlotTable:
 
     def vacate(self, slot: int) -> None:
         """The sequence leaves the slot and takes its output along."""
-        sequence = self.sequences[slot]
-        assert sequence is not None
+        sequence = self.sequence(slot)
         sequence.output = array("i", self._output[slot, : self.received[slot]].tobytes())
         self.sequences[slot] = None
         self.live[slot] = self.decoding[slot] = False
+
+    def sequence(self, slot: int) -> Sequence:
+        """The sequence in a live slot."""
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
 
     def append(self, slots: Int32Array, tokens: Int32Array) -> NDArray[np.int64]:
         """Adds one token to each of distinct slots; returns the index of each in its output."""

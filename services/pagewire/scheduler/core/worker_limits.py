@@ -1,0 +1,21 @@
+"""The sizes that bound the sequences and steps of one worker."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What one worker can hold and compute."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+    max_num_batched_tokens: int
+    memory_threshold: float
+    prefix_caching: bool = True
+    # Whether the worker wants to be told which decoding slots share blocks.
+    prefix_groups: bool = False
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
