@@ -277,6 +277,13 @@ class WorkerConfig(StepConfig):
     cpu_kv_bytes: int = setting(
         1 << 30, "Bytes of KV cache on a CPU when num_blocks is not given.", minimum=1
     )
+    host_memory_gb: float = setting(
+        0.0,
+        "Gigabytes of the host's memory, pinned on a GPU, for KV that has no room on the device: "
+        "what preempted and ended requests leave, copied back where that is faster than "
+        "computing it again. 0 for none.",
+        minimum=0,
+    )
     num_slots: int = setting(256, "Most sequences at once.", minimum=1)
     max_model_len: int | None = setting(
         None, "Most tokens of a sequence; by default what config.json allows.", minimum=1
@@ -327,6 +334,12 @@ class SimulatedWorkerConfig(StepConfig):
     block_size: int = setting(16, "Tokens a KV block.", minimum=1)
     num_blocks: int | None = setting(
         None, "KV blocks in the pool; by default as many as the profile's memory holds.", minimum=2
+    )
+    host_memory_gb: float = setting(
+        0.0,
+        "Gigabytes of the host's memory for KV that has no room on the device, at the profile's "
+        "copying speed. 0 for none.",
+        minimum=0,
     )
     num_slots: int = setting(256, "Most sequences at once.", minimum=1)
     max_model_len: int | None = setting(

@@ -70,6 +70,15 @@ def meta_state(rows: int) -> object:
     return SamplingState(**tensors | {"stop_token_ids": stops})
 
 
+def block_copies(count: int) -> None:
+    from pagewire.worker.ops.triton import blocks
+
+    numbers = meta(count, dtype=torch.int32)
+    device, host = meta(64, 4096, 16384), meta(4096, 64, 16384).transpose(0, 1)
+    blocks.copy_blocks(device, numbers, host, numbers)
+    blocks.copy_blocks(host, numbers, device, numbers)
+
+
 CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "norms of one token": (norms, 1),
     "norms": (norms, 4096),
@@ -78,6 +87,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "products of 2 tokens": (products, 2),
     "products of 16 tokens": (products, 16),
     "draws": (draws, 8),
+    "block copies": (block_copies, 5),
 }
 
 
@@ -128,7 +138,7 @@ def test_fits_the_multiprocessor(case, launches):
         assert launch["spilled"] == 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "block copies"])
 def test_waits_for_its_predecessor(case, launches):
     assert all(launch["waits"] == 1 for launch in launches[case])
 
@@ -144,6 +154,13 @@ def test_loads_are_16_bytes_wide(case, launches):
 def test_weights_are_loaded_before_the_wait(case, launches):
     for launch in launches[case]:
         assert launch["loads_before_wait"] > 0, launch["kernel"]
+
+
+def test_one_kernel_copies_blocks_either_way_16_bytes_at_a_time(launches):
+    copies = launches["block copies"]
+    assert [launch["kernel"] for launch in copies] == ["_copy_kernel"] * 2
+    # 4096 values of 2 bytes by 128 threads.
+    assert [launch["wide_loads"] for launch in copies] == [4, 4]
 
 
 def test_skinny_products_run_on_tensor_cores(launches):

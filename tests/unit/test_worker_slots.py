@@ -11,7 +11,7 @@ from pagewire.packing import pack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.limits import Limits
 from pagewire.worker.slots import PlannedStep, Slots
-from pagewire.worker.step import PrefixGroup, Sampling, Start, Step, decode_step
+from pagewire.worker.step import HostCopies, PrefixGroup, Sampling, Start, Step, decode_step
 
 LIMITS = Limits(
     vocab_size=100,
@@ -20,6 +20,7 @@ LIMITS = Limits(
     num_blocks=20,
     max_model_len=32,
     max_num_batched_tokens=24,
+    host_blocks=6,
 )
 
 
@@ -47,6 +48,16 @@ def step(
         prefill_counts=ints(*(count for _, count in prefill)),
         decode_slots=None if decode is None else ints(*decode),
     )
+
+
+def copying(
+    saved: tuple[int, ...] = (3,),
+    host: tuple[int, ...] = (0,),
+    loaded_host: tuple[int, ...] = (4,),
+    loaded: tuple[int, ...] = (5,),
+) -> Step:
+    copies = HostCopies(ints(*saved), ints(*host), ints(*loaded_host), ints(*loaded))
+    return replace(step(), host_copies=copies)
 
 
 @pytest.fixture
@@ -150,6 +161,14 @@ def test_filters_are_looked_at_only_where_a_sampled_row_has_one(slots: Slots) ->
         (step(append=((7, 1),)), "append_slots names slot 7"),
         (step(start(4, 3)), "starts names slot 4"),
         (step(start(2, 3), start(2, 3)), "starts names a slot twice"),
+        (copying(saved=(0,)), "saved_blocks names block 0; this worker has blocks 1 to 19"),
+        (copying(saved=(20,)), "saved_blocks names block 20"),
+        (copying(saved=(3, 3), host=(0, 1)), "saved_blocks names a block twice"),
+        (copying(host=(6,)), "saved_host_blocks names block 6; this worker has blocks 0 to 5"),
+        (copying(saved=(3, 4), host=(2, 2)), "saved_host_blocks names a block twice"),
+        (copying(loaded_host=(-1,)), "loaded_host_blocks names block -1"),
+        (copying(loaded=(0,)), "loaded_blocks names block 0"),
+        (copying(loaded_host=(1, 2), loaded=(7, 7)), "loaded_blocks names a block twice"),
     ],
 )
 def test_malformed_steps_are_refused_and_change_nothing(
@@ -368,3 +387,24 @@ def test_a_bad_copy_fails_its_sequence_alone(slots: Slots, changes: dict, messag
     assert list(messages(planned)) == [0]
     assert message in messages(planned)[0]
     assert planned.plan.copies is None
+
+
+def test_copies_with_the_host_reach_the_backend(slots: Slots) -> None:
+    copies = slots.plan(copying()).plan.host_copies
+    assert copies is not None
+    assert [part.tolist() for part in (copies.saved, copies.saved_host)] == [[3], [0]]
+    assert [part.tolist() for part in (copies.loaded_host, copies.loaded)] == [[4], [5]]
+
+
+def test_a_host_block_is_loaded_and_saved_to_in_one_step(slots: Slots) -> None:
+    """All saves come first, so what is loaded is what has just been saved."""
+    planned = slots.plan(copying(host=(4,), loaded_host=(4,)))
+    assert planned.plan.host_copies is not None
+
+
+def test_copies_whose_lists_are_not_parallel_are_refused() -> None:
+    message = pb.Step(step=1, saved_blocks=pack([1, 2]), saved_host_blocks=pack([0]))
+    with pytest.raises(RequestError, match="saved_host_blocks has 1 values and saved_blocks 2"):
+        decode_step(message)
+    with pytest.raises(RequestError, match="loaded_blocks has 1 values and loaded_host_blocks 0"):
+        decode_step(pb.Step(step=1, loaded_blocks=pack([1])))

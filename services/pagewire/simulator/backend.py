@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.simulator.step_time import StepTime, Work
-from pagewire.worker.backend import Outcome
+from pagewire.worker.backend import HostCosts, Outcome
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows, Logprobs
 from pagewire.worker.plan import Chunks, SlotStarts, StepPlan
+from pagewire.worker.step import HostCopies
 
 Hashes = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -54,12 +55,18 @@ class SimulatedBackend:
         speedup: float,
         weight_bytes: int = 0,
         kv_cache_bytes: int = 0,
+        host_costs: HostCosts | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Steps take `speedup` times less than by `step_time`, and no time at all if it is 0."""
+        """Steps take `speedup` times less than by `step_time`, and no time at all if it is 0.
+
+        With blocks on the host, `host_costs` says what copying one takes.
+        """
         self.weight_bytes = weight_bytes
         self.kv_cache_bytes = kv_cache_bytes
+        self.host_cache_bytes = kv_cache_bytes // limits.num_blocks * limits.host_blocks
+        self.host_costs = host_costs
         self._limits = limits
         self._step_time = step_time
         self._speedup = speedup
@@ -67,6 +74,7 @@ class SimulatedBackend:
         self._busy_until = 0.0
         slots = limits.num_slots
         self._kv: Hashes = np.zeros((limits.num_blocks, limits.block_size), np.uint64)
+        self._host: Hashes = np.zeros((limits.host_blocks, limits.block_size), np.uint64)
         self._tables = np.zeros((slots, limits.max_blocks), np.int32)
         self._last = np.zeros(slots, np.int32)
         self._seed: Hashes = np.zeros(slots, np.uint64)
@@ -76,6 +84,14 @@ class SimulatedBackend:
 
     def warm_up(self) -> None:
         """Nothing to warm."""
+
+    def copy(self, copies: HostCopies) -> None:
+        """See `Backend`."""
+        assert self.host_costs is not None
+        self._host[copies.saved_host] = self._kv[copies.saved]
+        self._kv[copies.loaded] = self._host[copies.loaded_host]
+        saved, loaded = len(copies.saved), len(copies.loaded)
+        self._take(saved * self.host_costs.save_block + loaded * self.host_costs.load_block)
 
     def submit(self, plan: StepPlan) -> Running:
         """See `Backend`."""
@@ -90,8 +106,7 @@ class SimulatedBackend:
             histories = np.concatenate((histories, self._prefill(plan.chunks)))
         tokens = self._draw(plan.sample_slots, plan.sample_indices, histories)
         self._last[plan.sample_slots] = tokens
-        seconds = self._step_time.seconds(work_of(plan)) / self._speedup if self._speedup else 0.0
-        self._busy_until = max(self._clock(), self._busy_until) + seconds
+        seconds = self._take(self._step_time.seconds(work_of(plan)))
         logprobs = None if plan.logprobs is None else self._logprobs(tokens, plan.logprobs)
         return Running(tokens, logprobs, seconds, self._busy_until)
 
@@ -108,6 +123,12 @@ class SimulatedBackend:
     def is_fatal(self, error: BaseException) -> bool:
         """There is no device to lose."""
         return False
+
+    def _take(self, seconds: float) -> float:
+        """The device is busy for so long; returns how long that is for this one."""
+        taken = seconds / self._speedup if self._speedup else 0.0
+        self._busy_until = max(self._clock(), self._busy_until) + taken
+        return taken
 
     def _start(self, starts: SlotStarts) -> None:
         slots = starts.slots

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 
 from pagewire.simulator.step_time import StepTime, Work, fit
+from pagewire.worker.backend import HostCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class Profile:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_cache_bytes: int  # what is left of the device's memory for the KV cache
+    # At which KV is copied between the device and pinned memory of the host, either way.
+    host_bytes_per_second: float
+    host_bytes_source: str
     max_num_batched_tokens: int
     measurements: tuple[Measurement, ...]
     step_time: StepTime
@@ -33,6 +37,20 @@ class Profile:
     def blocks(self, block_size: int) -> int:
         """KV blocks that fit on the device."""
         return self.kv_cache_bytes // (self.kv_bytes_per_token * block_size)
+
+    def host_blocks(self, gigabytes: float, block_size: int) -> int:
+        """KV blocks that fit into so much memory of the host."""
+        return int(gigabytes * 1e9) // (self.kv_bytes_per_token * block_size)
+
+    def host_costs(self, block_size: int) -> HostCosts:
+        """What copying blocks takes, and computing prompts."""
+        copy = self.kv_bytes_per_token * block_size / self.host_bytes_per_second
+        return HostCosts(
+            save_block=copy,
+            load_block=copy,
+            prefill_token=self.step_time.per_prefill_token,
+            prefill_pair=self.step_time.per_prefill_pair,
+        )
 
 
 def load_profile(name: str) -> Profile:

@@ -33,7 +33,7 @@ from pagewire.worker.health import WorkerHealth
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.limits import Limits, fit_to_pool
 from pagewire.worker.serial_thread import SerialThread
-from pagewire.worker.service import SERVICE_NAME, WorkerService
+from pagewire.worker.service import SERVICE_NAME, WorkerService, add_host_costs
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +78,21 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
             config.speedup,
             profile.weight_bytes,
             limits.num_blocks * limits.block_size * profile.kv_bytes_per_token,
+            profile.host_costs(limits.block_size) if limits.host_blocks else None,
         )
         engines.append(Engine(backend, launcher, instruments, end_process))
         workers.append(await _start(config, address, engines[-1], backend, limits))
     serve_metrics(config.metrics_host, config.worker_metrics_port)
     log.info(
-        "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d slots, "
-        "up to %d tokens",
+        "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d in the host's "
+        "memory, %d slots, up to %d tokens",
         ", ".join(worker.address for worker in workers),
         served_name(config.model, config.served_model_name),
         profile.name,
         f"{config.speedup:g}" if config.speedup else "unlimited",
         limits.num_blocks,
         limits.block_size,
+        limits.host_blocks,
         limits.num_slots,
         limits.max_model_len,
     )
@@ -116,7 +118,9 @@ async def _start(
     health.attach(server)
     (port,) = bind(server, [address], credentials)
     await server.start()
-    service.load(_info(config, backend, limits))
+    info = _info(config, backend, limits)
+    add_host_costs(info, backend.host_costs)
+    service.load(info)
     service.serve(engine, limits)
     worker_health = WorkerHealth(health, service)
     watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
@@ -137,6 +141,12 @@ def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
     model = read_model_config(resolve_model(config.model))
     num_blocks = config.num_blocks or profile.blocks(config.block_size)
     block_bytes = config.block_size * profile.kv_bytes_per_token
+    host_blocks = profile.host_blocks(config.host_memory_gb, config.block_size)
+    if config.host_memory_gb and not host_blocks:
+        raise SetupError(
+            f"--host-memory-gb {config.host_memory_gb:g} does not hold one block of "
+            f"{block_bytes / 1e9:.6f} GB; give more, or 0 for none"
+        )
     longest = config.max_model_len or model.max_position_embeddings
     return Limits(
         vocab_size=model.vocab_size,
@@ -149,6 +159,7 @@ def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
         max_num_batched_tokens=(
             config.worker_max_num_batched_tokens or profile.max_num_batched_tokens
         ),
+        host_blocks=host_blocks,
     )
 
 
@@ -168,4 +179,5 @@ def _info(
         weight_bytes=backend.weight_bytes,
         kv_cache_bytes=backend.kv_cache_bytes,
         instance_id=uuid.uuid4().hex,
+        host_blocks=limits.host_blocks,
     )

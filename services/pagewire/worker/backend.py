@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from pagewire.packing import Int32Array
 from pagewire.worker.logprobs import Logprobs
 from pagewire.worker.plan import StepPlan
+from pagewire.worker.step import HostCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,16 @@ class RowFailure:
     row: int
     message: str
     retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds of the device, see WorkerInfo of worker.proto."""
+
+    save_block: float
+    load_block: float
+    prefill_token: float
+    prefill_pair: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +41,9 @@ class Outcome:
 class Backend(Protocol):
     """The device side of all slots: block tables, KV cache, sampling state, last tokens.
 
-    `submit`, `scrub` and `warm_up` are called from one thread, in the order of the steps. `wait`
-    is called once for each handle, in the same order; from that thread as well if `synchronous`
-    is true, otherwise from another one, while later steps are submitted.
+    `copy`, `submit`, `scrub` and `warm_up` are called from one thread, in the order of the steps.
+    `wait` is called once for each handle, in the same order; from that thread as well if
+    `synchronous` is true, otherwise from another one, while later steps are submitted.
 
     An exception from `submit` or `wait` fails that step alone, unless `is_fatal` says that the
     device is lost. Nothing here needs torch: a backend may be simulated.
@@ -42,9 +53,15 @@ class Backend(Protocol):
     prefix_groups: bool  # whether it makes use of `StepPlan.groups`
     weight_bytes: int
     kv_cache_bytes: int
+    host_cache_bytes: int
+    host_costs: HostCosts | None  # as `warm_up` has measured them; None without host blocks
 
     def warm_up(self) -> None:
         """Does once what serving must not wait for: compiling, capturing, first allocations."""
+
+    def copy(self, copies: HostCopies) -> None:
+        """Copies blocks between device and host, before the step submitted next and after all
+        before it. An exception is fatal: nobody would know which blocks hold what."""
 
     def submit(self, plan: StepPlan) -> Any:
         """Starts a step and returns its handle; does not wait unless `synchronous`.

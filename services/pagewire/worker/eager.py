@@ -1,5 +1,6 @@
 """The eager backend: each step is a plain sequence of ops, on a CPU or a GPU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,16 +9,19 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker import device_errors
-from pagewire.worker.backend import Outcome, RowFailure, non_finite
+from pagewire.worker.backend import HostCosts, Outcome, RowFailure, non_finite
 from pagewire.worker.cpu_threads import CpuThreads
 from pagewire.worker.decoder import Batch, Decoder, Prefill
 from pagewire.worker.device_logprobs import PendingLogprobs, compute
 from pagewire.worker.device_slots import DeviceSlots
+from pagewire.worker.host_cache import HostCache
+from pagewire.worker.host_costs import measure_costs
 from pagewire.worker.kv_cache import empty_cache
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.ops.reference.step import FAILED
 from pagewire.worker.plan import Chunks, StepPlan, rehearsal
+from pagewire.worker.step import HostCopies
 from pagewire.worker.timer import DeviceTimer, HostTimer
 from pagewire.worker.upload import upload
 
@@ -47,6 +51,11 @@ class EagerBackend:
         self._cache = empty_cache(
             decoder.config, limits.num_blocks, limits.block_size, dtype, self.device
         )
+        self._host = (
+            HostCache(self._cache, limits.host_blocks, decoder.ops) if limits.host_blocks else None
+        )
+        self.host_cache_bytes = 0 if self._host is None else self._host.nbytes
+        self.host_costs: HostCosts | None = None
         self.weight_bytes = decoder.weights.nbytes
         self.kv_cache_bytes = self._cache.nbytes
         parameters = self.weight_bytes // decoder.weights.embedding.itemsize
@@ -56,6 +65,14 @@ class EagerBackend:
         """One small step of both kinds of row."""
         self.wait(self.submit(rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0)))
         self.wait(self.submit(rehearsal(self.limits, decodes=0, chunks=1, chunk_length=1)))
+        self._measure_costs()
+
+    def copy(self, copies: HostCopies) -> None:
+        """See `Backend`."""
+        if self._host is None:
+            raise RuntimeError("this worker has no blocks in the host's memory")
+        with torch.inference_mode():
+            self._host.copy(copies)
 
     def submit(self, plan: StepPlan) -> EagerHandle:
         """See `Backend`."""
@@ -88,6 +105,17 @@ class EagerBackend:
     def is_fatal(self, error: BaseException) -> bool:
         """See `Backend`."""
         return device_errors.is_fatal(error)
+
+    def _measure_costs(self) -> None:
+        if self._host is not None:
+            self.host_costs = measure_costs(self, self.limits, self._seconds_of)
+
+    def _seconds_of(self, run: Callable[[], None]) -> float:
+        """How long what `run` computes or queues takes."""
+        timer = HostTimer() if self.synchronous else DeviceTimer()
+        run()
+        timer.stop()
+        return timer.wait()
 
     def _apply(self, plan: StepPlan) -> None:
         """Takes over what a plan changes before it computes."""

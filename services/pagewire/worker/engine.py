@@ -73,6 +73,16 @@ class Engine:
             log.exception("step %d cannot be planned", message.step)
             self._break_off(session, RequestError(Code.INTERNAL, f"step {message.step}: {error}"))
             return
+        copies = planned.plan.host_copies
+        if copies is not None:
+            try:
+                self._backend.copy(copies)
+            except Exception as error:
+                # Blocks of the host would hold something else than the scheduler takes them for.
+                self._on_fatal(error)
+                return
+            self._instruments.saved_blocks.inc(len(copies.saved))
+            self._instruments.loaded_blocks.inc(len(copies.loaded))
         answer = partial(self._answer, session, message.step, planned)
         try:
             handle = self._backend.submit(planned.plan)

@@ -31,6 +31,7 @@ from pagewire.worker.ops.reference.step import (
 from pagewire.worker.plan import StepPlan, TableWrites, rehearsal
 from pagewire.worker.shared_prefixes import SharedPrefixes
 from pagewire.worker.staging import Staging
+from pagewire.worker.step import HostCopies
 from pagewire.worker.timer import DeviceTimer
 
 # Numbers of rows for which there is a step with shared prefixes.
@@ -82,6 +83,9 @@ class GraphBackend(EagerBackend):
         with torch.inference_mode():
             for run in (*self._mixed.runs(), *self._runs()):
                 run()
+        if self._host is not None:
+            scratch = np.zeros(1, np.int32)
+            self.copy(HostCopies(scratch, scratch, scratch, scratch))
         torch.cuda.synchronize(self.device)
 
     def warm_up(self) -> None:
@@ -95,6 +99,7 @@ class GraphBackend(EagerBackend):
         for width in WIDTHS:
             plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
+        self._measure_costs()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
 

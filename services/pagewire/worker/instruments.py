@@ -41,3 +41,12 @@ class Instruments:
         self.kv_cache_blocks = Gauge(
             name("kv_cache_blocks"), "Blocks of the KV cache.", registry=registry
         )
+        self.host_blocks = Gauge(
+            name("host_blocks"), "KV blocks in the host's memory.", registry=registry
+        )
+        self.saved_blocks = Counter(
+            name("saved_blocks"), "KV blocks copied to the host's memory.", registry=registry
+        )
+        self.loaded_blocks = Counter(
+            name("loaded_blocks"), "KV blocks copied from the host's memory.", registry=registry
+        )

@@ -76,6 +76,18 @@ def blocks_in(available: int, size: int, name: str) -> int:
     return count
 
 
+def host_blocks_in(gigabytes: float, size: int) -> int:
+    """How many blocks of `size` bytes `--host-memory-gb` holds; SetupError if it is none of some
+    memory."""
+    count = int(gigabytes * 1e9) // size
+    if gigabytes and not count:
+        raise SetupError(
+            f"--host-memory-gb {gigabytes:g} does not hold one block of {size / 1e9:.6f} GB; give "
+            "more, or 0 for none"
+        )
+    return count
+
+
 def measure_free_bytes(
     device: torch.device, utilization: float, profile: Callable[[], None]
 ) -> int:

@@ -23,6 +23,7 @@ class Limits:
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
+    host_blocks: int = 0  # in the host's memory, numbered from 0
 
     @property
     def max_blocks(self) -> int:

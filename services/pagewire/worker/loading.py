@@ -19,7 +19,12 @@ from pagewire.worker.eager import EagerBackend
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import ModelConfig, read_model_config
 from pagewire.worker.graphed import GraphBackend
-from pagewire.worker.kv_cache import block_bytes, blocks_in, measure_free_bytes
+from pagewire.worker.kv_cache import (
+    block_bytes,
+    blocks_in,
+    host_blocks_in,
+    measure_free_bytes,
+)
 from pagewire.worker.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.ops import load_ops
 from pagewire.worker.plan import rehearsal
@@ -153,6 +158,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         num_slots=config.num_slots,
         block_size=config.block_size,
         num_blocks=1,
+        host_blocks=1 if config.host_memory_gb else 0,
         max_model_len=longest_sequence(model, config.max_model_len),
         max_num_batched_tokens=batched,
     )
@@ -172,7 +178,12 @@ def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.
         num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
     longest = trial.max_model_len
     fitting = fit_to_pool(longest, config.max_model_len, num_blocks, config.block_size, size)
-    return replace(trial, num_blocks=num_blocks, max_model_len=fitting)
+    return replace(
+        trial,
+        num_blocks=num_blocks,
+        max_model_len=fitting,
+        host_blocks=host_blocks_in(config.host_memory_gb, size),
+    )
 
 
 def _largest_step(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
-from pagewire.worker.step import PrefixGroup
+from pagewire.worker.step import HostCopies, PrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ class Chunks:
 class StepPlan:
     """One step, checked: every slot, block and position in it is valid.
 
-    A backend first applies `starts`, `writes` and `copies`, then computes the decode rows and the
-    chunks, and samples. Nothing else changes a slot: a decode row's input is the token last
-    sampled for its slot, its position follows on the one before.
+    `host_copies` come before all else, see `Backend.copy`. A backend then applies `starts`,
+    `writes` and `copies`, computes the decode rows and the chunks, and samples. Nothing else
+    changes a slot: a decode row's input is the token last sampled for its slot, its position
+    follows on the one before.
 
     Rows that sample are the decode rows, then the chunks that reach their last known token.
     `sample_indices` is each such token's index in its request. `filtered` is whether any of these
@@ -81,6 +82,7 @@ class StepPlan:
     # Of the decode slots; the same object as in the step before where nothing has changed.
     groups: tuple[PrefixGroup, ...] = ()
     copies: BlockCopies | None = None
+    host_copies: HostCopies | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -94,11 +96,17 @@ class StepPlan:
 
 
 def rehearsal(
-    limits: Limits, decodes: int, chunks: int, chunk_length: int, num_top: int | None = None
+    limits: Limits,
+    decodes: int,
+    chunks: int,
+    chunk_length: int,
+    num_top: int | None = None,
+    chunk_start: int = 0,
 ) -> StepPlan:
     """A step of the given size whose rows all belong to the padding slot and draw with top-p.
 
-    It touches no sequence: its KV goes to the scratch block. With `num_top` every row wants log
+    It touches no sequence: its KV goes to the scratch block. Chunks begin at position
+    `chunk_start`. With `num_top` every row wants log
     probabilities.
     """
     pad = limits.padding_slot
@@ -117,7 +125,7 @@ def rehearsal(
         writes=None,
         decode_slots=np.full(decodes, pad, np.int32),
         decode_positions=np.zeros(decodes, np.int32),
-        chunks=_rehearsed(pad, chunks, chunk_length) if chunks else None,
+        chunks=_rehearsed(pad, chunks, chunk_length, chunk_start) if chunks else None,
         sample_slots=np.full(rows, pad, np.int32),
         sample_indices=np.zeros(rows, np.int32),
         filtered=True,
@@ -125,12 +133,12 @@ def rehearsal(
     )
 
 
-def _rehearsed(slot: int, chunks: int, length: int) -> Chunks:
+def _rehearsed(slot: int, chunks: int, length: int, begin: int) -> Chunks:
     return Chunks(
         slots=np.full(chunks, slot, np.int32),
         starts=np.arange(chunks + 1, dtype=np.int32) * np.int32(length),
         tokens=np.zeros(chunks * length, np.int32),
-        positions=np.tile(np.arange(length, dtype=np.int32), chunks),
-        lengths=np.full(chunks, length, np.int32),
+        positions=np.tile(np.arange(begin, begin + length, dtype=np.int32), chunks),
+        lengths=np.full(chunks, begin + length, np.int32),
         samples=np.ones(chunks, np.bool_),
     )

@@ -55,7 +55,8 @@ def load_kernels(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> list[s
 
 
 def _rehearse(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
-    GraphBackend(decoder, replace(limits, num_blocks=1), dtype).rehearse()
+    small = replace(limits, num_blocks=1, host_blocks=min(1, limits.host_blocks))
+    GraphBackend(decoder, small, dtype).rehearse()
 
 
 def report_compilations(compiled: list[Compiled], late: list[str]) -> None:

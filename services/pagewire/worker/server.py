@@ -21,7 +21,7 @@ from pagewire.worker.health import WorkerHealth
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.loading import LoadedWorker, load_worker
 from pagewire.worker.serial_thread import SerialThread
-from pagewire.worker.service import SERVICE_NAME, WorkerService
+from pagewire.worker.service import SERVICE_NAME, WorkerService, add_host_costs
 from pagewire.worker.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,10 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         await server.start()
         loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, timeline)))
         if loaded is not None:
-            service.load(_info(config, loaded))
+            info = _info(config, loaded)
+            service.load(info)
             await _unless(stop, launcher.call(loaded.backend.warm_up))
+            add_host_costs(info, loaded.backend.host_costs)
             timeline.mark("warm-up")
     except Exception as error:
         _refuse_to_start(error)
@@ -109,6 +111,7 @@ def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
         kv_cache_bytes=loaded.backend.kv_cache_bytes,
         instance_id=uuid.uuid4().hex,
         prefix_groups=loaded.backend.prefix_groups,
+        host_blocks=limits.host_blocks,
     )
 
 
@@ -134,13 +137,14 @@ def _report(
     instruments.weight_bytes.set(backend.weight_bytes)
     instruments.kv_cache_bytes.set(backend.kv_cache_bytes)
     instruments.kv_cache_blocks.set(limits.num_blocks)
+    instruments.host_blocks.set(limits.host_blocks)
     instruments.slots.set(limits.num_slots)
     address = config.worker_address
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
     log.info(
-        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, "
-        "%d slots, up to %d tokens, in %.1f s: %s",
+        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, %d in the "
+        "host's memory, %d slots, up to %d tokens, in %.1f s: %s",
         address,
         served_name(config.model, config.served_model_name),
         loaded.dtype,
@@ -149,6 +153,7 @@ def _report(
         limits.num_blocks,
         limits.block_size,
         backend.kv_cache_bytes / 1e9,
+        limits.host_blocks,
         limits.num_slots,
         limits.max_model_len,
         timeline.seconds,

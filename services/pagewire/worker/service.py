@@ -10,6 +10,7 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.gates import UNDECODABLE
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.backend import HostCosts
 from pagewire.worker.engine import Engine
 from pagewire.worker.limits import Limits
 from pagewire.worker.session import Session
@@ -145,6 +146,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 error = invalid("message", "every message after the first must be a step")
                 return self._engine.finish(session, error)
             self._engine.step(session, request.step)
+
+
+def add_host_costs(info: pb.WorkerInfo, costs: HostCosts | None) -> None:
+    """Adds what was measured to what a worker says of itself."""
+    if costs is not None:
+        info.save_block_seconds = costs.save_block
+        info.load_block_seconds = costs.load_block
+        info.prefill_token_seconds = costs.prefill_token
+        info.prefill_pair_seconds = costs.prefill_pair
 
 
 async def _hello(context: grpc.aio.ServicerContext) -> pb.Hello:

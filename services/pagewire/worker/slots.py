@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pagewire.errors import invalid
 from pagewire.limits import INT32_MAX, MAX_LOGPROBS, MAX_STOP_IDS
 from pagewire.packing import Int32Array
+from pagewire.worker.host_copies import check_host_copies
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.plan import BlockCopies, Chunks, SlotStarts, StepPlan, TableWrites
@@ -103,6 +104,7 @@ class Slots:
             logprobs=self._wanted_logprobs(sample_slots),
             groups=self._group(step.groups, slots),
             copies=copies,
+            host_copies=step.host_copies,
         )
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
@@ -133,6 +135,8 @@ class Slots:
         for group in step.groups or ():
             self._check_slots("group_slots", group.slots)
         self._check_slots("prefill_slots", step.prefill_slots)
+        if step.host_copies is not None:
+            check_host_copies(step.host_copies, self.limits)
         tokens, counts = len(decodes), step.prefill_counts
         if len(counts):
             if counts.min() < 1:

@@ -45,6 +45,16 @@ class PrefixGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Blocks copied to the host's memory, then blocks copied from there; targets are distinct."""
+
+    saved: Int32Array  # [saves]
+    saved_host: Int32Array  # [saves], where to
+    loaded_host: Int32Array  # [loads]
+    loaded: Int32Array  # [loads], where to
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What changes and what is computed; `Step` of worker.proto says what fields mean."""
 
@@ -56,6 +66,7 @@ class Step:
     prefill_counts: Int32Array  # [chunks]
     decode_slots: Int32Array | None  # [decodes]; None: as in the step before
     groups: tuple[PrefixGroup, ...] | None = None  # None: as in the step before
+    host_copies: HostCopies | None = None
 
 
 def decode_step(message: pb.Step) -> Step:
@@ -73,6 +84,7 @@ def decode_step(message: pb.Step) -> Step:
             else None
         ),
         groups=_groups(message),
+        host_copies=_host_copies(message),
     )
     _same_length("append_blocks", step.append_blocks, "append_slots", step.append_slots)
     _same_length("prefill_counts", step.prefill_counts, "prefill_slots", step.prefill_slots)
@@ -104,6 +116,26 @@ def _groups(message: pb.Step) -> tuple[PrefixGroup, ...] | None:
                 "group_slots", f"a group has the slots {group.tolist()}; they must ascend"
             )
     return tuple(PrefixGroup(int(n), group) for n, group in zip(blocks, each, strict=False))
+
+
+def _host_copies(message: pb.Step) -> HostCopies | None:
+    """The copies between device and host; RequestError if the arrays are not parallel."""
+    if not (
+        message.saved_blocks
+        or message.saved_host_blocks
+        or message.loaded_host_blocks
+        or message.loaded_blocks
+    ):
+        return None
+    copies = HostCopies(
+        saved=_array("saved_blocks", message.saved_blocks).copy(),
+        saved_host=_array("saved_host_blocks", message.saved_host_blocks).copy(),
+        loaded_host=_array("loaded_host_blocks", message.loaded_host_blocks).copy(),
+        loaded=_array("loaded_blocks", message.loaded_blocks).copy(),
+    )
+    _same_length("saved_host_blocks", copies.saved_host, "saved_blocks", copies.saved)
+    _same_length("loaded_blocks", copies.loaded, "loaded_host_blocks", copies.loaded_host)
+    return copies
 
 
 def _start(message: pb.SequenceStart) -> Start:

@@ -11,7 +11,7 @@ class GetWorkerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups")
+    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,11 @@ class WorkerInfo(_message.Message):
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SAVE_BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_PAIR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     block_size: int
     num_blocks: int
@@ -38,7 +43,12 @@ class WorkerInfo(_message.Message):
     kv_cache_bytes: int
     instance_id: str
     prefix_groups: bool
-    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ...) -> None: ...
+    host_blocks: int
+    save_block_seconds: float
+    load_block_seconds: float
+    prefill_token_seconds: float
+    prefill_pair_seconds: float
+    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("hello", "step")
@@ -57,7 +67,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots", "group_sizes", "group_blocks", "group_slots")
+    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots", "group_sizes", "group_blocks", "group_slots", "saved_blocks", "saved_host_blocks", "loaded_host_blocks", "loaded_blocks")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +78,10 @@ class Step(_message.Message):
     GROUP_SIZES_FIELD_NUMBER: _ClassVar[int]
     GROUP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GROUP_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     step: int
     starts: _containers.RepeatedCompositeFieldContainer[SequenceStart]
     append_slots: bytes
@@ -78,7 +92,11 @@ class Step(_message.Message):
     group_sizes: bytes
     group_blocks: bytes
     group_slots: bytes
-    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ...) -> None: ...
+    saved_blocks: bytes
+    saved_host_blocks: bytes
+    loaded_host_blocks: bytes
+    loaded_blocks: bytes
+    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ..., saved_blocks: _Optional[bytes] = ..., saved_host_blocks: _Optional[bytes] = ..., loaded_host_blocks: _Optional[bytes] = ..., loaded_blocks: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
     __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block")

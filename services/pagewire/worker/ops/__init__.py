@@ -18,7 +18,7 @@ from pagewire.worker.ops.reference.sampling import SamplingState
 Backend = Literal["torch", "triton"]
 
 _PACKAGES = {"torch": "reference", "triton": "triton"}
-_MODULES = ("norm", "activation", "linear", "rope", "attention", "sampling", "step")
+_MODULES = ("norm", "activation", "linear", "rope", "attention", "sampling", "step", "blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Ops:
     begin_decode: Callable[..., tuple[Tensor, Tensor]]
     gather_sampling: Callable[..., SamplingState]
     end_decode: Callable[..., Tensor]
+    copy_blocks: Callable[..., Tensor]
 
 
 def load_ops(backend: Backend) -> Ops:

@@ -1,0 +1,83 @@
+"""Blocks that a worker saves to the host's memory and loads back."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from pagewire.config import WorkerConfig
+from pagewire.errors import RequestError
+from pagewire.packing import pack
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.errors import SetupError
+from pagewire.worker.loading import load_worker
+from pagewire.worker.step import HostCopies
+from support.saved_blocks import COUNT, run_saved_and_loaded
+from support.step_driver import local_worker
+from support.tiny_models import VOCAB, greedy_tokens, save_model
+from support.worker_process import GrpcStream, serving_worker
+
+BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # K and V, layers, KV heads, tokens, values, bytes
+HOST_GB = 6.5 * BLOCK_BYTES / 1e9
+
+
+def prompts() -> tuple[list[int], list[int]]:
+    generator = random.Random(3)
+    return tuple([generator.randrange(VOCAB) for _ in range(n)] for n in (40, 38))  # type: ignore
+
+
+async def test_saved_blocks_come_back(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "llama")
+    ours, theirs = prompts()
+    async with local_worker(tmp_path, host_memory_gb=HOST_GB) as worker:
+        assert worker.limits.host_blocks == 6
+        back, other, strange = await run_saved_and_loaded(worker, ours, theirs)
+        assert not worker.fatal
+    assert back == greedy_tokens(model, ours, COUNT)
+    assert other == greedy_tokens(model, theirs, COUNT)
+    assert strange != back, "what was not loaded was not needed"
+
+
+async def test_what_a_worker_says_of_its_host_memory_was_measured(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    async with serving_worker(tmp_path, tmp_path, host_memory_gb=HOST_GB) as (_, channel):
+        info = (await GrpcStream.open(channel, epoch=1)).ready
+    assert info.host_blocks == 6
+    assert 0 < info.load_block_seconds < 0.1
+    assert 0 < info.save_block_seconds < 0.1
+    assert 0 < info.prefill_token_seconds < 0.1
+    assert 0 <= info.prefill_pair_seconds < info.prefill_token_seconds
+
+
+def test_host_memory_too_small_for_a_block_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    config = WorkerConfig(model=str(tmp_path), device="cpu", num_blocks=40, host_memory_gb=1e-6)
+    with pytest.raises(SetupError, match=r"--host-memory-gb 1e-06 does not hold one block"):
+        load_worker(config)
+
+
+async def test_a_step_that_names_a_block_nobody_has_ends_the_stream(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    async with local_worker(tmp_path) as worker:
+        stream = worker.stream()
+        await stream.send(pb.Step(step=1, saved_blocks=pack([1]), saved_host_blocks=pack([0])))
+        with pytest.raises(RequestError, match="saved_host_blocks names block 0; this worker has "):
+            await stream.receive()
+
+
+async def test_a_copy_that_fails_takes_the_worker_down(tmp_path: Path) -> None:
+    """Otherwise blocks of the host would hold something else than the scheduler believes."""
+    save_model(tmp_path, "llama")
+    async with local_worker(tmp_path, host_memory_gb=HOST_GB) as worker:
+
+        def fail(copies: HostCopies) -> None:
+            assert copies.saved.tolist() == [1]
+            raise MemoryError("no memory for the copy")
+
+        worker.loaded.backend.copy = fail  # type: ignore[method-assign]
+        stream = worker.stream()
+        await stream.send(pb.Step(step=1, saved_blocks=pack([1]), saved_host_blocks=pack([0])))
+        await stream.send(pb.Step(step=2))
+        result = await stream.receive()
+        assert result.step == 2, "the step whose copy failed is not answered"
+        assert [type(error) for error in worker.fatal] == [MemoryError]
