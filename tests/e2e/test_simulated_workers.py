@@ -1,6 +1,8 @@
 """Simulated workers as a process: several services in one, fencing, a real scheduler on top."""
 
+import re
 import signal
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagewire.cli.ports import claim_port
 from pagewire.packing import pack, unpack
 from pagewire.rpc import open_channel
 from pagewire.v1 import inference_pb2 as public
@@ -89,13 +92,31 @@ async def outputs(stub: Any) -> list[list[int]]:
     return [[t async for r in call for t in r.token_ids] for call in calls]
 
 
+def loaded_blocks(metrics_port: int) -> float:
+    """Blocks that the workers of a process have copied back from the host's memory."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as page:
+        found = re.search(rb"^pagewire_worker_loaded_blocks_total (\S+)", page.read(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
     tmp_path: Path,
 ) -> None:
-    """Ample room on one worker; then two small ones, where sequences must give way."""
+    """Ample room on one worker; then two small ones, where sequences must give way, without blocks
+    in the host's memory and with some, which are of use to the second round."""
     results = []
-    for name, flags in (("ample", ()), ("tight", ("--count=2", "--num-blocks=24"))):
-        folder = tmp_path / name
+    tight = ("--count=2", "--num-blocks=24")
+    port = claim_port("127.0.0.1", 0, "--worker-metrics-port")
+    for name, flags in (
+        ("ample", ()),
+        ("tight", tight),
+        (
+            "tight with host memory",
+            (*tight, "--host-memory-gb=0.1", f"--worker-metrics-port={port}"),
+        ),
+    ):
+        folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         count = 2 if flags else 1
         with simulated_workers(folder, count, *flags, "--max-model-len=300") as workers:
@@ -103,8 +124,9 @@ async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
                 results.append(await outputs(stub))
                 results.append(await outputs(stub))
                 load = await stub.GetLoad(public.GetLoadRequest())
-        assert (load.preemptions > 0) == (name == "tight")
+                if "host" in name:
+                    assert loaded_blocks(port) > 0, "the host's memory was of no use"
+        assert (load.preemptions > 0) == (name != "ample")
     assert all(len(tokens) == 90 for tokens in results[0])
-    assert results[1] == results[0]
-    assert results[2] == results[0]
-    assert results[3] == results[0]
+    assert all(result == results[0] for result in results)
+    assert len(results) == 6

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.host_tier import NO_HOST_MEMORY, HostCopies, HostMemory
 from pagewire.scheduler.core.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
@@ -26,6 +27,12 @@ RUN_AHEAD = 2
 EOS = 7
 SAMPLED = 5
 GARBAGE = ()
+# The last one pays for long texts only.
+HOSTS = [
+    HostMemory(3, save_block=1, load_block=1, prefill_token=1),
+    HostMemory(20, save_block=1, load_block=1, prefill_token=1),
+    HostMemory(12, save_block=0.01, load_block=1, prefill_token=0.2, prefill_pair=0.02),
+]
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 
 
@@ -41,17 +48,20 @@ class PlayedWorker:
         self.failed: set[int] = set()
         self.groups: list[PrefixGroup] = []
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.host: dict[int, list[tuple[int, ...]]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.known: dict[int, int] = {}
         self.decode: list[int] = []
         self.copies = 0
+        self.loaded = 0
 
     def run(
         self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int], int]], failing: int
     ) -> "Computed":
         """`failing` chooses one of the step's slots to fail; 0 for none."""
+        self._save_and_load(plan.copies)
         self._copy(starts)
         for slot, tokens, computed, blocks, _ in starts:
             self.failed.discard(slot)
@@ -92,6 +102,20 @@ class PlayedWorker:
             assert 0 not in self.blocks[slot], "the scratch block was given to a sequence"
         garbage = {slot for slot in named if self._attends_to_garbage(slot)}
         return Computed(plan, errors, self.failed & set(named), garbage - self.failed)
+
+    def _save_and_load(self, copies: HostCopies | None) -> None:
+        if copies is None:
+            return
+        assert len({*copies.saved_host}) == len(copies.saved_host), "two blocks are saved to one"
+        assert len({*copies.loaded}) == len(copies.loaded), "two blocks are loaded to one"
+        assert 0 not in copies.saved + copies.loaded, "the scratch block is named"
+        for block, host in zip(copies.saved, copies.saved_host, strict=True):
+            self.host[host] = [self.places.get((block, i), ()) for i in range(BLOCK_SIZE)]
+            assert GARBAGE not in self.host[host], "what is not sound is saved"
+        for host, block in zip(copies.loaded_host, copies.loaded, strict=True):
+            for offset, tokens in enumerate(self.host[host]):
+                self.places[block, offset] = tokens
+        self.loaded += len(copies.loaded)
 
     def _copy(self, starts: list[tuple[int, list[int], int, list[int], int]]) -> None:
         copies = {
@@ -149,6 +173,7 @@ class Batching(RuleBasedStateMachine):
         threshold=st.sampled_from([0.5, 0.9, 1.0]),
         policy=st.sampled_from(sorted(POLICIES)),
         groups=st.booleans(),
+        host=st.sampled_from([NO_HOST_MEMORY, *HOSTS]),
     )
     def start(
         self,
@@ -158,11 +183,18 @@ class Batching(RuleBasedStateMachine):
         threshold: float,
         policy: str,
         groups: bool,
+        host: HostMemory,
     ) -> None:
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
         self.waiting = self.admission.waiting
         limits = WorkerLimits(
-            num_blocks, BLOCK_SIZE, num_slots, budget, threshold, prefix_groups=groups
+            num_blocks,
+            BLOCK_SIZE,
+            num_slots,
+            budget,
+            threshold,
+            prefix_groups=groups,
+            host=host,
         )
         self.batch = self.admission.add_worker(limits)
         self.worker = PlayedWorker()
@@ -249,6 +281,11 @@ class Batching(RuleBasedStateMachine):
         self._fill_pipeline()
         self._answer(EOS if stop else SAMPLED, keep)
 
+    @rule()
+    def admit(self) -> None:
+        """Nothing is planned, because enough is in flight."""
+        self._admit()
+
     @precondition(lambda self: self.requests)
     @rule(choice=st.integers(0, 1000))
     def forget(self, choice: int) -> None:
@@ -273,9 +310,12 @@ class Batching(RuleBasedStateMachine):
         self.worker = PlayedWorker()
         self.unanswered.clear()
 
+    def _admit(self) -> None:
+        assert all(admitted.worker is self.batch for admitted in self.admission.admit())
+
     def _fill_pipeline(self) -> None:
         while len(self.unanswered) < RUN_AHEAD:
-            assert all(admitted.worker is self.batch for admitted in self.admission.admit())
+            self._admit()
             plan = self.batch.plan()
             if plan is None:
                 return

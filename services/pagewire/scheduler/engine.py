@@ -29,7 +29,6 @@ from pagewire.scheduler.core.chunk_size import ChunkSize
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.step_plan import StepOutcome
-from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish
@@ -43,6 +42,7 @@ from pagewire.scheduler.requests import (
 )
 from pagewire.scheduler.slot_streams import SlotStreams
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.worker_info import worker_limits
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
@@ -213,7 +213,7 @@ class Engine:
         """See WorkerEvents."""
         if info.model != self.model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self.model!r}")
-        limits = _worker_limits(self._config, info)
+        limits = worker_limits(self._config, info)
         batch = self._admission.add_worker(limits)
         worker = ReadyWorker(
             link, info, batch, SlotStreams(limits.num_slots, self.tokenizer.token_texts)
@@ -224,13 +224,15 @@ class Engine:
         self._workers[link] = self._worker_of[batch] = worker
         self.limits()
         log.info(
-            "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d sequences",
+            "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d in the host's memory, "
+            "%d sequences",
             link.address,
             info.model,
             info.dtype,
             info.device,
             limits.num_blocks - 1,
             limits.block_size,
+            limits.host.num_blocks,
             limits.num_slots,
         )
         self._on_readiness()
@@ -481,6 +483,8 @@ class Engine:
                 self._fail_too_large(sequence)
                 continue
             self._worker_of[admitted.worker].streams.occupy(sequence.slot, request)
+            if admitted.returned is not None:
+                metrics.RETURNS.labels(admitted.returned.value).inc()
             if request.queue_seconds is None:
                 now = time.monotonic()
                 if self._saturated:
@@ -501,6 +505,9 @@ class Engine:
         metrics.PREEMPTIONS.inc(self._admission.preemptions - before)
         if plan is None:
             return False
+        if plan.copies is not None:
+            metrics.SAVED_BLOCKS.inc(len(plan.copies.saved))
+            metrics.LOADED_BLOCKS.inc(len(plan.copies.loaded))
         worker.link.send(encode_step(plan))
         return True
 
@@ -652,8 +659,15 @@ class Engine:
             gauge.set_function(partial(in_state, state))
         metrics.BLOCKS.labels("used").set_function(lambda: self.load().used_blocks)
         metrics.BLOCKS.labels("total").set_function(lambda: self.load().total_blocks)
+        metrics.HOST_BLOCKS.labels("used").set_function(lambda: self._host_blocks()[0])
+        metrics.HOST_BLOCKS.labels("total").set_function(lambda: self._host_blocks()[1])
         metrics.KV_WASTE.set_function(self._kv_waste)
         metrics.READY_WORKERS.set_function(lambda: len(self._admission.workers))
+
+    def _host_blocks(self) -> tuple[int, int]:
+        """Those used, and all."""
+        tiers = [worker.batch.pool.host for worker in list(self._workers.values())]
+        return sum(tier.used for tier in tiers), sum(tier.memory.num_blocks for tier in tiers)
 
     def _kv_waste(self) -> float:
         batches = [worker.batch for worker in list(self._workers.values())]
@@ -697,16 +711,3 @@ class Engine:
 def _deadline(request: Request, deadline_ms: int | None) -> int:
     """When the request should have ended, in milliseconds of the monotonic clock."""
     return int(request.received * 1000) + (deadline_ms or USUAL_DEADLINE_MS)
-
-
-def _worker_limits(config: SchedulerConfig, info: worker_pb.WorkerInfo) -> WorkerLimits:
-    budget = min(config.max_num_batched_tokens or 2**31, info.max_num_batched_tokens)
-    return WorkerLimits(
-        num_blocks=info.num_blocks,
-        block_size=info.block_size,
-        num_slots=min(config.max_num_seqs or 2**31, info.num_slots, budget),
-        max_num_batched_tokens=budget,
-        memory_threshold=config.memory_threshold,
-        prefix_caching=config.prefix_caching,
-        prefix_groups=info.prefix_groups,
-    )

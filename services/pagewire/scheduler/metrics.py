@@ -9,6 +9,15 @@ OPEN_REQUESTS = Gauge(
     "pagewire_scheduler_open_requests", "Requests that have not ended, by state.", ["state"]
 )
 BLOCKS = Gauge("pagewire_scheduler_blocks", "KV blocks of all workers.", ["state"])
+HOST_BLOCKS = Gauge(
+    "pagewire_scheduler_host_blocks", "KV blocks in the host memory of all workers.", ["state"]
+)
+SAVED_BLOCKS = Counter(
+    "pagewire_scheduler_saved_blocks", "KV blocks copied from a device to its host's memory."
+)
+LOADED_BLOCKS = Counter(
+    "pagewire_scheduler_loaded_blocks", "KV blocks copied from the host's memory to a device."
+)
 KV_WASTE = Gauge(
     "pagewire_scheduler_kv_waste",
     "Fraction of the token places in held KV blocks that no known token needs.",
@@ -21,6 +30,12 @@ CACHED_TOKENS = Counter(
 OUTPUT_TOKENS = Counter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
 STEPS = Counter("pagewire_scheduler_steps", "Steps answered by workers.")
 PREEMPTIONS = Counter("pagewire_scheduler_preemptions", "Sequences that gave their blocks back.")
+RETURNS = Counter(
+    "pagewire_scheduler_preempted_returns",
+    "Preempted sequences that run again, by where most of their KV came from: kept on the device, "
+    "swapped in from the host, or recomputed.",
+    ["kind"],
+)
 WORKER_LOSSES = Counter("pagewire_scheduler_worker_losses", "Connections to workers that broke.")
 QUEUE_SECONDS = Histogram(
     "pagewire_scheduler_queue_seconds",

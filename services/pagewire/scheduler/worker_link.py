@@ -235,6 +235,11 @@ def encode_step(plan: StepPlan) -> pb.Step:
         step.prefill_counts = pack(plan.prefill_counts)
     if plan.decode_changed:
         step.decode_slots = pack(plan.decode_slots)
+    if plan.copies is not None:
+        step.saved_blocks = pack(plan.copies.saved)
+        step.saved_host_blocks = pack(plan.copies.saved_host)
+        step.loaded_host_blocks = pack(plan.copies.loaded_host)
+        step.loaded_blocks = pack(plan.copies.loaded)
     if plan.groups_changed:
         step.group_sizes = pack([len(group.slots) for group in plan.groups])
         step.group_blocks = pack([group.blocks for group in plan.groups])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.policy import SchedulingPolicy
+from pagewire.scheduler.core.prefix_sharing import Return
 from pagewire.scheduler.core.routing import Router
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.core.waiting import WaitingQueue
@@ -21,6 +22,8 @@ class Admitted:
 
     sequence: Sequence
     worker: WorkerBatch | None
+    # How it comes back if it was preempted.
+    returned: Return | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,7 @@ class Admission:
                 return
             chosen = self._router.choose(head, able)
             self.waiting.remove(head)
-            chosen.admit(head)
-            yield Admitted(head, chosen)
+            yield Admitted(head, chosen, chosen.admit(head))
 
     def _next(self) -> Sequence | None:
         """Who is next by the policy."""

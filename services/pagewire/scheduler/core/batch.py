@@ -15,7 +15,7 @@ from pagewire.scheduler.core.block_pool import SCRATCH_BLOCK, BlockPool
 from pagewire.scheduler.core.decode_list import DecodeList
 from pagewire.scheduler.core.isolation import Isolation
 from pagewire.scheduler.core.policy import SchedulingPolicy
-from pagewire.scheduler.core.prefix_sharing import PrefixSharing
+from pagewire.scheduler.core.prefix_sharing import PrefixSharing, Return
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.slot_table import SlotTable
 from pagewire.scheduler.core.step_plan import StepOutcome, StepPlan
@@ -37,7 +37,7 @@ class WorkerBatch:
     ) -> None:
         """`on_preempt` is called with each sequence that gave its place up, to queue it again."""
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks, limits.block_size)
+        self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.host)
         self.slots = SlotTable(limits.num_slots)
         self.in_flight: deque[StepPlan] = deque()
         self.preemptions = 0
@@ -92,20 +92,32 @@ class WorkerBatch:
         """How many of its first tokens are in the cache."""
         return self._sharing.find(sequence).num_tokens(self.limits.block_size)
 
+    def prefill_cost(self, sequence: Sequence) -> float:
+        """How many of its tokens would be computed, with what is loaded from the host counted as
+        the tokens that take as long."""
+        cached = self._sharing.find(sequence)
+        host, loaded = self.limits.host, 0.0
+        if cached.host_blocks:
+            loaded = len(cached.host_blocks) * host.load_block / host.prefill_token
+        return sequence.num_known - cached.num_tokens(self.limits.block_size) + loaded
+
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether the sequence may start now.
 
-        It needs a slot and blocks for its known tokens. Beside running sequences it must leave
+        It needs a slot and blocks for its known tokens (for all it may get, where `limits` want
+        whole sequences). Beside running sequences it must leave
         the part of the pool above the threshold free for them to grow into. It waits while the
         prefill of another one is about to compute more of its beginning than is cached.
         """
         if not self.open or not self.fits(sequence):
             return False
-        cached = self._sharing.find(sequence).blocks
-        if self._sharing.is_being_computed(sequence, len(cached), self._prefilling, self.slots):
+        cached = self._sharing.find(sequence)
+        if self._sharing.is_being_computed(sequence, cached.num_full, self._prefilling, self.slots):
             return False
-        need = self.limits.blocks_for(sequence.num_known) - len(cached)
-        woken = self.pool.num_idle(cached)
+        if self.limits.whole_sequences and not self._fits_whole(sequence):
+            return False
+        need = self.limits.blocks_for(sequence.num_known) - len(cached.blocks)
+        woken = self.pool.num_idle(cached.blocks)
         if need > self.pool.available - woken:
             if not self._sharing.keeps:
                 return False
@@ -114,21 +126,35 @@ class WorkerBatch:
         ceiling = self.limits.memory_threshold * self.pool.total
         return self.pool.used + need + woken <= ceiling or self.num_running == 0
 
-    def admit(self, sequence: Sequence) -> None:
+    def _fits_whole(self, sequence: Sequence) -> bool:
+        """Whether there is room for everybody at their longest."""
+        everybody = [*self.running(), sequence]
+        longest = sum(self.limits.blocks_for(other.max_computed) for other in everybody)
+        leaving = sum(len(blocks) for _, _, blocks in self._retiring)
+        return longest + leaving <= self.pool.total
+
+    def admit(self, sequence: Sequence) -> Return | None:
         """Gives the sequence a slot and blocks for its known tokens; `can_admit` must hold.
 
-        Blocks that are cached for its first tokens are shared, one that is not full is copied, and
-        those tokens are not computed.
+        Returns how it comes back if it was preempted.
+
+        Blocks that are cached for its first tokens are shared or loaded from the host, one that is
+        not full is copied, and those tokens are not computed.
         """
         slot = self._free_slots.pop()
         cached = self._sharing.find(sequence)
         self.pool.acquire(cached.blocks)
-        need = self.limits.blocks_for(sequence.num_known) - len(cached.blocks)
-        sequence.blocks = cached.blocks + self.pool.allocate(need)
+        more = self.limits.blocks_for(sequence.num_known) - cached.num_full
+        sequence.blocks = cached.blocks + self.pool.bring(cached.blocks, cached.host_blocks, more)
         sequence.slot = slot
         sequence.state = State.PREFILL
         copied = cached.partial.block if cached.partial else SCRATCH_BLOCK
-        sequence.start(cached.num_tokens(self.limits.block_size), copied)
+        returned = None
+        if sequence.preempted:
+            sequence.preempted = False
+            returned = cached.way_back(sequence, self.limits.block_size)
+        loaded = len(cached.host_blocks) * self.limits.block_size
+        sequence.start(cached.num_tokens(self.limits.block_size), copied, loaded)
         if copied:
             self._sharing.copy(sequence, copied)
         capacity = len(sequence.blocks) * self.limits.block_size
@@ -139,6 +165,7 @@ class WorkerBatch:
         self._policy.admitted(sequence)
         if sequence.suspect:
             self._isolation.add(sequence)
+        return returned
 
     def plan(self) -> StepPlan | None:
         """The next step, to be sent at once; None when there is nothing to compute.
@@ -158,6 +185,7 @@ class WorkerBatch:
             return None
         self._next_step += 1
         self._decode.sent()
+        plan.copies = self.pool.take_copies()
         self.in_flight.append(plan)
         return plan
 
@@ -251,6 +279,7 @@ class WorkerBatch:
         self._sharing.check(self.running())
         held.update(block for _, _, blocks in self._retiring for block in blocks)
         held.update(self._sharing.held())
+        held.update(block for blocks in self.pool.loading for block in blocks)
         assert len(held) == self.pool.used, "a held block has no owner"
         assert all(self.pool.references(b) == count for b, count in held.items()), "a miscount"
         busy = self.num_running + len(self._retiring)
@@ -346,8 +375,12 @@ class WorkerBatch:
         if victim.slot < 0 or self.slots.sequences[victim.slot] is not victim:
             return
         victim.preemptions += 1
+        victim.preempted = True
         self.preemptions += 1
-        self._on_preempt(self.finish(victim.slot, State.PENDING, sound))
+        blocks = victim.blocks
+        self.finish(victim.slot, State.PENDING, sound)
+        self.pool.expect(blocks)
+        self._on_preempt(victim)
 
     def _plan_prefill(self, plan: StepPlan) -> None:
         table = self.slots

@@ -6,6 +6,7 @@ was sampled from them both are unproven: when their prefill fails, whoever has t
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from pagewire.scheduler.core.block_pool import BlockPool
 from pagewire.scheduler.core.partial_blocks import PartialBlocks, PartialPrefix
@@ -14,19 +15,43 @@ from pagewire.scheduler.core.slot_table import SlotTable
 from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 
+class Return(Enum):
+    """Where most of the KV of a preempted sequence comes from when it starts again."""
+
+    KEPT = "kept"  # it was still on the device
+    SWAPPED = "swapped"  # from the host
+    RECOMPUTED = "recomputed"
+
+
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """What the cache has of a sequence's first tokens: `blocks` to share and one to copy."""
+    """What the cache has of a sequence's first tokens: `blocks` to share, then `host_blocks` to
+    load, and one to copy."""
 
     blocks: list[int]
+    host_blocks: list[int]
     partial: PartialPrefix | None
+
+    @property
+    def num_full(self) -> int:
+        """Full blocks."""
+        return len(self.blocks) + len(self.host_blocks)
 
     def num_tokens(self, block_size: int) -> int:
         """Tokens that need not be computed."""
-        return len(self.blocks) * block_size + (self.partial.tokens if self.partial else 0)
+        return self.num_full * block_size + (self.partial.tokens if self.partial else 0)
+
+    def way_back(self, sequence: Sequence, block_size: int) -> Return:
+        """How a preempted sequence comes back with this."""
+        loaded = len(self.host_blocks) * block_size
+        kept = self.num_tokens(block_size) - loaded
+        computed = sequence.num_known - kept - loaded
+        if loaded >= max(kept, computed):
+            return Return.SWAPPED
+        return Return.KEPT if kept >= computed else Return.RECOMPUTED
 
 
-_NOTHING_CACHED = CachedPrefix([], None)
+_NOTHING_CACHED = CachedPrefix([], [], None)
 
 
 class PrefixSharing:
@@ -38,7 +63,10 @@ class PrefixSharing:
         self._limits = limits
         self._pool = pool
         # The latest question to the prefix cache, and its answer.
-        self._matched: tuple[tuple[int, int, int], list[int]] = ((-1, -1, -1), [])
+        self._matched: tuple[tuple[int, int, int], tuple[list[int], list[int]]] = (
+            (-1, -1, -1),
+            ([], []),
+        )
         self._partials = PartialBlocks()
         # By block from whose tokens nobody has sampled yet: who began with a copy of it.
         self._copies_of: dict[int, list[Sequence]] = {}
@@ -53,12 +81,14 @@ class PrefixSharing:
         """What is cached of the sequence's first tokens; one token is always computed."""
         if not self._limits.prefix_caching:
             return _NOTHING_CACHED
-        blocks = self._cached_blocks(sequence)
+        blocks, host_blocks = self._cached_blocks(sequence)
+        if host_blocks:
+            return CachedPrefix(blocks, host_blocks, None)  # what may be copied follows on blocks
         begin = len(blocks) * self._limits.block_size
         end = min(sequence.num_known, begin + self._limits.block_size) - 1
         rest = sequence.known_bytes(end, begin)
         partial = self._partials.find(blocks, rest, sequence.cache_salt)
-        return CachedPrefix(blocks, partial)
+        return CachedPrefix(blocks, [], partial)
 
     def is_being_computed(
         self, sequence: Sequence, cached: int, prefilling: Iterable[int], table: SlotTable
@@ -196,13 +226,21 @@ class PrefixSharing:
         kept = {block for blocks in self._kept.values() for block in blocks}
         self._partials.check(kept.union(*(sequence.blocks for sequence in running)))
 
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+    def _cached_blocks(self, sequence: Sequence) -> tuple[list[int], list[int]]:
+        """Full blocks to share, and those of the host that are better loaded than computed."""
         # The head of the queue asks at every step while it waits, and once more when admitted.
         question = (sequence.arrival, sequence.num_known, self._pool.version)
         if self._matched[0] != question:
-            tokens = self._shareable(sequence) * self._limits.block_size
-            found = self._pool.match(sequence.known_bytes(tokens), sequence.cache_salt)
-            self._matched = (question, found)
+            size = self._limits.block_size
+            known = sequence.known_bytes(self._shareable(sequence) * size)
+            found = self._pool.match(known, sequence.cache_salt)
+            here = self._pool.num_on_device(found)
+            blocks, host_blocks = found[:here], found[here:]
+            if host_blocks and not self._limits.host.load_pays(
+                len(host_blocks), here * size, len(found) * size
+            ):
+                host_blocks = []
+            self._matched = (question, (blocks, host_blocks))
         return self._matched[1]
 
     @property

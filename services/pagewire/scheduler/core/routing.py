@@ -30,16 +30,17 @@ class PrefixAware:
     """The worker on which the sequence costs least.
 
     The cost counts the tokens that would be computed (those of the sequence after its cached
-    prefix, and those queued on the worker before it) and the sequences that run there. Of equal
-    workers it is the one with the most blocks that hold nothing, so that caches spread.
+    prefix, those queued on the worker before it, and what loading from the host takes) and the
+    sequences that run there. Of equal workers it is the one with the most blocks that hold nothing,
+    so that caches spread.
     """
 
     def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
         """See Router."""
         return min(workers, key=lambda worker: (self._cost(sequence, worker), -worker.pool.free))
 
-    def _cost(self, sequence: Sequence, worker: WorkerBatch) -> int:
-        computed = sequence.num_known - worker.cached_tokens(sequence) + worker.backlog
+    def _cost(self, sequence: Sequence, worker: WorkerBatch) -> float:
+        computed = worker.prefill_cost(sequence) + worker.backlog
         return computed + COST_OF_RUNNING * worker.num_running
 
 

@@ -64,9 +64,13 @@ class Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
-    # At its latest start: tokens whose KV was cached, and output tokens it already had.
+    # Whether it gave its place up and has not started again.
+    preempted: bool = False
+    # At its latest start: tokens whose KV was cached, output tokens it already had, and of those
+    # cached the ones that came from the host.
     num_computed: int = 0
     num_generated: int = 0
+    num_loaded: int = 0
     # At its latest start: a block to be copied to that of token `num_computed`; 0 for none.
     copied_block: int = 0
     # Prompt tokens found in the cache at its first start; None before that.
@@ -93,8 +97,9 @@ class Sequence:
         """Tokens whose KV is known to be computed: all but the last, once one was sampled."""
         return self.num_known - 1 if len(self.output) > self.num_generated else 0
 
-    def start(self, num_computed: int, copied_block: int) -> None:
+    def start(self, num_computed: int, copied_block: int, num_loaded: int = 0) -> None:
         """Notes where it stands when it takes a slot."""
+        self.num_loaded = num_loaded
         self.num_computed = num_computed
         self.copied_block = copied_block
         self.num_generated = len(self.output)

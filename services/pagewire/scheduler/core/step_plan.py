@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
+from pagewire.scheduler.core.host_tier import HostCopies
 from pagewire.scheduler.core.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.sequence import Sequence
 
@@ -21,6 +22,8 @@ class StepPlan:
     """
 
     number: int
+    # Copied before anything else happens.
+    copies: HostCopies | None = None
     starts: list[Sequence] = field(default_factory=list)
     append_slots: list[int] = field(default_factory=list)
     append_blocks: list[int] = field(default_factory=list)

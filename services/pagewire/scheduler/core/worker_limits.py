@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagewire.scheduler.core.host_tier import NO_HOST_MEMORY, HostMemory
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
@@ -15,6 +17,10 @@ class WorkerLimits:
     prefix_caching: bool = True
     # Whether the worker wants to be told which decoding slots share blocks.
     prefix_groups: bool = False
+    # Whether a sequence waits until all that it may ever need is free: then nobody is preempted.
+    whole_sequences: bool = False
+    # Where cached KV goes when its blocks on the device are needed.
+    host: HostMemory = NO_HOST_MEMORY
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
