@@ -127,3 +127,39 @@ def test_the_first_minutes_of_a_production_trace_reach_their_ideal_hit_rate() ->
     result = json.loads(done.stdout)
     (run,) = result["runs"].values()
     assert run["block_hit_rate"] == pytest.approx(result["ideal_block_hit_rate"], abs=0.003)
+
+
+def test_preemption_is_compared_with_a_plain_queue(requests: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    flags = ("--compare-preemption", "--host-memory-gb=1", "--num-slots=32", f"--output={output}")
+    done = simulate("--trace", requests, "--memory-threshold=1.0", *flags)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    plain, recompute, host = (
+        found[name] for name in ("plain_queue", "recompute", "host tier of 1 GB")
+    )
+    assert [run["finished"] for run in (plain, recompute, host)] == [300] * 3
+    assert plain["preemptions"] == 0 < min(recompute["preemptions"], host["preemptions"])
+    assert len(found["plain_queue_settings"]) == 6
+    rates = [run["output_tokens_per_second"] for run in found["plain_queue_settings"]]
+    assert plain["output_tokens_per_second"] == max(rates)
+    assert recompute["loaded_blocks"] == 0 < host["loaded_blocks"]
+    assert min(recompute["of_best_plain_queue"], host["of_best_plain_queue"]) > 0.6
+    assert "plain_queue" in done.stdout
+
+
+def test_host_memory_is_compared_and_refused_where_it_is_no_number(
+    conversations: Path, tmp_path: Path
+) -> None:
+    done = simulate(
+        "--trace", conversations, "--host-memory-gb=0,1", "--cache-blocks=200", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    without = runs["prefix-aware, 200 blocks"]
+    with_host = runs["prefix-aware, 200 blocks, 1 GB on the host"]
+    assert without["host_hit_rate"] == 0 < with_host["host_hit_rate"]
+    assert without["token_hit_rate"] < with_host["token_hit_rate"]
+    refused = simulate("--trace", conversations, "--host-memory-gb=much")
+    assert refused.returncode != 0
+    assert "'much' is no number of gigabytes" in refused.stderr

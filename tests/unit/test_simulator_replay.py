@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.host_tier import HostMemory
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.policies import make_policy
@@ -172,3 +173,46 @@ def test_curves_have_a_value_a_bin_and_gaps_without_requests() -> None:
     assert curves["ttft_ms_p99"] == [pytest.approx(20), None, None, pytest.approx(30)]
     assert sum(c for c in curves["output_tokens_per_second"] if c) * recording.seconds / 4 > 5
     assert max(c for c in curves["device_utilization"] if c is not None) <= 1
+
+
+def test_evicted_blocks_come_back_from_the_host_at_the_price_of_a_copy() -> None:
+    """One conversation, another that needs its memory, the first one again."""
+    requests = [hashed(i, 10.0 * i, *ids) for i, ids in enumerate([(1, 2), (3, 4), (1, 2)])]
+    memory = HostMemory(100, save_block=0.0001, load_block=0.0002, prefill_token=0.0001)
+    small = {"num_blocks": 70}
+    without, recording = replay(requests, **small), replay(requests, **small, host=memory)
+    assert [r.cached_tokens for r in without.requests] == [0, 0, 64]
+    last = recording.requests[2]
+    # Some of the first one's blocks are still on the device; its last token is computed always.
+    assert last.cached_tokens == 1008
+    assert 0 < last.loaded_tokens <= 1008
+    assert recording.loaded_blocks == last.loaded_tokens // 16
+    assert recording.saved_blocks >= recording.loaded_blocks
+    expected = 0.010 + 16 * 0.0001 + recording.loaded_blocks * 0.0002
+    saved_last = recording.saved_blocks - recording.loaded_blocks
+    assert expected <= last.ttft + 1e-9
+    assert last.ttft <= expected + saved_last * 0.0001 + 1e-9
+    figures = summarize(recording, ANY)
+    assert figures["host_hit_rate"] == pytest.approx(last.loaded_tokens / 3072)
+    assert figures["token_hit_rate"] == pytest.approx(1008 / 3072)
+
+
+def test_a_plain_queue_preempts_nobody_and_wastes_room() -> None:
+    requests = [plain(i, 0.0, 40, 200) for i in range(12)]
+    small = {"num_blocks": 40, "memory_threshold": 1.0}
+    preempting = replay(requests, **small)
+    queue = replay(requests, **small, whole_sequences=True)
+    assert preempting.preemptions > 0
+    assert queue.preemptions == 0
+    assert len(queue.finished) == len(preempting.finished) == 12
+    use = [kv_use(recording)["kv_utilization_under_pressure"] for recording in (queue, preempting)]
+    assert use[0] < use[1]
+
+
+def test_pauses_are_those_between_tokens_of_one_request() -> None:
+    requests = [plain(0, 0.0, 16, 40), plain(1, 0.0, 16, 40)]
+    assert replay(requests).longest_pause == pytest.approx(0.012)
+    recording = replay(requests, num_blocks=6, memory_threshold=1.0)
+    assert sum(recording.returns.values()) == recording.preemptions > 0
+    # At the end the first one needs so much that the second one has to wait for it.
+    assert recording.longest_pause > 0.1

@@ -2,18 +2,17 @@
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pagewire.cli.errors import CommandError
+from pagewire.cli.replays import Setup, replay
 from pagewire.cli.results import write_json
 
 if TYPE_CHECKING:
-    from pagewire.simulator.profile import Profile
-    from pagewire.simulator.recording import Recording
     from pagewire.simulator.trace import TraceRequest
 
 _PANELS = {
@@ -25,27 +24,6 @@ _PANELS = {
     "KV blocks in use, of all": "kv_utilization",
     "requests waiting": "waiting",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Everything that a replay depends on besides the trace."""
-
-    profile: str
-    workers: int
-    policy: str
-    routing: str
-    cache_blocks: int  # a worker's KV blocks; 0 is as many as the whole trace could fill
-    block_size: int
-    num_slots: int
-    max_num_batched_tokens: int
-    memory_threshold: float
-    prefix_caching: bool
-
-    @property
-    def name(self) -> str:
-        """What tells it from the other replays of a command."""
-        return f"{self.routing}, {self.cache_blocks or 'unlimited'} blocks"
 
 
 def simulate(
@@ -69,6 +47,13 @@ def simulate(
         ),
     ] = None,
     profile: Annotated[str, typer.Option(help="Device and model.")] = "h200-llama-3.1-8b",
+    host_memory_gb: Annotated[
+        str,
+        typer.Option(
+            help="Host memory of a worker for KV, in GB; several, separated by commas, are "
+            "compared. 0 for none."
+        ),
+    ] = "0",
     block_size: Annotated[int, typer.Option(min=1, help="Tokens a KV block.")] = 16,
     num_slots: Annotated[int, typer.Option(min=1, help="Most sequences on a worker.")] = 256,
     max_num_batched_tokens: Annotated[
@@ -94,6 +79,15 @@ def simulate(
             "--compare-static",
             help="All requests at once on one worker, against static batching at the same batch "
             "limit; and KV utilization with a fourth of the memory that the batch needs.",
+        ),
+    ] = False,
+    compare_preemption: Annotated[
+        bool,
+        typer.Option(
+            "--compare-preemption",
+            help="All requests at once on one worker with a fourth of the memory that the batch "
+            "needs: preemption by recompute, and with host memory, against a queue that admits "
+            "what fits whole.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -122,16 +116,29 @@ def simulate(
         prefix_caching=not no_prefix_caching,
     )
     objectives = Objectives(ttft_slo_ms, tpot_slo_ms)
-    if compare_static:
-        result = _compare_static(loaded, replace(setup, routing="least-loaded"), device)
-        _print_comparison(result, as_json)
+    if compare_static and compare_preemption:
+        raise CommandError("give one of --compare-static and --compare-preemption")
+    host_sizes = _gigabytes(host_memory_gb)
+    if compare_static or compare_preemption:
+        from pagewire.cli import simulate_comparisons as comparisons
+
+        if len(host_sizes) > 1:
+            raise CommandError("--host-memory-gb: a comparison takes one size")
+        setup = replace(setup, routing="least-loaded", host_memory_gb=host_sizes[0])
+        if compare_static:
+            result = comparisons.compare_static(loaded, setup, device)
+            comparisons.print_static(result, as_json)
+        else:
+            result = comparisons.compare_preemption(loaded, setup, device)
+            comparisons.print_preemption(result, as_json)
         if output is not None:
             write_json(output, {"command": _command(), **result})
         return
     sizes = _sizes(cache_blocks) or [setup.cache_blocks]
     setups = [
-        replace(setup, routing=name.strip(), cache_blocks=size)
+        replace(setup, routing=name.strip(), cache_blocks=size, host_memory_gb=host)
         for size in sizes
+        for host in host_sizes
         for name in routing.split(",")
     ]
     runs = {}
@@ -139,7 +146,7 @@ def simulate(
     for each in setups:
         from pagewire.simulator.report import over_time, summarize
 
-        recording = _replay(loaded, each, device)
+        recording = replay(loaded, each, device)
         runs[each.name] = summarize(recording, objectives)
         curves[each.name] = over_time(recording)
     _print_runs(trace, loaded, runs, as_json)
@@ -163,6 +170,17 @@ def _read(path: Path, count: int | None, rate: float) -> "list[TraceRequest]":
     return [replace(r, arrival=r.arrival / rate if rate else 0.0) for r in requests]
 
 
+def _gigabytes(text: str) -> list[float]:
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.replace(".", "", 1).isdecimal()]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no number of gigabytes; give 0 for none, or more",
+            param_hint="--host-memory-gb",
+        )
+    return [float(part) for part in parts]
+
+
 def _sizes(text: str | None) -> list[int]:
     if text is None:
         return []
@@ -176,124 +194,10 @@ def _sizes(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "Recording":
-    from pagewire.scheduler.core.routing import ROUTERS
-    from pagewire.scheduler.core.worker_limits import WorkerLimits
-    from pagewire.scheduler.policies import make_policy
-    from pagewire.simulator.replay import Replay
-
-    if setup.routing not in ROUTERS:
-        raise CommandError(f"--routing {setup.routing!r}: give one of {', '.join(ROUTERS)}")
-    try:
-        policy = make_policy(setup.policy)
-    except ValueError as error:
-        raise CommandError(f"--policy: {error}") from error
-    limits = WorkerLimits(
-        num_blocks=setup.cache_blocks or _blocks_of_all(requests, setup.block_size),
-        block_size=setup.block_size,
-        num_slots=min(setup.num_slots, setup.max_num_batched_tokens),
-        max_num_batched_tokens=setup.max_num_batched_tokens,
-        memory_threshold=setup.memory_threshold,
-        prefix_caching=setup.prefix_caching,
-    )
-    last = requests[-1].arrival
-    replay = Replay(
-        policy=policy,
-        router=ROUTERS[setup.routing](),
-        limits=limits,
-        num_workers=setup.workers,
-        step_time=device.step_time,
-        interval=max(last / 3600, 0.25),
-        on_progress=_Progress(setup.name, last),
-    )
-    return replay.run(requests)
-
-
-def _blocks_of_all(requests: "list[TraceRequest]", block_size: int) -> int:
-    """Enough that nothing is ever evicted, on whichever worker."""
-    tokens = (request.input_length + request.output_length for request in requests)
-    return 2 + sum(-(-count // block_size) for count in tokens)
-
-
-class _Progress:
-    """One line on standard error, if that is a terminal."""
-
-    def __init__(self, name: str, last: float) -> None:
-        self._name, self._last = name, last
-        self._shown = -1.0
-
-    def __call__(self, seconds: float) -> None:
-        if sys.stderr.isatty() and seconds >= self._shown + 60:
-            self._shown = seconds
-            minutes = f"{seconds / 60:.0f} of {self._last / 60:.0f} min"
-            print(f"\r{self._name}: {minutes}", end="\r", file=sys.stderr, flush=True)
-
-
 def _ideal(requests: "list[TraceRequest]") -> float | None:
     from pagewire.simulator.trace import ideal_block_hit_rate
 
     return ideal_block_hit_rate(requests)
-
-
-def _compare_static(
-    requests: "list[TraceRequest]", setup: Setup, device: "Profile"
-) -> dict[str, Any]:
-    """Throughputs at one batch limit, and KV use under pressure."""
-    from pagewire.simulator.report import Objectives, summarize
-    from pagewire.simulator.static_batching import run_static
-
-    at_once = [replace(request, arrival=0.0) for request in requests]
-    setup = replace(setup, workers=1)
-    static = {
-        padded: run_static(
-            at_once, setup.num_slots, setup.max_num_batched_tokens, device.step_time, padded
-        ).output_tokens_per_second
-        for padded in (True, False)
-    }
-    objectives = Objectives(float("inf"), float("inf"))
-    continuous = summarize(_replay(at_once, setup, device), objectives)
-    mean = sum(r.input_length + r.output_length for r in requests) / len(requests)
-    longest = max(r.input_length + r.output_length for r in requests)
-    fourth = max(setup.num_slots * mean / 4, longest) / setup.block_size
-    pressed_setup = replace(setup, cache_blocks=round(fourth) + 2)
-    pressed = summarize(_replay(at_once, pressed_setup, device), objectives)
-    throughput = continuous["output_tokens_per_second"]
-    return {
-        "batch_limit": setup.num_slots,
-        "continuous_tokens_per_second": throughput,
-        "static_tokens_per_second": static[True],
-        "ratio": throughput / static[True],
-        "static_without_finished_rows_tokens_per_second": static[False],
-        "ratio_without_finished_rows": throughput / static[False],
-        "pressure_blocks": pressed_setup.cache_blocks,
-        "pressure_kv_utilization": pressed["kv_utilization_under_pressure"],
-        "pressure_kv_waste": pressed["kv_waste"],
-        "pressure_preemptions": pressed["preemptions"],
-        "pressure_tokens_per_second": pressed["output_tokens_per_second"],
-        "pressure_finished": pressed["finished"],
-        "requests": len(requests),
-    }
-
-
-def _print_comparison(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    print(
-        f"{result['requests']} requests at once, one worker, at most {result['batch_limit']} "
-        "sequences\n"
-        f"  continuous batching  {result['continuous_tokens_per_second']:10,.0f} output tokens/s\n"
-        f"  static batching      {result['static_tokens_per_second']:10,.0f} output tokens/s: "
-        f"continuous is {result['ratio']:.2f}x\n"
-        f"  static, finished rows not computed "
-        f"{result['static_without_finished_rows_tokens_per_second']:,.0f}: "
-        f"{result['ratio_without_finished_rows']:.2f}x\n"
-        f"With {result['pressure_blocks']} KV blocks, a fourth of what the batch needs\n"
-        f"  KV utilization       {result['pressure_kv_utilization']:10.1%}\n"
-        f"  KV waste             {result['pressure_kv_waste']:10.1%}\n"
-        f"  throughput           {result['pressure_tokens_per_second']:10,.0f} output tokens/s, "
-        f"{result['pressure_preemptions']} preemptions, {result['pressure_finished']} finished"
-    )
 
 
 def _print_runs(
@@ -343,11 +247,16 @@ def _rows(runs: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
         *latencies,
         row("block hit rate", ".1%", "block_hit_rate"),
         row("token hit rate", ".1%", "token_hit_rate"),
+        row("  from the host", ".1%", "host_hit_rate"),
         row("device utilization", ".1%", "device_utilization"),
         row("KV utilization", ".1%", "kv_utilization"),
         row("  while requests wait", ".1%", "kv_utilization_under_pressure"),
         row("KV waste", ".2%", "kv_waste"),
         row("preemptions", ",", "preemptions"),
+        row("blocks saved to the host", ",", "saved_blocks"),
+        row("  loaded from there", ",", "loaded_blocks"),
+        row("longest wait, s", ",.1f", "longest_wait_seconds"),
+        row("longest pause, s", ",.1f", "longest_pause_seconds"),
     ]
 
 

@@ -1,6 +1,9 @@
 """What happened in a replay: each request's times, and the state of the workers over time."""
 
+from collections import Counter
 from dataclasses import dataclass, field
+
+from pagewire.scheduler.core.prefix_sharing import Return
 
 
 @dataclass(slots=True, eq=False)
@@ -15,6 +18,8 @@ class RequestRecord:
     first_token: float | None = None
     last_token: float | None = None
     cached_tokens: int = 0
+    # Of these, those that were loaded from the host's memory.
+    loaded_tokens: int = 0
 
     @property
     def ttft(self) -> float:
@@ -59,6 +64,12 @@ class Recording:
     # Requests that no worker could ever hold.
     refused: int = 0
     preemptions: int = 0
+    # Preempted requests that ran again, by where most of their KV came from.
+    returns: Counter[Return] = field(default_factory=Counter)
+    saved_blocks: int = 0
+    loaded_blocks: int = 0
+    # The longest that a request that was running got no token.
+    longest_pause: float = 0.0
     steps: int = 0
     busy_seconds: float = 0.0
     seconds: float = 0.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
@@ -33,6 +34,7 @@ class _Worker:
 
     batch: WorkerBatch
     tokens: Int32Array  # [slots], what a slot's request draws every time
+    numbers: Int32Array  # [slots], the request
     busy_until: float = 0.0
     busy_seconds: float = 0.0
 
@@ -56,11 +58,13 @@ class Replay:
     _ends: list[tuple[float, int, WorkerBatch]] = field(init=False, default_factory=list)
     _recording: Recording = field(init=False)
     _output_tokens: int = field(init=False, default=0)
+    _latest_token: NDArray[np.float64] = field(init=False)  # [requests], by their numbers
 
     def run(self, requests: Iterable[TraceRequest]) -> Recording:
         """Replays requests, which are in order of arrival, until the last has ended."""
         self._start()
         arrivals = deque(requests)
+        self._latest_token = np.zeros(1 + max((r.number for r in arrivals), default=0))
         now = 0.0
         while arrivals or self._ends:
             coming = [arrivals[0].arrival] if arrivals else []
@@ -83,7 +87,8 @@ class Replay:
         self._admission = Admission(self.policy, self.router)
         for _ in range(self.num_workers):
             batch = self._admission.add_worker(self.limits)
-            self._workers[batch] = _Worker(batch, np.zeros(self.limits.num_slots, np.int32))
+            slots = np.zeros(self.limits.num_slots, np.int32)
+            self._workers[batch] = _Worker(batch, slots, slots.copy())
         total_blocks = self.num_workers * (self.limits.num_blocks - 1)
         self._recording = Recording(self.num_workers, total_blocks, self.limits.block_size)
 
@@ -123,14 +128,25 @@ class Replay:
                 self._recording.refused += 1
                 continue
             # No other request's output: those above are token ids of prompts.
-            self._workers[batch].tokens[sequence.slot] = INT32_MAX - sequence.arrival
+            worker = self._workers[batch]
+            worker.tokens[sequence.slot] = INT32_MAX - sequence.arrival
+            worker.numbers[sequence.slot] = sequence.arrival
+            if admitted.returned is not None:
+                self._recording.returns[admitted.returned] += 1
             record: RequestRecord = sequence.owner
             if record.admitted is None:
                 record.admitted = now
                 record.cached_tokens = sequence.num_computed
+                record.loaded_tokens = sequence.num_loaded
 
     def _launch(self, worker: _Worker, plan: StepPlan, now: float) -> None:
         seconds = self.step_time.seconds(work_of(plan, worker.batch))
+        if plan.copies is not None:
+            saved, loaded = len(plan.copies.saved), len(plan.copies.loaded)
+            host = self.limits.host
+            seconds += saved * host.save_block + loaded * host.load_block
+            self._recording.saved_blocks += saved
+            self._recording.loaded_blocks += loaded
         worker.busy_until = max(now, worker.busy_until) + seconds
         worker.busy_seconds += seconds
         self._recording.steps += 1
@@ -140,10 +156,22 @@ class Replay:
         plan = batch.in_flight[0]
         outcome = batch.commit(plan.number, self._workers[batch].tokens[plan.rows])
         self._output_tokens += len(outcome.slots)
+        self._note_pauses(batch, outcome, now)
         self._note_first_tokens(batch, outcome, now)
         for row in np.flatnonzero(outcome.ended).tolist():
             sequence = batch.finish(int(outcome.slots[row]), State.COMPLETED)
             sequence.owner.last_token = now
+
+    def _note_pauses(self, batch: WorkerBatch, outcome: StepOutcome, now: float) -> None:
+        """How long those that get a token had been without, from their first one on."""
+        if not len(outcome.slots):
+            return
+        numbers = self._workers[batch].numbers[outcome.slots]
+        later = outcome.indices > 0
+        pauses = now - self._latest_token[numbers[later]]
+        longest = float(pauses.max()) if len(pauses) else 0.0
+        self._recording.longest_pause = max(self._recording.longest_pause, longest)
+        self._latest_token[numbers] = now
 
     def _note_first_tokens(self, batch: WorkerBatch, outcome: StepOutcome, now: float) -> None:
         for slot in outcome.slots[outcome.indices == 0].tolist():

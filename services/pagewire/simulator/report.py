@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewire.scheduler.core.prefix_sharing import Return
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.trace import HASHED_TOKENS
 
@@ -30,6 +31,8 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
     prompt_tokens = sum(request.input_length for request in finished)
     output_tokens = sum(request.output_length for request in finished)
     cached_tokens = sum(request.cached_tokens for request in finished)
+    loaded_tokens = sum(request.loaded_tokens for request in finished)
+    waits = [r.admitted - r.arrival for r in finished if r.admitted is not None]
     return {
         "requests": len(recording.requests),
         "finished": len(finished),
@@ -44,9 +47,15 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
         "tpot_ms": percentiles([t for request in finished if (t := request.tpot) is not None]),
         "block_hit_rate": block_hit_rate(finished),
         "token_hit_rate": cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        "host_hit_rate": loaded_tokens / prompt_tokens if prompt_tokens else 0.0,
         "device_utilization": recording.busy_seconds / (seconds * recording.workers),
         **kv_use(recording),
         "preemptions": recording.preemptions,
+        "preempted_returns": {kind.value: recording.returns[kind] for kind in Return},
+        "saved_blocks": recording.saved_blocks,
+        "loaded_blocks": recording.loaded_blocks,
+        "longest_wait_seconds": max(waits, default=0.0),
+        "longest_pause_seconds": recording.longest_pause,
     }
 
 
