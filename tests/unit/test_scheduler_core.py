@@ -76,6 +76,40 @@ def test_tokens_after_a_stop_are_dropped() -> None:
     assert list(running.output) == [EOS]
 
 
+def test_a_token_stops_those_sequences_that_have_it_for_a_stop_id() -> None:
+    worker = batch(num_slots=4)
+    both, one, none = sequence(3, 10, 0), sequence(3, 10, 1), sequence(3, 10, 2)
+    both.stop_ids, none.stop_ids = (9, EOS), (-1,)
+    for running in (both, one, none):
+        worker.admit(running)
+    plans = [worker.plan() for _ in range(3)]
+    outcome = worker.commit(1, np.array([5, 9, EOS], np.int32))
+    assert outcome.stopped.tolist() == [False, False, False]
+    assert worker.commit(2, np.array([9, EOS, 9], np.int32)).stopped.tolist() == [True, True, False]
+    for slot in (0, 1):
+        worker.finish(slot, State.COMPLETED)
+    assert plans[2] is not None
+    assert worker.commit(3, np.array([9, EOS, EOS], np.int32)).stopped.tolist() == [False]
+
+
+def test_outputs_grow_with_their_sequences() -> None:
+    worker = batch(num_blocks=400)
+    long, late = sequence(3, 1000, 0), sequence(3, 1000, 1)
+    worker.admit(long)
+    for token in range(600):
+        plan = worker.plan()
+        assert plan is not None
+        if token == 250:
+            late.output.extend(range(254))
+            worker.admit(late)
+        worker.commit(plan.number, np.full(len(plan.rows), token, np.int32))
+    worker.finish(long.slot, State.COMPLETED)
+    assert list(long.output) == list(range(600))
+    worker.finish(late.slot, State.COMPLETED)
+    assert list(late.output)[:254] == list(range(254))
+    assert list(late.output)[254:] == list(range(600 - len(late.output) + 254, 600))
+
+
 def test_the_last_token_by_length_needs_no_further_step() -> None:
     worker = batch()
     worker.admit(sequence(3, 2))

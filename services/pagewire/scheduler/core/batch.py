@@ -17,7 +17,7 @@ from pagewire.scheduler.core.isolation import Isolation
 from pagewire.scheduler.core.policy import SchedulingPolicy
 from pagewire.scheduler.core.prefix_sharing import PrefixSharing, Return
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.core.slot_table import SlotTable
+from pagewire.scheduler.core.slot_table import Slots, SlotTable
 from pagewire.scheduler.core.step_plan import StepOutcome, StepPlan
 from pagewire.scheduler.core.worker_limits import WorkerLimits
 
@@ -203,10 +203,10 @@ class WorkerBatch:
         self._answered = number
         table = self.slots
         valid = table.live[rows] & (tokens >= 0)
-        if not valid.all():
+        if np.count_nonzero(valid) < len(valid):
             rows, tokens = rows[valid], tokens[valid]
         indices = table.append(rows, tokens)
-        stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        stopped = table.stopped(rows, tokens)
         ended = indices + 1 >= table.limit[rows]
         for slot in completed:
             if table.live[slot]:
@@ -298,8 +298,8 @@ class WorkerBatch:
     def _plan_decode(self, plan: StepPlan) -> None:
         table = self.slots
         self._decode.refresh()
-        decode = self._decode.slots
-        full = decode[table.computed[decode] >= table.capacity[decode]]
+        # All slots at once: whole arrays cost less than gathering the rows of the decode list.
+        full = ((table.computed >= table.capacity) & table.decoding).nonzero()[0]
         if not self._stalled and len(full) <= self.pool.available:
             self._append_blocks(full, plan)
         else:
@@ -308,7 +308,7 @@ class WorkerBatch:
         self._decode.put_into(plan)
         self._decode.advance(plan.number)
 
-    def _append_blocks(self, slots: Int32Array, plan: StepPlan) -> None:
+    def _append_blocks(self, slots: Slots, plan: StepPlan) -> None:
         """Gives each slot one more block; the pool has enough."""
         if not len(slots):
             return
@@ -414,7 +414,7 @@ class WorkerBatch:
             self._to_start = [s for s in self._to_start if s.slot not in named]
         if completed:
             self._start_decoding(completed)
-            plan.rows = np.concatenate([plan.rows, np.array(completed, dtype=np.int32)])
+            plan.rows = np.concatenate([plan.rows, np.array(completed, dtype=np.intp)])
 
     def _start_decoding(self, slots: list[int]) -> None:
         """Prefill of these slots ends in the step being planned, which samples a token of each."""

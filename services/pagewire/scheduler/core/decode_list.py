@@ -42,7 +42,7 @@ class DecodeList:
     def refresh(self) -> None:
         """Rebuilds the list if a slot has entered or left it."""
         if self._dirty:
-            self.slots = np.flatnonzero(self._table.decoding).astype(np.int32)
+            self.slots = self._table.decoding.nonzero()[0]
             self._dirty = False
             self._unsent = True
             self._regroup()
@@ -57,13 +57,13 @@ class DecodeList:
 
     def advance(self, number: int) -> None:
         """Step `number` decodes a token of each; those that reach their limit leave the list."""
-        decode, table = self.slots, self._table
-        if not len(decode):
+        table = self._table
+        if not len(self.slots):
             return
-        table.computed[decode] += 1
-        table.sampled[decode] += 1
-        table.last_step[decode] = number
-        last = decode[table.sampled[decode] >= table.limit[decode]]
+        table.computed += table.decoding
+        table.sampled += table.decoding
+        np.copyto(table.last_step, number, where=table.decoding)
+        last = ((table.sampled >= table.limit) & table.decoding).nonzero()[0]
         if len(last):
             table.decoding[last] = False
             self._dirty = True

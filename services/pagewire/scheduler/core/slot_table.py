@@ -5,11 +5,11 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.sequence import Sequence
 
-NO_TOKEN = -1
+# Positions in the arrays of a table, as numpy takes them without a conversion.
+Slots = NDArray[np.intp]
 
 
 class SlotTable:
@@ -24,6 +24,8 @@ class SlotTable:
 
     __slots__ = (
         "_output",
+        "_room",
+        "_stoppers",
         "capacity",
         "computed",
         "decoding",
@@ -34,7 +36,6 @@ class SlotTable:
         "received",
         "sampled",
         "sequences",
-        "stop_ids",
     )
 
     def __init__(self, num_slots: int) -> None:
@@ -52,9 +53,12 @@ class SlotTable:
         # by steps in flight, whose tokens are dropped.
         self.live = np.zeros(num_slots, dtype=bool)
         self.decoding = np.zeros(num_slots, dtype=bool)
-        self.stop_ids = np.full((num_slots, MAX_STOP_IDS), NO_TOKEN, dtype=np.int32)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._output = np.zeros((num_slots, 256), dtype=np.int32)
+        # Tokens that surely fit into each output before it must grow.
+        self._room = 256
+        # How many sequences each token id stops; the last entry, 0, is for all ids from there on.
+        self._stoppers = np.zeros(1, dtype=np.int32)
 
     def occupy(self, slot: int, sequence: Sequence, capacity: int) -> None:
         """A sequence takes a slot; of its tokens `num_computed` are cached."""
@@ -66,15 +70,16 @@ class SlotTable:
         self.sampled[slot] = self.received[slot] = generated
         self.limit[slot] = sequence.max_tokens
         self.live[slot] = True
-        self.stop_ids[slot] = NO_TOKEN
-        self.stop_ids[slot, : len(sequence.stop_ids)] = sequence.stop_ids
+        self._count_stoppers(sequence, 1)
         self._reserve(generated)
         self._output[slot, :generated] = sequence.output
+        self._room = min(self._room, self._output.shape[1] - generated)
 
     def vacate(self, slot: int) -> None:
         """The sequence leaves the slot and takes its output along."""
         sequence = self.sequence(slot)
         sequence.output = array("i", self._output[slot, : self.received[slot]].tobytes())
+        self._count_stoppers(sequence, -1)
         self.sequences[slot] = None
         self.live[slot] = self.decoding[slot] = False
 
@@ -84,14 +89,32 @@ class SlotTable:
         assert sequence is not None, f"slot {slot} is empty"
         return sequence
 
-    def append(self, slots: Int32Array, tokens: Int32Array) -> NDArray[np.int64]:
+    def append(self, slots: Slots, tokens: Int32Array) -> NDArray[np.int64]:
         """Adds one token to each of distinct slots; returns the index of each in its output."""
+        if self._room == 0:
+            longest = int(self.received[self.live].max(initial=0))
+            self._reserve(longest + 1)
+            self._room = self._output.shape[1] - longest
+        self._room -= 1
         indices = self.received[slots]
-        if len(indices):
-            self._reserve(int(indices.max()) + 1)
         self._output[slots, indices] = tokens
         self.received[slots] = indices + 1
         return indices
+
+    def stopped(self, slots: Slots, tokens: Int32Array) -> NDArray[np.bool_]:
+        """Which of live slots [n] end by the token that each has got, one of its stop ids."""
+        found = np.zeros(len(slots), dtype=np.bool_)
+        for row in self._stoppers.take(tokens, mode="clip").nonzero()[0].tolist():
+            found[row] = int(tokens[row]) in self.sequence(int(slots[row])).stop_ids
+        return found
+
+    def _count_stoppers(self, sequence: Sequence, change: int) -> None:
+        ids = sorted({token for token in sequence.stop_ids if token >= 0})
+        if ids and ids[-1] >= len(self._stoppers) - 1:
+            grown = np.zeros(ids[-1] + 2, dtype=np.int32)
+            grown[: len(self._stoppers)] = self._stoppers
+            self._stoppers = grown
+        self._stoppers[ids] += change
 
     def _reserve(self, length: int) -> None:
         """Grows the output buffer to hold `length` tokens a slot."""

@@ -9,8 +9,9 @@ from pagewire.packing import Int32Array
 from pagewire.scheduler.core.host_tier import HostCopies
 from pagewire.scheduler.core.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.core.slot_table import Slots
 
-NO_SLOTS: Int32Array = np.zeros(0, dtype=np.int32)
+NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(slots=True)
@@ -29,12 +30,12 @@ class StepPlan:
     append_blocks: list[int] = field(default_factory=list)
     prefill_slots: list[int] = field(default_factory=list)
     prefill_counts: list[int] = field(default_factory=list)
-    decode_slots: Int32Array = field(default_factory=lambda: NO_SLOTS)
+    decode_slots: Slots = field(default_factory=lambda: NO_SLOTS)
     decode_changed: bool = False
     # Which decode slots share leading blocks; the worker knows unless `groups_changed`.
     groups: list[PrefixGroup] = field(default_factory=list)
     groups_changed: bool = False
-    rows: Int32Array = field(default_factory=lambda: NO_SLOTS)
+    rows: Slots = field(default_factory=lambda: NO_SLOTS)
     # Slots whose last known token is computed in this step.
     completed: list[int] = field(default_factory=list)
 
@@ -53,7 +54,7 @@ class StepOutcome:
     the rows of the answer that are such tokens.
     """
 
-    slots: Int32Array
+    slots: Slots
     tokens: Int32Array
     indices: NDArray[np.int64]
     stopped: NDArray[np.bool_]
