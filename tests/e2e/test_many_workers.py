@@ -58,7 +58,7 @@ class Cluster:
             news = buffer.take()
             assert list(news.indices) == list(range(count, count + len(news.indices)))
             text += news.text
-            count += sum(news.token_counts)
+            count += len(news.token_ids) // 4
             if news.finished:
                 assert news.finished[0].finish.reason == pb.FINISH_REASON_LENGTH
                 assert count == tokens

@@ -144,8 +144,9 @@ async def test_one_message_carries_those_of_many(start) -> None:
         values = iter(unpack_floats(news.candidate_logprobs).tolist())
         assert len(news.candidate_counts) in (0, len(news.streams))
         assert sum(news.candidate_sizes) == len(news.candidate_bytes)
+        token_counts = news.token_counts or [1] * len(news.streams)
         for number, tokens, count in zip(
-            news.streams, news.token_counts, news.candidate_counts, strict=False
+            news.streams, token_counts, news.candidate_counts, strict=False
         ):
             for _ in range(tokens if count else 0):
                 got[number].tokens.append(next(ids))

@@ -475,14 +475,16 @@ async def test_multiplex_carries_many_requests(start) -> None:
         load_seen |= news.HasField("load")
         models_seen |= news.HasField("models")
         ids, at, text_at = unpack(news.token_ids).tolist(), 0, 0
+        token_counts = news.token_counts or [1] * len(news.streams)
+        prompt_tokens = news.prompt_tokens or [0] * len(news.streams)
         for i, number in enumerate(news.streams):
             got = received[number]
-            if news.token_counts[i]:
+            if token_counts[i]:
                 assert news.indices[i] == len(got.tokens)
-            got.tokens += ids[at : at + news.token_counts[i]]
+            got.tokens += ids[at : at + token_counts[i]]
             got.text += news.text[text_at : text_at + news.text_sizes[i]]
-            got.prompt_tokens += news.prompt_tokens[i]
-            at += news.token_counts[i]
+            got.prompt_tokens += prompt_tokens[i]
+            at += token_counts[i]
             text_at += news.text_sizes[i]
         for end in news.finished:
             received[end.stream].finish = end.finish

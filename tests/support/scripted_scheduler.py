@@ -234,6 +234,10 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 self.running -= 1
         response.token_ids = pack(tokens)
         response.text = b"".join(texts)
+        if set(response.token_counts) == {1}:
+            del response.token_counts[:]
+        if not any(response.prompt_tokens):
+            del response.prompt_tokens[:]
         if candidates:
             missing = len(response.streams) - len(response.candidate_counts)
             response.candidate_counts.extend([0] * missing)

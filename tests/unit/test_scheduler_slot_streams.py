@@ -40,7 +40,7 @@ def outcome(tokens: list[int], index: int, stopped: tuple[int, ...] = ()) -> Ste
     rows = len(tokens)
     marks = np.isin(np.arange(rows), stopped)
     return StepOutcome(
-        slots=np.arange(rows, dtype=np.int32),
+        slots=np.arange(rows),
         tokens=np.array(tokens, np.int32),
         indices=np.full(rows, index, np.int64),
         stopped=marks,
@@ -53,10 +53,12 @@ def taken(buffer: DeltaBuffer) -> dict[int, list[tuple[int, int, str, int]]]:
     """By stream: (index, token, text, prompt tokens) of each entry."""
     message = buffer.take()
     tokens, at, found = unpack(message.token_ids).tolist(), 0, {}
+    assert not message.token_counts, "each has one"
+    prompts = message.prompt_tokens or [0] * len(message.streams)
     for row, stream in enumerate(message.streams):
         text = message.text[at : at + message.text_sizes[row]]
         at += message.text_sizes[row]
-        entry = (message.indices[row], tokens[row], text.decode(), message.prompt_tokens[row])
+        entry = (message.indices[row], tokens[row], text.decode(), prompts[row])
         found.setdefault(stream, []).append(entry)
     assert at == len(message.text)
     return found
@@ -79,7 +81,7 @@ def test_texts_are_those_of_streams_fed_one_by_one(
         streams.occupy(slot, open_request(tokenizer, 7 + slot, buffer, stops[slot]))
         twins.append(TextStream(tokenizer.detokenizer(), stops[slot], include_stop=False))
     for index, tokens in enumerate(steps):
-        assert len(streams.first_tokens(np.arange(SLOTS, dtype=np.int32))) == SLOTS * (index == 0)
+        assert len(streams.first_tokens(np.arange(SLOTS))) == SLOTS * (index == 0)
         ended = streams.deliver(outcome(tokens, index), {})
         got = {**taken(buffers[0]), **taken(buffers[1])}
         for slot, (twin, token) in enumerate(zip(twins, tokens, strict=True)):
@@ -115,9 +117,7 @@ def test_a_slot_forgets_the_request_before(tokenizer: Tokenizer) -> None:
 
 def test_whole_tokens_have_a_text_of_their_own() -> None:
     texts = TokenTexts(["a", None, "äö"])
-    tokens = np.array([0, 1, 2, 3, 1000], np.int32)
-    assert texts.whole(tokens).tolist() == [True, False, True, True, True]
-    wanted = np.array([True, False, True, True, False])
-    found, sizes = texts.lookup(tokens, wanted)
+    found, sizes, partial = texts.lookup(np.array([0, 1, 2, 3, 1000], np.int32))
     assert found == [b"a", b"", "äö".encode(), b"", b""]
     assert sizes.tolist() == [1, 0, 4, 0, 0]
+    assert partial.tolist() == [False, True, False, False, False]

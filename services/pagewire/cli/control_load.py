@@ -126,7 +126,8 @@ class _Counter:
             return
         now = time.perf_counter()
         streams = self._np.array(message.streams, self._np.int64)
-        self.tokens[streams] += self._np.array(message.token_counts, self._np.int64)
+        counts = self._np.array(message.token_counts, self._np.int64)
+        self.tokens[streams] += counts if len(counts) else 1
         self.gaps.append(now - self._last[streams])
         self._last[streams] = now
         self._seen[streams] = True

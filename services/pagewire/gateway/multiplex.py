@@ -231,16 +231,16 @@ class Link:
         now = time.perf_counter()
         all_tokens, all_text = response.token_ids, response.text
         generations = self._open
-        no_candidates = repeat(0, len(response.streams))
+        entries = len(response.streams)
         candidates = CandidateReader(response) if response.candidate_counts else None
         token_at = text_at = 0
         for stream, index, count, size, prompt, width in zip(
             response.streams,
             response.indices,
-            response.token_counts,
+            response.token_counts or repeat(1, entries),
             response.text_sizes,
-            response.prompt_tokens,
-            response.candidate_counts or no_candidates,
+            response.prompt_tokens or repeat(0, entries),
+            response.candidate_counts or repeat(0, entries),
             strict=True,
         ):
             tokens = all_tokens[token_at : token_at + 4 * count]

@@ -49,20 +49,22 @@ class DeltaBuffer:
         tokens: Int32Array,
         texts: list[bytes],
         text_sizes: NDArray[np.int64],
-        prompt_tokens: NDArray[np.int64],
+        prompts: Mapping[int, int] = MappingProxyType({}),
         candidates: Mapping[int, Candidates] = MappingProxyType({}),
     ) -> None:
-        """One new token of each of several requests; the arguments are parallel.
+        """One new token of each of several requests; the arrays and `texts` are parallel.
 
-        `candidates` has those of the tokens that have some, by their place in the arguments.
+        `prompts` has the sizes of prompts that are to be told, `candidates` those of the tokens
+        that have some, both by their place in the arrays.
         """
         for row, its_own in candidates.items():
             self.candidates.add(len(self.streams) + row, its_own)
+        for row, size in prompts.items():
+            _pad(self.prompt_tokens, len(self.streams) + row, 0)
+            self.prompt_tokens.append(size)
         self.streams += streams.tolist()
         self.indices += indices.tolist()
-        self.token_counts += [1] * len(streams)
         self.text_sizes += text_sizes.tolist()
-        self.prompt_tokens += prompt_tokens.tolist()
         self.token_ids.append(tokens.tobytes())
         self.text += texts
         self.ready.set()
@@ -74,11 +76,11 @@ class DeltaBuffer:
         """The end of a request; `text` is what had been held back, `index` its token count."""
         if text:
             data = text.encode()
+            _pad(self.token_counts, len(self.streams), 1)
+            self.token_counts.append(0)
             self.streams.append(stream)
             self.indices.append(index)
-            self.token_counts.append(0)
             self.text_sizes.append(len(data))
-            self.prompt_tokens.append(0)
             self.text.append(data)
         self.finished.append(pb.StreamFinish(stream=stream, finish=finish))
         self.ready.set()
@@ -95,6 +97,10 @@ class DeltaBuffer:
 
     def _page(self) -> pb.MultiplexResponse:
         """Everything that is on no page yet."""
+        if self.token_counts:
+            _pad(self.token_counts, len(self.streams), 1)
+        if self.prompt_tokens:
+            _pad(self.prompt_tokens, len(self.streams), 0)
         message = pb.MultiplexResponse(
             streams=self.streams,
             indices=self.indices,
@@ -118,3 +124,8 @@ class DeltaBuffer:
         ):
             part.clear()
         return message
+
+
+def _pad(values: list[int], length: int, usual: int) -> None:
+    """Makes explicit the values that entries have which are not mentioned."""
+    values += [usual] * (length - len(values))

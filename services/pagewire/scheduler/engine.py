@@ -268,15 +268,15 @@ class Engine:
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
         """See WorkerEvents."""
         worker = self._workers[link]
-        logprobs = StepLogprobs.read(result)
+        logprobs, errors = StepLogprobs.read(result), result.errors
         self._adapt_chunks(worker, result.duration_us)
-        for error in result.errors:
+        for error in errors:
             worker.batch.distrust(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEPS.inc()
         worker.step_seconds = result.duration_us / 1e6
         metrics.STEP_SECONDS.observe(worker.step_seconds)
-        for error in result.errors:
+        for error in errors:
             self._on_slot_error(worker, error)
         if len(outcome.slots):
             metrics.OUTPUT_TOKENS.inc(len(outcome.slots))

@@ -11,8 +11,8 @@ from pagewire.packing import Int32Array
 class TokenTexts:
     """Of a byte-level vocabulary: UTF-8 text by token id.
 
-    Tokens that are no whole characters have none. Ids outside the vocabulary have the empty text,
-    as they are decoded.
+    Tokens that are no whole characters, the partial ones, have none. Ids outside the vocabulary
+    have the empty text, as they are decoded.
     """
 
     def __init__(self, texts: Sequence[str | None]) -> None:
@@ -21,19 +21,15 @@ class TokenTexts:
         # One more entry, for ids outside.
         self._bytes = np.array([*data, b""], object)
         self._sizes = np.array([*map(len, data), 0], np.int64)
-        self._whole = np.array([*(text is not None for text in texts), True])
-
-    def whole(self, tokens: Int32Array) -> NDArray[np.bool_]:
-        """Which of `tokens [n]` have a text of their own."""
-        found: NDArray[np.bool_] = self._whole[self._at(tokens)]
-        return found
+        self._partial = np.array([*(text is None for text in texts), False])
 
     def lookup(
-        self, tokens: Int32Array, wanted: NDArray[np.bool_]
-    ) -> tuple[list[bytes], NDArray[np.int64]]:
-        """Texts of `tokens [n]` and their sizes in bytes; empty where not `wanted [n]`."""
-        at = np.where(wanted, self._at(tokens), len(self._bytes) - 1)
-        return self._bytes[at].tolist(), self._sizes[at]
-
-    def _at(self, tokens: Int32Array) -> Int32Array:
-        return np.minimum(tokens, np.int32(len(self._bytes) - 1))
+        self, tokens: Int32Array
+    ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.bool_]]:
+        """Texts of `tokens [n]`, their sizes in bytes, and which tokens are partial."""
+        texts: list[bytes] = self._bytes.take(tokens, mode="clip").tolist()
+        return (
+            texts,
+            self._sizes.take(tokens, mode="clip"),
+            self._partial.take(tokens, mode="clip"),
+        )

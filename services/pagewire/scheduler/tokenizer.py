@@ -4,7 +4,7 @@ Read from tokenizer.json with the `tokenizers` library, which needs no torch.
 """
 
 import json
-from codecs import getincrementaldecoder
+from codecs import utf_8_decode
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,6 @@ from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
 from pagewire.scheduler.token_texts import TokenTexts
-
-_Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -139,35 +137,35 @@ class TokenIdsOnly:
 class ByteLevelDetokenizer:
     """For byte-level BPE, where a token is a fixed string of bytes whatever its neighbours."""
 
-    __slots__ = ("_bytes", "_decoder", "_pending", "_texts")
+    __slots__ = ("_bytes", "_held", "_texts")
 
     def __init__(self, token_bytes: list[bytes], token_texts: list[str | None]) -> None:
         """`token_texts` has the text of tokens that are whole characters, None for the others."""
         self._bytes = token_bytes
         self._texts = token_texts
-        self._decoder = _Utf8Decoder("replace")
-        self._pending = False
+        self._held = b""  # the beginning of a character
 
     @property
     def at_character(self) -> bool:
         """See Detokenizer."""
-        return not self._pending
+        return not self._held
 
     def feed(self, token: int) -> str:
         """See Detokenizer."""
         if token >= len(self._texts):
             return ""
         text = self._texts[token]
-        if text is not None and not self._pending:
+        if text is not None and not self._held:
             return text
-        piece = self._decoder.decode(self._bytes[token])
-        self._pending = bool(self._decoder.getstate()[0])
+        data = self._held + self._bytes[token]
+        piece, size = utf_8_decode(data, "replace", False)
+        self._held = data[size:]
         return piece
 
     def flush(self) -> str:
         """See Detokenizer."""
-        self._pending = False
-        return self._decoder.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return utf_8_decode(held, "replace", True)[0]
 
 
 class PrefixDetokenizer:
