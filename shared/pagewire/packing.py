@@ -1,4 +1,5 @@
-"""Arrays as they travel: token ids, slots and blocks as little-endian int32, else float32."""
+"""Arrays as they travel, little-endian: token ids, slots and blocks as int32, floats as float32,
+and what counts or numbers without a sign as uint32."""
 
 from collections.abc import Sequence
 
@@ -6,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
+UInt32Array = NDArray[np.uint32]
 Float32Array = NDArray[np.float32]
 _WIRE = np.dtype("<i4")
+_UNSIGNED_WIRE = np.dtype("<u4")
 _FLOAT_WIRE = np.dtype("<f4")
 
 
@@ -19,6 +22,16 @@ def pack(values: Sequence[int] | NDArray[np.integer]) -> bytes:
 def unpack(data: bytes) -> Int32Array:
     """The read-only int32 array [n] in `data`; ValueError if its size is not a multiple of 4."""
     return np.frombuffer(data, dtype=_WIRE)
+
+
+def pack_unsigned(values: Sequence[int] | NDArray[np.integer]) -> bytes:
+    """Integers as little-endian uint32."""
+    return np.asarray(values, dtype=_UNSIGNED_WIRE).tobytes()
+
+
+def unpack_unsigned(data: bytes) -> UInt32Array:
+    """The read-only uint32 array [n] in `data`; ValueError if its size is not a multiple of 4."""
+    return np.frombuffer(data, dtype=_UNSIGNED_WIRE)
 
 
 def pack_floats(values: Float32Array) -> bytes:

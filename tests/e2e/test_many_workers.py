@@ -10,6 +10,7 @@ import pytest
 from pagewire.addresses import Address
 from pagewire.config import SchedulerConfig
 from pagewire.models import EMBEDDED, resolve_model, served_name
+from pagewire.packing import unpack_unsigned
 from pagewire.scheduler import workers as workers_module
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
@@ -56,7 +57,8 @@ class Cluster:
         while True:
             await buffer.ready.wait()
             news = buffer.take()
-            assert list(news.indices) == list(range(count, count + len(news.indices)))
+            indices = unpack_unsigned(news.indices).tolist()
+            assert indices == list(range(count, count + len(indices)))
             text += news.text
             count += len(news.token_ids) // 4
             if news.finished:

@@ -10,7 +10,7 @@ import pytest
 import test_scheduler_service as service
 from test_scheduler_service import VOCAB, expected, request, worker_info
 
-from pagewire.packing import unpack, unpack_floats
+from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted_worker import logprobs_at
 
@@ -142,11 +142,12 @@ async def test_one_message_carries_those_of_many(start) -> None:
         news = await call.read()
         ids = iter(unpack(news.candidate_ids).tolist())
         values = iter(unpack_floats(news.candidate_logprobs).tolist())
-        assert len(news.candidate_counts) in (0, len(news.streams))
+        streams = unpack_unsigned(news.streams).tolist()
+        assert len(news.candidate_counts) in (0, len(streams))
         assert sum(news.candidate_sizes) == len(news.candidate_bytes)
-        token_counts = news.token_counts or [1] * len(news.streams)
+        token_counts = news.token_counts or [1] * len(streams)
         for number, tokens, count in zip(
-            news.streams, token_counts, news.candidate_counts, strict=False
+            streams, token_counts, news.candidate_counts, strict=False
         ):
             for _ in range(tokens if count else 0):
                 got[number].tokens.append(next(ids))

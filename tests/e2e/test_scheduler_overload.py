@@ -229,7 +229,7 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
     reads.set()
     await serving
     assert sum(len(m.token_ids) // 4 for m in written) == 40 * count
-    assert max(len(m.streams) for m in written) < 100 + 2 * 8
+    assert max(len(m.streams) // 4 for m in written) < 100 + 2 * 8
     await stack.settle()
 
 

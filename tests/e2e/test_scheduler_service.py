@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire.packing import unpack
+from pagewire.packing import unpack, unpack_unsigned
 from pagewire.process import essential
 from pagewire.scheduler import metrics
 from pagewire.v1 import inference_pb2 as pb
@@ -475,17 +475,19 @@ async def test_multiplex_carries_many_requests(start) -> None:
         load_seen |= news.HasField("load")
         models_seen |= news.HasField("models")
         ids, at, text_at = unpack(news.token_ids).tolist(), 0, 0
-        token_counts = news.token_counts or [1] * len(news.streams)
-        prompt_tokens = news.prompt_tokens or [0] * len(news.streams)
-        for i, number in enumerate(news.streams):
+        streams = unpack_unsigned(news.streams).tolist()
+        indices, text_sizes = unpack_unsigned(news.indices), unpack_unsigned(news.text_sizes)
+        token_counts = news.token_counts or [1] * len(streams)
+        prompt_tokens = news.prompt_tokens or [0] * len(streams)
+        for i, number in enumerate(streams):
             got = received[number]
             if token_counts[i]:
-                assert news.indices[i] == len(got.tokens)
+                assert indices[i] == len(got.tokens)
             got.tokens += ids[at : at + token_counts[i]]
-            got.text += news.text[text_at : text_at + news.text_sizes[i]]
+            got.text += news.text[text_at : text_at + text_sizes[i]]
             got.prompt_tokens += prompt_tokens[i]
             at += token_counts[i]
-            text_at += news.text_sizes[i]
+            text_at += text_sizes[i]
         for end in news.finished:
             received[end.stream].finish = end.finish
     for number, got in received.items():

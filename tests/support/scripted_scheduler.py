@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 import uvloop
 
-from pagewire.packing import pack, pack_floats
+from pagewire.packing import pack, pack_floats, pack_unsigned
 from pagewire.rpc import SERVER_OPTIONS, bind
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -234,12 +234,13 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 self.running -= 1
         response.token_ids = pack(tokens)
         response.text = b"".join(texts)
+        entries = len(response.token_counts)
         if set(response.token_counts) == {1}:
             del response.token_counts[:]
         if not any(response.prompt_tokens):
             del response.prompt_tokens[:]
         if candidates:
-            missing = len(response.streams) - len(response.candidate_counts)
+            missing = entries - len(response.candidate_counts)
             response.candidate_counts.extend([0] * missing)
             response.candidate_ids = pack([token for token, _, _ in candidates])
             values = np.array([value for _, value, _ in candidates], np.float32)
@@ -273,7 +274,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             if run.request.HasField("logprobs") and run.script.get("mute") != index:
                 top = run.request.logprobs
                 its_own = candidates_at(run.prompt, run.request.sampling.seed, index, top)
-                missing = len(response.streams) - 1 - len(response.candidate_counts)
+                missing = len(response.token_counts) - 1 - len(response.candidate_counts)
                 response.candidate_counts.extend([0] * missing + [len(its_own)])
                 candidates += its_own
 
@@ -287,10 +288,10 @@ def _entry(
     prompt_tokens: int,
     texts: list[bytes],
 ) -> None:
-    response.streams.append(stream)
-    response.indices.append(index)
+    response.streams += pack_unsigned([stream])
+    response.indices += pack_unsigned([index])
     response.token_counts.append(count)
-    response.text_sizes.append(len(text))
+    response.text_sizes += pack_unsigned([len(text)])
     response.prompt_tokens.append(prompt_tokens)
     texts.append(text)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.packing import unpack
+from pagewire.packing import unpack, unpack_unsigned
 from pagewire.scheduler.core.step_plan import StepOutcome
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.open_request import Request
@@ -54,11 +54,13 @@ def taken(buffer: DeltaBuffer) -> dict[int, list[tuple[int, int, str, int]]]:
     message = buffer.take()
     tokens, at, found = unpack(message.token_ids).tolist(), 0, {}
     assert not message.token_counts, "each has one"
-    prompts = message.prompt_tokens or [0] * len(message.streams)
-    for row, stream in enumerate(message.streams):
-        text = message.text[at : at + message.text_sizes[row]]
-        at += message.text_sizes[row]
-        entry = (message.indices[row], tokens[row], text.decode(), prompts[row])
+    arrays = (message.streams, message.indices, message.text_sizes)
+    streams, indices, sizes = (unpack_unsigned(array).tolist() for array in arrays)
+    prompts = message.prompt_tokens or [0] * len(streams)
+    for row, stream in enumerate(streams):
+        text = message.text[at : at + sizes[row]]
+        at += sizes[row]
+        entry = (indices[row], tokens[row], text.decode(), prompts[row])
         found.setdefault(stream, []).append(entry)
     assert at == len(message.text)
     return found

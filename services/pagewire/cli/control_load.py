@@ -111,6 +111,7 @@ class _Counter:
         self.gaps.clear()
 
     async def read(self, call: Any) -> None:
+        from pagewire.packing import unpack_unsigned
         from pagewire.v1 import inference_pb2 as pb
 
         message = await call.read()
@@ -125,7 +126,7 @@ class _Counter:
         if not message.streams:
             return
         now = time.perf_counter()
-        streams = self._np.array(message.streams, self._np.int64)
+        streams = unpack_unsigned(message.streams)
         counts = self._np.array(message.token_counts, self._np.int64)
         self.tokens[streams] += counts if len(counts) else 1
         self.gaps.append(now - self._last[streams])

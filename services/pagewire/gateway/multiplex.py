@@ -15,6 +15,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.logprobs import CandidateReader
 from pagewire.gateway.metrics import Metrics
+from pagewire.packing import unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS, open_channel
 from pagewire.stall import Stall
 from pagewire.v1 import inference_pb2 as pb
@@ -231,16 +232,16 @@ class Link:
         now = time.perf_counter()
         all_tokens, all_text = response.token_ids, response.text
         generations = self._open
-        entries = len(response.streams)
+        streams = unpack_unsigned(response.streams).tolist()
         candidates = CandidateReader(response) if response.candidate_counts else None
         token_at = text_at = 0
         for stream, index, count, size, prompt, width in zip(
-            response.streams,
-            response.indices,
-            response.token_counts or repeat(1, entries),
-            response.text_sizes,
-            response.prompt_tokens or repeat(0, entries),
-            response.candidate_counts or repeat(0, entries),
+            streams,
+            unpack_unsigned(response.indices).tolist(),
+            response.token_counts or repeat(1, len(streams)),
+            unpack_unsigned(response.text_sizes).tolist(),
+            response.prompt_tokens or repeat(0, len(streams)),
+            response.candidate_counts or repeat(0, len(streams)),
             strict=True,
         ):
             tokens = all_tokens[token_at : token_at + 4 * count]

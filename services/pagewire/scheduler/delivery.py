@@ -9,12 +9,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.packing import Int32Array
+from pagewire.packing import Int32Array, pack_unsigned
 from pagewire.scheduler.logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
 # Rows of one message; it must stay far below the largest that gRPC sends.
 PAGE_ROWS = 1 << 16
+
+Numbers = list[int] | NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,10 +28,11 @@ class DeltaBuffer:
     be taken from that client.
     """
 
-    streams: list[int] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
+    entries: int = 0
+    streams: list[bytes] = field(default_factory=list)
+    indices: list[bytes] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)
-    text_sizes: list[int] = field(default_factory=list)
+    text_sizes: list[bytes] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     token_ids: list[bytes] = field(default_factory=list)
     text: list[bytes] = field(default_factory=list)
@@ -58,17 +61,15 @@ class DeltaBuffer:
         that have some, both by their place in the arrays.
         """
         for row, its_own in candidates.items():
-            self.candidates.add(len(self.streams) + row, its_own)
+            self.candidates.add(self.entries + row, its_own)
         for row, size in prompts.items():
-            _pad(self.prompt_tokens, len(self.streams) + row, 0)
+            _pad(self.prompt_tokens, self.entries + row, 0)
             self.prompt_tokens.append(size)
-        self.streams += streams.tolist()
-        self.indices += indices.tolist()
-        self.text_sizes += text_sizes.tolist()
+        self._add_entries(streams, indices, text_sizes)
         self.token_ids.append(tokens.tobytes())
         self.text += texts
         self.ready.set()
-        if len(self.streams) >= PAGE_ROWS:
+        if self.entries >= PAGE_ROWS:
             self._pages.append(self._page())
             self.read.clear()
 
@@ -76,11 +77,9 @@ class DeltaBuffer:
         """The end of a request; `text` is what had been held back, `index` its token count."""
         if text:
             data = text.encode()
-            _pad(self.token_counts, len(self.streams), 1)
+            _pad(self.token_counts, self.entries, 1)
             self.token_counts.append(0)
-            self.streams.append(stream)
-            self.indices.append(index)
-            self.text_sizes.append(len(data))
+            self._add_entries([stream], [index], [len(data)])
             self.text.append(data)
         self.finished.append(pb.StreamFinish(stream=stream, finish=finish))
         self.ready.set()
@@ -95,23 +94,35 @@ class DeltaBuffer:
             self.read.set()
         return page
 
+    def _add_entries(
+        self,
+        streams: Numbers,
+        indices: Numbers,
+        text_sizes: Numbers,
+    ) -> None:
+        self.entries += len(streams)
+        self.streams.append(pack_unsigned(streams))
+        self.indices.append(pack_unsigned(indices))
+        self.text_sizes.append(pack_unsigned(text_sizes))
+
     def _page(self) -> pb.MultiplexResponse:
         """Everything that is on no page yet."""
         if self.token_counts:
-            _pad(self.token_counts, len(self.streams), 1)
+            _pad(self.token_counts, self.entries, 1)
         if self.prompt_tokens:
-            _pad(self.prompt_tokens, len(self.streams), 0)
+            _pad(self.prompt_tokens, self.entries, 0)
         message = pb.MultiplexResponse(
-            streams=self.streams,
-            indices=self.indices,
+            streams=b"".join(self.streams),
+            indices=b"".join(self.indices),
             token_counts=self.token_counts,
-            text_sizes=self.text_sizes,
+            text_sizes=b"".join(self.text_sizes),
             prompt_tokens=self.prompt_tokens,
             token_ids=b"".join(self.token_ids),
             text=b"".join(self.text),
             finished=self.finished,
         )
-        self.candidates.move_to(message)
+        self.candidates.move_to(message, self.entries)
+        self.entries = 0
         for part in (
             self.streams,
             self.indices,

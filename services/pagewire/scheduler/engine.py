@@ -268,12 +268,11 @@ class Engine:
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
         """See WorkerEvents."""
         worker = self._workers[link]
-        logprobs, errors = StepLogprobs.read(result), result.errors
+        logprobs, errors = StepLogprobs.read(result), list(result.errors)
         self._adapt_chunks(worker, result.duration_us)
         for error in errors:
             worker.batch.distrust(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
-        metrics.STEPS.inc()
         worker.step_seconds = result.duration_us / 1e6
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         for error in errors:
@@ -502,7 +501,8 @@ class Engine:
     def _send_step(self, worker: ReadyWorker) -> bool:
         before = self._admission.preemptions
         plan = worker.batch.plan()
-        metrics.PREEMPTIONS.inc(self._admission.preemptions - before)
+        if self._admission.preemptions > before:
+            metrics.PREEMPTIONS.inc(self._admission.preemptions - before)
         if plan is None:
             return False
         if plan.copies is not None:

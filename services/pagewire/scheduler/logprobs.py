@@ -62,11 +62,11 @@ class CandidateBuffer:
         self._counts.append(candidates.count)
         self._held.append(candidates)
 
-    def move_to(self, message: pb.MultiplexResponse) -> None:
-        """Adds all to a message that has its entries, and forgets them."""
+    def move_to(self, message: pb.MultiplexResponse, entries: int) -> None:
+        """Adds all to a message with so many entries, and forgets them."""
         if not self._held:
             return
-        missing = len(message.streams) - len(self._counts)
+        missing = entries - len(self._counts)
         message.candidate_counts.extend(self._counts + [0] * missing)
         message.candidate_ids = b"".join([c.ids for c in self._held])
         message.candidate_logprobs = b"".join([c.logprobs for c in self._held])

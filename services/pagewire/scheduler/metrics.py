@@ -28,7 +28,6 @@ CACHED_TOKENS = Counter(
     "pagewire_scheduler_cached_tokens", "Prompt tokens whose KV was taken from the prefix cache."
 )
 OUTPUT_TOKENS = Counter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
-STEPS = Counter("pagewire_scheduler_steps", "Steps answered by workers.")
 PREEMPTIONS = Counter("pagewire_scheduler_preemptions", "Sequences that gave their blocks back.")
 RETURNS = Counter(
     "pagewire_scheduler_preempted_returns",

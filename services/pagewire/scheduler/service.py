@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from pagewire.errors import Code, RequestError
 from pagewire.gates import UNDECODABLE
-from pagewire.packing import unpack, unpack_floats
+from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
@@ -154,7 +154,7 @@ def _response(
     """The news of the only request of a stream."""
     response = pb.GenerateResponse(
         request_id=request.request_id,
-        index=news.indices[0] if news.indices else finish.usage.completion_tokens if finish else 0,
+        index=int(unpack_unsigned(news.indices)[0]) if news.indices else _completed(finish),
         token_ids=unpack(news.token_ids).tolist(),
         text=news.text.decode(),
         finish=finish,
@@ -163,6 +163,10 @@ def _response(
         with_bytes = not request.HasField("detokenize") or request.detokenize
         _add_logprobs(response, news, with_bytes)
     return response
+
+
+def _completed(finish: pb.Finish | None) -> int:
+    return finish.usage.completion_tokens if finish is not None else 0
 
 
 def _add_logprobs(

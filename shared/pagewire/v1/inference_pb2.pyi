@@ -329,10 +329,10 @@ class MultiplexResponse(_message.Message):
     CANDIDATE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_SIZES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    streams: _containers.RepeatedScalarFieldContainer[int]
-    indices: _containers.RepeatedScalarFieldContainer[int]
+    streams: bytes
+    indices: bytes
     token_counts: _containers.RepeatedScalarFieldContainer[int]
-    text_sizes: _containers.RepeatedScalarFieldContainer[int]
+    text_sizes: bytes
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: bytes
     text: bytes
@@ -345,7 +345,7 @@ class MultiplexResponse(_message.Message):
     candidate_logprobs: bytes
     candidate_sizes: _containers.RepeatedScalarFieldContainer[int]
     candidate_bytes: bytes
-    def __init__(self, streams: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ...) -> None: ...
 
 class StreamFinish(_message.Message):
     __slots__ = ("stream", "finish")

@@ -83,7 +83,7 @@ class Admission:
 
         Lazy: a sequence is admitted when it is yielded, so the caller must exhaust it.
         """
-        while (head := self._next()) is not None:
+        while self.waiting and (head := self._next()) is not None:
             if self.workers and not any(worker.fits(head) for worker in self.workers):
                 self.waiting.remove(head)
                 yield Admitted(head, None)
