@@ -42,7 +42,7 @@ class Cluster:
 
     def running_on(self, worker: WorkerProcess) -> int:
         """Sequences on a worker; -1 if it is not connected."""
-        for link, ready in self.engine._workers.items():
+        for link, ready in self.engine._workers.by_link.items():
             if link.address == worker.address:
                 return ready.batch.num_running
         return -1

@@ -315,7 +315,7 @@ async def test_salts_keep_prompts_apart(start) -> None:
 @pytest.mark.parametrize("checked", [True, False])
 async def test_a_broken_invariant_is_found_after_the_step_if_asked_for(start, checked) -> None:
     stack = await start(worker_info(), check_invariants=checked)
-    [worker] = stack.engine._workers.values()
+    [worker] = stack.engine._workers
     worker.batch.pool.idle += 1
     call = asyncio.create_task(collect(stack.stub.Generate(request([1, 2], 5))))
     if checked:

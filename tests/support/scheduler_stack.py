@@ -55,7 +55,7 @@ class Stack:
         load = self.engine.load()
         assert (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
         assert self.engine.num_open == 0
-        for worker in self.engine._workers.values():
+        for worker in self.engine._workers:
             worker.batch.check()
         assert [w.problems for w in self.workers] == [[] for _ in self.workers]
 

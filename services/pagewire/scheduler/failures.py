@@ -1,0 +1,56 @@
+"""What the clients of requests that cannot be completed are told."""
+
+from pagewire.errors import Code, RequestError
+from pagewire.scheduler.core.sequence import Sequence
+
+
+def unparsed() -> RequestError:
+    """Parsing failed for a reason that is not the client's."""
+    return RequestError(
+        Code.INTERNAL, "the request could not be parsed; the scheduler's log says why"
+    )
+
+
+def unqueued() -> RequestError:
+    """What was parsed could not be queued."""
+    return RequestError(
+        Code.INTERNAL, "the request could not be queued; the scheduler's log says why"
+    )
+
+
+def took_workers_down(sequence: Sequence) -> RequestError:
+    """Its workers were lost, one after the other."""
+    return RequestError(
+        Code.INTERNAL,
+        f"{sequence.failures} workers in a row were lost while they computed this request, the "
+        "last one with nothing else to compute; it is not run again",
+    )
+
+
+def failed_on_worker(message: str) -> RequestError:
+    """Its worker says why; it has been run again as often as it may."""
+    return RequestError(Code.INTERNAL, f"the worker failed: {message}")
+
+
+def no_log_probabilities() -> RequestError:
+    """A beam search cannot go on."""
+    return RequestError(Code.INTERNAL, "the worker sent no log probabilities")
+
+
+def too_large(sequence: Sequence) -> RequestError:
+    """No pool can hold it."""
+    return RequestError(
+        Code.RESOURCE_EXHAUSTED,
+        f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "
+        "is ready now holds",
+    )
+
+
+def deadline_passed(deadline_ms: int) -> RequestError:
+    """Its time is over."""
+    return RequestError(
+        Code.DEADLINE_EXCEEDED,
+        f"the request did not end within its deadline_ms of {deadline_ms} ms; "
+        "give it more time or lower max_tokens",
+        "deadline_ms",
+    )
