@@ -22,7 +22,7 @@ from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.step_plan import StepOutcome
 from pagewire.scheduler.delivery import DeltaBuffer
-from pagewire.scheduler.gauges import publish
+from pagewire.scheduler.gauges import load, publish
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish
 from pagewire.scheduler.open_requests import OpenRequests
@@ -132,16 +132,7 @@ class Engine:
 
     def load(self) -> pb.Load:
         """How busy this scheduler is."""
-        batches = self._workers.batches()
-        return pb.Load(
-            waiting=len(self._waiting),
-            running=sum(batch.num_running for batch in batches),
-            used_blocks=sum(batch.pool.used for batch in batches),
-            total_blocks=sum(batch.pool.total for batch in batches),
-            ready_workers=len(self._admission.workers),
-            preemptions=self._admission.preemptions,
-            waiting_tokens=self._waiting.tokens,
-        )
+        return load(self._workers, self._admission)
 
     @property
     def ready(self) -> bool:
@@ -220,7 +211,10 @@ class Engine:
             self._deliver(worker, outcome, logprobs)
         if self._config.check_invariants:
             worker.batch.check()
-        self._pump_soon()
+        if worker.draining or self._waiting:
+            self._pump_soon()
+        elif not self._pump_scheduled:
+            self._or_end(self._go_on, worker)
 
     # Arrival
 
@@ -273,12 +267,12 @@ class Engine:
         """Plans once for all events of this turn of the loop."""
         if not self._pump_scheduled:
             self._pump_scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump_or_end)
+            asyncio.get_running_loop().call_soon(self._or_end, self._pump)
 
-    def _pump_or_end(self) -> None:
+    def _or_end(self, plan: Callable[..., object], *args: ReadyWorker) -> None:
         """Planning that fails has left the books half written: nothing after it can be trusted."""
         try:
-            self._pump()
+            plan(*args)
         except Exception as error:
             self._on_fatal(error)
 
@@ -297,6 +291,13 @@ class Engine:
             if worker.draining and worker.batch.idle and not worker.left:
                 worker.left = True
                 worker.link.leave()
+
+    def _go_on(self, worker: ReadyWorker) -> None:
+        """Plans for a worker that has answered; while nobody waits that is nothing to others."""
+        while worker.wants_step(self._config.run_ahead) and self._send_step(worker):
+            pass
+        if self._waiting:  # somebody gave his place up
+            self._pump_soon()
 
     def _admit(self) -> None:
         for admitted in self._admission.admit():

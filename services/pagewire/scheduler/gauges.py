@@ -1,6 +1,6 @@
-"""Metrics of the present state, read when they are asked for, which costs a step nothing.
+"""How busy a scheduler is: read when it is asked for, which costs a step nothing.
 
-They are asked for on a thread of their own: what they call must allow that.
+Metrics are asked for on a thread of their own: what they call must allow that.
 """
 
 from functools import partial
@@ -10,6 +10,21 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.open_requests import OpenRequests
 from pagewire.scheduler.ready_workers import ReadyWorkers
+from pagewire.v1 import inference_pb2 as pb
+
+
+def load(workers: ReadyWorkers, admission: Admission) -> pb.Load:
+    """What gateways choose schedulers by."""
+    batches = workers.batches()
+    return pb.Load(
+        waiting=len(admission.waiting),
+        running=sum(batch.num_running for batch in batches),
+        used_blocks=sum(batch.pool.used for batch in batches),
+        total_blocks=sum(batch.pool.total for batch in batches),
+        ready_workers=len(admission.workers),
+        preemptions=admission.preemptions,
+        waiting_tokens=admission.waiting.tokens,
+    )
 
 
 def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission) -> None:
