@@ -86,6 +86,12 @@ class GatewayConfig(ProcessConfig):
         "has lost its own, before it fails.",
         minimum=0,
     )
+    max_resumes: int = setting(
+        3,
+        "Schedulers that may be lost with a request in a row, without a token of it in between; "
+        "then it goes on while no other such request does, and fails if one more is lost.",
+        minimum=1,
+    )
     max_body_bytes: int = setting(16 << 20, "Largest request body that is read.", minimum=1)
     max_open_requests: int = setting(
         8192,

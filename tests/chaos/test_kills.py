@@ -9,10 +9,11 @@ import random
 import signal
 import time
 
+import httpx
 import pytest
 
 from support.faults import Faults
-from support.fleet import Fleet, running_fleet
+from support.fleet import SIMULATED, Fleet, running_fleet
 from support.load import Load, questions
 from support.trial import CLIENTS, check, report, rest, undisturbed
 
@@ -159,3 +160,32 @@ async def test_random_faults(requests: int) -> None:
         report(f"random faults ({', '.join(faults.done)})", got, want)
         check(fleet, asked, got, want)
         await rest(fleet, workers=4)
+
+
+async def test_a_request_that_takes_schedulers_down_fails_alone() -> None:
+    """The scheduler is killed whenever one request has come to it, while another one gets on."""
+    slow = (*SIMULATED, "--speedup=0.05")
+    chunks = ("--max-num-batched-tokens=64",)  # long prompts take a second until their first token
+    poison = {"prompt": list(range(10, 1910)), "max_tokens": 5, "ignore_eos": True}
+    innocent = {"prompt": [3, 4, 5], "max_tokens": 300, "ignore_eos": True, "seed": 1}
+    async with (
+        running_fleet(1, worker_command=slow, scheduler_flags=chunks) as fleet,
+        httpx.AsyncClient(base_url=fleet.urls[0], timeout=180) as http,
+    ):
+        want = (await http.post("/v1/completions", json=innocent)).json()
+        running = asyncio.create_task(http.post("/v1/completions", json=innocent))
+        await asyncio.sleep(1.0)
+        poisoned = asyncio.create_task(http.post("/v1/completions", json=poison))
+        await asyncio.sleep(0.1)
+        kills = 0
+        while not poisoned.done():
+            came = sum("goes on at" in line and "after 0 tokens" in line for line in fleet.log)
+            if came >= kills:
+                kills += 1
+                fleet.signal("scheduler-0", signal.SIGKILL)
+            await asyncio.sleep(0.02)
+        failed, got = await poisoned, await running
+    assert kills == 4, "three times it is resumed"
+    assert failed.status_code == 500, failed.text
+    assert "4 schedulers in a row were lost" in failed.json()["error"]["message"]
+    assert got.json()["choices"] == want["choices"]

@@ -384,3 +384,38 @@ async def test_addresses() -> None:
     for bad in ("", ",", "host", "host:", ":5", "host:x", "host:70000", "host:0"):
         with pytest.raises(ValueError, match="scheduler"):
             parse_addresses(bad)
+
+
+async def test_suspects_go_on_one_at_a_time(
+    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.gateway.schedulers.TRIAL_SECONDS", 0.4)
+    peers[1].waiting = 50
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    runs = [generation(f"prompt {number}") for number in range(3)]
+    for run in runs[:2]:
+        run.note_loss()
+        run.note_loss()
+    peers[0].step = peers[1].step = 60.0  # no token comes
+    await asyncio.sleep(0.1)
+    for run in runs:
+        schedulers.submit([run])
+    await eventually(lambda: len(peers[0].submitted) == 3)
+    await peers[0].stop()
+    await eventually(lambda: len(peers[1].submitted) == 2)
+    await asyncio.sleep(0.1)
+    assert [run.losses for run in runs] == [3, 3, 1]
+    assert len(peers[1].submitted) == 2, "a suspect, and one that is none"
+    await eventually(lambda: len(peers[1].submitted) == 3)
+    assert runs[0].losses == 0, "the scheduler has stood it"
+
+
+def test_a_token_clears_of_suspicion() -> None:
+    run = generation()
+    for losses in (1, 2, 3):
+        run.note_loss()
+        assert run.losses == losses
+    run.extend(b"\1\0\0\0", b"x", 0.0)
+    assert run.losses == 0
+    run.note_loss()
+    assert run.losses == 1

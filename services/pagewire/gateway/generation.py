@@ -63,6 +63,8 @@ class Generation:
 
     __slots__ = (
         "_attempts",
+        "_held_at_loss",
+        "_losses",
         "_text",
         "closed",
         "eager",
@@ -102,7 +104,22 @@ class Generation:
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
+        self._losses = self._held_at_loss = 0
         self._text = bytearray()
+
+    @property
+    def losses(self) -> int:
+        """Schedulers that were lost with it in a row, without a token of it in between."""
+        return self._losses if len(self.tokens) == self._held_at_loss else 0
+
+    def note_loss(self) -> None:
+        """The scheduler that had it is gone."""
+        self._losses = self.losses + 1
+        self._held_at_loss = len(self.tokens)
+
+    def forgive(self) -> None:
+        """It is not what takes schedulers down."""
+        self._losses = 0
 
     @property
     def ended(self) -> bool:

@@ -32,6 +32,11 @@ SILENT_HEARTBEATS = 5
 class Owner(Protocol):
     """Who is told what becomes of a link and of the generations on it."""
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether every message is worth a call of `link_changed`."""
+        ...
+
     def link_changed(self, link: "Link") -> None:
         """The link's load, models or readiness changed."""
 
@@ -224,7 +229,8 @@ class Link:
             self.load = response.load
             reported = response.load.waiting + response.load.running
             self._others = max(0, reported - len(self._open))
-        if response.HasField("models") or response.HasField("load") or response.draining:
+        changed = response.HasField("models") or response.HasField("load") or response.draining
+        if changed or self._owner.on_trial:
             self._owner.link_changed(self)
 
     def _deliver(self, response: pb.MultiplexResponse) -> None:

@@ -24,10 +24,17 @@ RESOLVE_SECONDS = 5.0
 LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
 LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
+# A scheduler that has lived so long with a suspect, without a token of it yet, stands it.
+TRIAL_SECONDS = 5.0
 
 
 class Schedulers:
-    """One link to each scheduler, and the generations that wait for a link."""
+    """One link to each scheduler, and the generations that wait for a link.
+
+    A generation with which `max_resumes` schedulers were lost in a row, without a token of it in
+    between, is a suspect. Suspects go on one at a time: each until its next token, or until its
+    scheduler has lived with it for a while. One whose scheduler is lost before that fails.
+    """
 
     def __init__(
         self,
@@ -36,8 +43,12 @@ class Schedulers:
         resolve_names: Resolve = resolve,
         resume_seconds: float = 30.0,
         credentials: Credentials = NO_CREDENTIALS,
+        max_resumes: int = 3,
     ) -> None:
         self._credentials = credentials
+        self._max_resumes = max_resumes
+        # The suspect that goes on, and when it has stood the trial.
+        self._trial: tuple[Generation, asyncio.TimerHandle] | None = None
         self.links: dict[str, Link] = {}
         self._addresses = addresses
         self._targets: dict[Address, list[str]] = {}
@@ -70,6 +81,8 @@ class Schedulers:
             self._refresher.cancel()
         for timer in self._homeless.values():
             timer.cancel()
+        if self._trial is not None:
+            self._trial[1].cancel()
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
     def models(self) -> dict[str, pb.Model]:
@@ -133,7 +146,12 @@ class Schedulers:
     def link_lost(self, link: Link, generations: list[Generation]) -> None:
         """Moves generations to another scheduler, or lets them wait for one."""
         for generation in generations:
-            self._let_wait(generation)
+            on_trial = self._trial is not None and self._trial[0] is generation
+            generation.note_loss()
+            if on_trial and generation.losses > self._max_resumes:
+                self._convict(generation)
+            else:
+                self._let_wait(generation)
         self._settle()
         if link.leaving:
             self._drop(link)
@@ -228,9 +246,48 @@ class Schedulers:
             if family not in chosen:
                 chosen[family] = self._choose(generation)
             link = chosen[family]
-            if link is not None:
+            if link is not None and self._may_go_on(generation):
                 self._homeless.pop(generation).cancel()
                 self._move(generation, link)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether suspects may be waiting for one that goes on."""
+        return self._trial is not None
+
+    def _may_go_on(self, generation: Generation) -> bool:
+        """Unless it is a suspect and another one goes on."""
+        if generation.losses < self._max_resumes:
+            return True
+        if self._trial is not None:
+            other, timer = self._trial
+            if not (other.closed or other.ended or other.losses == 0):
+                return False
+            timer.cancel()
+        timer = asyncio.get_running_loop().call_later(TRIAL_SECONDS, self._acquit, generation)
+        self._trial = generation, timer
+        return True
+
+    def _acquit(self, generation: Generation) -> None:
+        """Its scheduler lives."""
+        generation.forgive()
+        self._trial = None
+        self._settle()
+
+    def _convict(self, generation: Generation) -> None:
+        """It has lost as many schedulers as it may, and the last one as the only suspect."""
+        assert self._trial is not None
+        self._trial[1].cancel()
+        self._trial = None
+        name, losses = generation.request.request_id, generation.losses
+        log.error("request %s was open at %d schedulers that were lost", name, losses)
+        generation.fail(
+            RequestError(
+                Code.INTERNAL,
+                f"{losses} schedulers in a row were lost while they had request {name!r}, the last "
+                "one soon after it had come; it is not resumed again (max_resumes)",
+            )
+        )
 
     def _move(self, generation: Generation, link: Link) -> None:
         log.info(

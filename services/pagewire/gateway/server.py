@@ -54,7 +54,11 @@ def run_gateway(config: GatewayConfig) -> None:
         sys.exit(f"pagewire gateway: {error}")
     with listener:
         schedulers = Schedulers(
-            addresses, metrics, resume_seconds=config.resume_timeout, credentials=credentials
+            addresses,
+            metrics,
+            resume_seconds=config.resume_timeout,
+            credentials=credentials,
+            max_resumes=config.max_resumes,
         )
         run_service(partial(_serve, config, schedulers, metrics, guard, listener))
 
