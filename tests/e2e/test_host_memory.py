@@ -56,7 +56,7 @@ class Scheduler:
             await buffer.ready.wait()
             news = buffer.take()
             text += news.text
-            count += sum(news.token_counts)
+            count += len(news.token_ids) // 4
             if news.finished:
                 assert news.finished[0].finish.reason == pb.FINISH_REASON_LENGTH
                 assert count == TOKENS
@@ -69,7 +69,7 @@ class Scheduler:
     async def settled(self) -> None:
         """Every block of the device and of the host is accounted for."""
         await eventually(lambda: not self.engine.num_open and not self.engine.load().used_blocks)
-        for worker in self.engine._workers.values():
+        for worker in self.engine._workers:
             batch = worker.batch
             assert batch.idle
             batch.check()

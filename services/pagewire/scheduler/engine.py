@@ -88,9 +88,9 @@ class Engine:
             return
         self._open.add(request)
         loop = asyncio.get_running_loop()
-        if message.deadline_ms:
-            seconds = message.deadline_ms / 1000
-            request.deadline = loop.call_later(seconds, self._expire, request, message.deadline_ms)
+        if ms := message.deadline_ms:
+            late = failures.deadline_passed(ms)
+            request.deadline = loop.call_later(ms / 1000, self._fail, request, late)
         self._bounds.parsing += 1
         task = loop.create_task(self._parse_and_queue(message, request))
         self._tasks.add(task)
@@ -188,10 +188,9 @@ class Engine:
             metrics.WORKER_LOSSES.inc()
             log.warning("worker %s is lost; %d sequences run again", link.address, len(loss.again))
         for sequence in loss.guilty:
-            log.error(
-                "request %s took %d workers down", sequence.owner.request_id, sequence.failures
-            )
-            self._fail(sequence.owner, failures.took_workers_down(sequence))
+            request: Request = sequence.owner
+            log.error("request %s took %d workers down", request.request_id, sequence.failures)
+            self._fail(request, failures.took_workers_down(sequence))
         self._on_readiness()
         self._pump_soon()
 
@@ -381,10 +380,6 @@ class Engine:
             return False
         self.stop(request, State.CANCELLED, pb.Finish(reason=pb.FINISH_REASON_ABORT))
         return True
-
-    def _expire(self, request: Request, deadline_ms: int) -> None:
-        """Its deadline has come."""
-        self._fail(request, failures.deadline_passed(deadline_ms))
 
     def _fail(self, request: Request, failure: RequestError) -> None:
         self.stop(request, State.FAILED, error_finish(failure))
