@@ -10,10 +10,10 @@ from pagewire.worker.limits import Limits
 from pagewire.worker.plan import rehearsal
 from pagewire.worker.step import HostCopies
 
-REPEATS = 5
+REPEATS = 3
 COPIED_BLOCKS = 64
 # Tokens of the prompts that are timed.
-CPU_TOKENS = 256
+CPU_TOKENS = 64
 GPU_TOKENS = 2048
 
 _NONE = np.zeros(0, np.int32)
