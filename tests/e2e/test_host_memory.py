@@ -17,13 +17,11 @@ from pagewire.v1 import inference_pb2 as pb
 from support.waiting import eventually
 from support.worker_process import WorkerProcess, worker_process
 
-PROMPTS = [
-    f"Tell me a long story about {n} foxes and the river that they crossed." for n in range(8)
-]
-TOKENS = 160
-AMPLE = 400
-# Eight requests of up to 12 blocks each.
-TIGHT = 8 * 12 // 4 + 1
+PROMPTS = [f"Tell me a long story about {n} foxes and a river." for n in range(6)]
+TOKENS = 112
+AMPLE = 200
+# Six requests of 8 blocks each.
+TIGHT = 6 * 8 // 4 + 1
 HOST_GB = 0.05
 
 
@@ -93,7 +91,7 @@ async def scheduler(*addresses: str) -> AsyncIterator[Scheduler]:
 @contextmanager
 def worker(folder: Path, num_blocks: int, host_gb: float) -> Iterator[WorkerProcess]:
     folder.mkdir(exist_ok=True)
-    settings = {"num_blocks": num_blocks, "num_slots": 8, "max_model_len": 320}
+    settings = {"num_blocks": num_blocks, "num_slots": 8, "max_model_len": 160}
     with worker_process(folder, EMBEDDED, host_memory_gb=host_gb, **settings) as process:
         yield process
 
@@ -126,11 +124,10 @@ async def test_answers_under_pressure_are_those_without(tmp_path: Path) -> None:
 
 
 async def test_a_worker_is_killed_with_blocks_on_the_host(tmp_path: Path) -> None:
-    want = await undisturbed(tmp_path)
     with ExitStack() as stack:
-        folder = tmp_path / "killed"
-        first = stack.enter_context(worker(folder, TIGHT, HOST_GB))
+        first = stack.enter_context(worker(tmp_path, TIGHT, HOST_GB))
         async with scheduler(first.address) as made:
+            want = await made.all()
             before = metric("loaded_blocks_total")
             answers = made.all()
             await eventually(lambda: metric("loaded_blocks_total") > before, 60)
@@ -139,6 +136,6 @@ async def test_a_worker_is_killed_with_blocks_on_the_host(tmp_path: Path) -> Non
             await eventually(lambda: not made.engine.load().ready_workers, 10)
             assert metric("host_blocks", state="total") == 0
             first.socket.unlink(missing_ok=True)
-            stack.enter_context(worker(folder, TIGHT, HOST_GB))
+            stack.enter_context(worker(tmp_path, TIGHT, HOST_GB))
             assert await asyncio.wait_for(answers, 120) == want
             await made.settled()
