@@ -119,8 +119,9 @@ async def test_answers_under_pressure_are_those_without(tmp_path: Path) -> None:
                 else:
                     assert metric("loaded_blocks_total") == before
                 await made.settled()
-                assert await made.all() == want, "the second time with what is cached"
-                await made.settled()
+                if host_gb:
+                    assert await made.all() == want, "the second time with what is cached"
+                    await made.settled()
 
 
 async def test_a_worker_is_killed_with_blocks_on_the_host(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import pytest
 
 from pagewire.config import WorkerConfig
 from pagewire.errors import RequestError
-from pagewire.packing import pack
+from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
 from pagewire.worker.loading import load_worker
+from pagewire.worker.plan import StepPlan
 from pagewire.worker.step import HostCopies
-from support.saved_blocks import COUNT, run_saved_and_loaded
+from support.saved_blocks import COUNT, SHARED, run_saved_and_loaded, start_step
 from support.step_driver import local_worker
 from support.tiny_models import VOCAB, greedy_tokens, save_model
 from support.worker_process import GrpcStream, serving_worker
@@ -63,6 +64,33 @@ async def test_a_step_that_names_a_block_nobody_has_ends_the_stream(tmp_path: Pa
         await stream.send(pb.Step(step=1, saved_blocks=pack([1]), saved_host_blocks=pack([0])))
         with pytest.raises(RequestError, match="saved_host_blocks names block 0; this worker has "):
             await stream.receive()
+
+
+async def test_what_a_step_saves_is_there_although_the_step_fails(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "llama")
+    ours, theirs = prompts()
+    async with local_worker(tmp_path, host_memory_gb=HOST_GB) as worker:
+        stream, backend = worker.stream(), worker.loaded.backend
+        first = start_step(0, ours, [1, 2, 3])
+        second = start_step(1, theirs, [2, 1, 4])
+        second.saved_blocks, second.saved_host_blocks = pack([1, 2]), pack([5, 3])
+        third = start_step(2, ours, [7, 9, 11], computed=SHARED)
+        third.loaded_host_blocks, third.loaded_blocks = pack([5, 3]), pack([7, 9])
+        submit, tokens = backend.submit, []
+        for number, step in enumerate((first, second, third), 1):
+            step.step = number
+            backend.submit = _failing if step is second else submit  # type: ignore[method-assign]
+            await stream.send(step)
+            result = await stream.receive()
+            assert [error.slot for error in result.errors] == ([1] if step is second else [])
+            tokens += unpack(result.token_ids).tolist()
+        assert not worker.fatal
+    (expected,) = greedy_tokens(model, ours, 1)
+    assert tokens == [expected, -1, expected]
+
+
+def _failing(plan: StepPlan) -> None:
+    raise ValueError("a step that fails")
 
 
 async def test_a_copy_that_fails_takes_the_worker_down(tmp_path: Path) -> None:

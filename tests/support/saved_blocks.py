@@ -8,7 +8,8 @@ COUNT = 8
 SHARED = 32  # tokens in two blocks of 16
 
 
-def _start(slot: int, tokens: list[int], blocks: list[int], computed: int = 0) -> pb.Step:
+def start_step(slot: int, tokens: list[int], blocks: list[int], computed: int = 0) -> pb.Step:
+    """A sequence starts, computes all of its tokens but the first `computed`, and samples."""
     start = pb.SequenceStart(
         slot=slot,
         token_ids=pack(tokens),
@@ -32,14 +33,14 @@ async def run_saved_and_loaded(
     never loaded. Both lists have 33 to 41 tokens.
     """
     stream = worker.stream()
-    first = _start(0, ours, [1, 2, 3])
-    second = _start(1, theirs, [2, 1, 4])
+    first = start_step(0, ours, [1, 2, 3])
+    second = start_step(1, theirs, [2, 1, 4])
     second.saved_blocks, second.saved_host_blocks = pack([1, 2]), pack([5, 3])
-    third = _start(2, ours, [7, 9, 11], computed=SHARED)
+    third = start_step(2, ours, [7, 9, 11], computed=SHARED)
     third.loaded_host_blocks, third.loaded_blocks = pack([3, 5]), pack([9, 7])
     # Saved and loaded in one step, through a block of the host that an earlier one has loaded from.
     third.saved_blocks, third.saved_host_blocks = pack([4]), pack([0])
-    strange = _start(3, ours, [8, 10, 12], computed=SHARED)
+    strange = start_step(3, ours, [8, 10, 12], computed=SHARED)
     strange.loaded_host_blocks, strange.loaded_blocks = pack([0]), pack([13])
     outputs = []
     number = 0
