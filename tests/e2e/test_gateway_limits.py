@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -108,6 +110,18 @@ def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
     body = {"prompt": "x" * (4 * HEAD_BYTES)}
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
     assert answer.status_code == 503, "no scheduler is there, so it was read"
+
+
+def test_no_more_requests_are_let_in_than_there_are_descriptors_for() -> None:
+    """The limit that shells set is raised first; an explicit number is taken as it is."""
+    code = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, 1000)); "
+        "from pagewire.config import GatewayConfig as C; "
+        "from pagewire.gateway.server import most_open_requests as most; "
+        "print(most(C()), most(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "872 5000 (1000, 1000)"
 
 
 def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:

@@ -44,7 +44,12 @@ class Gateway:
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic(self.metrics, GENERATING, self.max_open_requests)
+        self.traffic = Traffic(
+            self.metrics,
+            GENERATING,
+            self.max_open_requests,
+            lambda: self.schedulers.retry_after,
+        )
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -34,6 +35,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep idle connections
 _FIRST_CONTACT_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 5  # for connections to close once their requests have ended
+_MAX_OPEN_REQUESTS = 8192
+_OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, connections that are being refused
 
 
 def run_gateway(config: GatewayConfig) -> None:
@@ -89,7 +92,7 @@ async def _serve(
         schedulers,
         metrics,
         config.max_body_bytes,
-        config.max_open_requests,
+        most_open_requests(config),
         guard,
         _origins(config),
         config.openapi,
@@ -130,6 +133,18 @@ def _check_https(config: GatewayConfig) -> None:
                 f"{config.https_cert} and {config.https_key} are no certificate with its key in "
                 f"PEM: {error.reason}"
             ) from error
+
+
+def most_open_requests(config: GatewayConfig) -> int:
+    """How many requests may be open; as many connections as that are allowed first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if config.max_open_requests is not None:
+        return config.max_open_requests
+    if hard == resource.RLIM_INFINITY:
+        return _MAX_OPEN_REQUESTS
+    return max(1, min(_MAX_OPEN_REQUESTS, hard - _OTHER_DESCRIPTORS))
 
 
 def _origins(config: GatewayConfig) -> tuple[str, ...]:

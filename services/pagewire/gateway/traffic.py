@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,13 +14,24 @@ from pagewire.gateway.metrics import Metrics
 
 
 class Traffic:
-    """Sees every HTTP request begin and end. `generating` are the routes that are timed, of which
-    at most `most_generating` requests are let in at once."""
+    """Sees every HTTP request begin and end.
 
-    def __init__(self, metrics: Metrics, generating: tuple[str, ...], most_generating: int) -> None:
+    `generating` are the routes that are timed, of which at most `most_generating` requests are let
+    in at once, and none while `retry_after` says for how many seconds schedulers refuse them.
+    What is refused here is refused by its head: its body is neither awaited nor parsed.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        generating: tuple[str, ...],
+        most_generating: int,
+        retry_after: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._metrics = metrics
         self._generating = generating
         self._most_generating = most_generating
+        self._retry_after = retry_after
         self._num_generating = 0
         self._open = 0
         self._none_open = asyncio.Event()
@@ -40,7 +52,7 @@ class Traffic:
                     state.setdefault("outcome", str(message["status"]))
                 await send(message)
 
-            generating = scope["path"] in self._generating
+            generating = scope["path"] in self._generating and scope["method"] == "POST"
             refusal = self._refusal() if generating else None
             answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
@@ -66,13 +78,16 @@ class Traffic:
 
     def _refusal(self) -> RequestError | None:
         """Why a generating request is not let in, if it is not."""
-        if self._num_generating < self._most_generating:
+        if self._num_generating >= self._most_generating:
+            seconds = self._drain_rate.retry_after(self._num_generating, time.perf_counter())
+            reason = f"{self._num_generating} requests are being answered already"
+        elif seconds := self._retry_after():
+            reason = "too many requests are waiting already"
+        else:
             return None
-        seconds = self._drain_rate.retry_after(self._num_generating, time.perf_counter())
         return RequestError(
             Code.RESOURCE_EXHAUSTED,
-            f"{self._num_generating} requests are being answered already; try again in "
-            f"{math.ceil(seconds)} s",
+            f"{reason}; try again in {math.ceil(seconds)} s",
             retry_after=seconds,
         )
 
@@ -90,5 +105,9 @@ class Traffic:
         route = getattr(scope.get("route"), "path", known)
         outcome = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()
-        if route in self._generating and outcome == "200":
+        if route not in self._generating:
+            return
+        if outcome == "200":
             self._metrics.request_seconds.labels(route).observe(seconds)
+        elif outcome == "429":
+            self._metrics.refusal_seconds.observe(seconds)

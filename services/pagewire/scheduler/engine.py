@@ -25,6 +25,7 @@ from pagewire.scheduler.beam_request import BeamRequest, beam_params, reserved_a
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batch import StepOutcome, WorkerBatch, WorkerLimits
 from pagewire.scheduler.core.beam import BeamSearch
+from pagewire.scheduler.core.block_pool import BlockPool
 from pagewire.scheduler.core.chunk_size import ChunkSize
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
@@ -116,11 +117,17 @@ class Engine:
 
     # What clients ask for
 
-    def submit(self, message: pb.GenerateRequest, buffer: DeltaBuffer, stream: int) -> None:
-        """Takes a request; its deltas and its end go to `buffer` under the number `stream`."""
+    def submit(
+        self, message: pb.GenerateRequest, buffer: DeltaBuffer, stream: int, moved: bool = False
+    ) -> None:
+        """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
+
+        `moved` is whether it has run or waited elsewhere before.
+        """
         self._arrivals += 1
         request_id = message.request_id or f"request-{self._arrivals}"
-        request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals)
+        moved = moved or bool(message.resume_token_ids)
+        request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals, moved)
         self._arrivals += reserved_arrivals(message.beam_search.width)
         refusal = self._refusal(message, request)
         if refusal is not None:
@@ -184,7 +191,8 @@ class Engine:
 
     def load(self) -> pb.Load:
         """How busy this scheduler is."""
-        batches = [worker.batch for worker in list(self._workers.values())]
+        batches = [worker.batch for worker in self._workers.values()]
+        full = self._queue_full(moved=False, tokens=1)
         return pb.Load(
             waiting=len(self._waiting),
             running=sum(batch.num_running for batch in batches),
@@ -193,12 +201,19 @@ class Engine:
             ready_workers=len(self._admission.workers),
             preemptions=self._admission.preemptions,
             waiting_tokens=self._waiting.tokens,
+            retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
         )
 
     @property
     def ready(self) -> bool:
         """Whether a worker takes requests."""
         return bool(self._admission.workers)
+
+    @property
+    def _empties(self) -> bool:
+        """Whether requests wait, and for room on a worker: only then is the rate known at which
+        the queue empties, and whoever waits for a worker's return waits as long as that takes."""
+        return self._saturated and self.ready
 
     @property
     def num_open(self) -> int:
@@ -305,21 +320,21 @@ class Engine:
                 f"request_id {request.request_id!r} is running already; choose another",
                 "request_id",
             )
-        return self._queue_full(bool(message.resume_token_ids), tokens=0)
+        return self._queue_full(request.moved, tokens=0)
 
-    def _queue_full(self, resumed: bool, tokens: int) -> RequestError | None:
+    def _queue_full(self, moved: bool, tokens: int) -> RequestError | None:
         """Why a request of so many tokens cannot be queued now.
 
-        One that was running elsewhere may find room where new ones do not: its client has seen
-        the beginning.
+        One that has run or waited elsewhere may find room where new ones do not: it was taken
+        once, and its client may have seen the beginning.
         """
         requests = len(self._waiting) + self._parsing
         now = time.monotonic()
-        if not self._saturated:
+        if not self._empties:
             self._drain_rate.rest(now)
         expected = self._drain_rate.seconds_for(requests, now)
         longest = self._config.max_waiting_seconds
-        factor = 2 if resumed else 1
+        factor = 2 if moved else 1
         if requests >= factor * self._config.max_waiting_requests:
             reason = f"{requests} requests are waiting already"
         elif (
@@ -327,7 +342,7 @@ class Engine:
             and self._waiting.tokens + tokens > factor * self._config.max_waiting_tokens
         ):
             reason = f"requests of {self._waiting.tokens} tokens are waiting already"
-        elif longest is not None and self._saturated and not resumed and expected > longest:
+        elif self._empties and not moved and expected > longest:
             reason = f"requests wait for about {expected:.1f} s already"
         else:
             return None
@@ -403,7 +418,7 @@ class Engine:
         if ended is not None:
             self._close(request, State.COMPLETED, ended)
             return
-        full = self._queue_full(bool(parsed.resumed), sequence.num_known)
+        full = self._queue_full(request.moved, sequence.num_known)
         if full is not None:
             self._close(request, State.FAILED, error_finish(full))
             return
@@ -456,7 +471,7 @@ class Engine:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
-        if not self._saturated:
+        if not self._empties:
             self._drain_rate.rest(time.monotonic())
         progress = True
         while progress:
@@ -648,10 +663,13 @@ class Engine:
         for state in (State.PENDING, State.PREFILL, State.DECODE):
             gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
             gauge.set_function(partial(in_state, state))
-        metrics.BLOCKS.labels("used").set_function(lambda: self.load().used_blocks)
-        metrics.BLOCKS.labels("total").set_function(lambda: self.load().total_blocks)
+        metrics.BLOCKS.labels("used").set_function(lambda: self._blocks(lambda pool: pool.used))
+        metrics.BLOCKS.labels("total").set_function(lambda: self._blocks(lambda pool: pool.total))
         metrics.KV_WASTE.set_function(self._kv_waste)
         metrics.READY_WORKERS.set_function(lambda: len(self._admission.workers))
+
+    def _blocks(self, count: Callable[[BlockPool], int]) -> int:
+        return sum(count(worker.batch.pool) for worker in list(self._workers.values()))
 
     def _kv_waste(self) -> float:
         batches = [worker.batch for worker in list(self._workers.values())]
