@@ -26,7 +26,7 @@ from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.hosts import is_loopback
 from pagewire.logs import configure
-from pagewire.metrics import serve_metrics
+from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.process import run_service
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,7 @@ async def _serve(
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
     )
+    count_tasks(metrics.registry)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
     await schedulers.start()
     # Connections wait in the listener's backlog meanwhile: a gateway that was started again gives
