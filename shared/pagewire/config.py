@@ -93,6 +93,12 @@ class GatewayConfig(ProcessConfig):
         "8192, or as many as the process may have connections for.",
         minimum=1,
     )
+    max_open_body_bytes: int = setting(
+        1 << 30,
+        "Most bytes that the bodies of all generating requests being answered may have together; "
+        "further ones are refused as too many.",
+        minimum=1,
+    )
     api_keys_file: str | None = setting(
         None,
         "YAML or JSON list of API keys as `pagewire keys new` prints them, read again on SIGHUP. "

@@ -40,6 +40,7 @@ class Gateway:
     guard: Guard = field(default_factory=Guard)
     cors_origins: tuple[str, ...] = ()
     describe: bool = False
+    max_open_body_bytes: int = 1 << 30
     traffic: Traffic = field(init=False)
     draining: bool = False
 
@@ -48,6 +49,7 @@ class Gateway:
             self.metrics,
             GENERATING,
             self.max_open_requests,
+            max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
         )
 
@@ -116,7 +118,8 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return gateway.traffic.watch(allow_origins(gateway.guard.watch(app), gateway.cors_origins))
+    guarded = gateway.guard.watch(app, GENERATING)
+    return gateway.traffic.watch(allow_origins(guarded, gateway.cors_origins))
 
 
 def _model(model: pb.Model) -> dict[str, Any]:

@@ -96,6 +96,7 @@ async def _serve(
         guard,
         _origins(config),
         config.openapi,
+        config.max_open_body_bytes,
     )
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
