@@ -116,7 +116,7 @@ async def running_fleet(
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
-        free = iter(_free_ports(workers + 2 * schedulers + 2 * gateways))
+        free = iter(free_ports(workers + 2 * schedulers + 2 * gateways))
         ports = [next(free) for _ in range(schedulers)]
         metrics = {}
         async with (
@@ -186,7 +186,7 @@ def _service(name: str, command: tuple[str, ...], health: str) -> Service:
     )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, each another."""
     with contextlib.ExitStack() as stack:
         sockets = [
