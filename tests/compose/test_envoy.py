@@ -128,7 +128,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
 
 async def _slow_stack(start: StartStack) -> Stack:
     stack = await start(worker_info(num_slots=1))
-    stack.workers[0].step_seconds = 0.05
+    stack.workers[0].step_seconds = 0.1  # so that nothing ends by itself
     return stack
 
 
@@ -160,10 +160,10 @@ async def test_http_clients_that_leave_behind_envoy_free_what_they_held(proxied:
 async def test_grpc_clients_that_leave_behind_envoy_free_what_they_held(proxied: Proxied) -> None:
     async with open_channel(proxied.grpc_address) as channel:
         stub = InferenceStub(channel)
-        calls = [stub.Generate(request([number], 150)) for number in range(2)]
-        readers = []
-        for number, call in enumerate(calls):
-            readers.append(asyncio.create_task(collect(call)))
+        calls, readers = [], []
+        for number in range(2):
+            calls.append(stub.Generate(request([number], 150)))
+            readers.append(asyncio.create_task(collect(calls[-1])))
             await proxied.runs(1, number)
         calls[1].cancel()
         await proxied.runs(1, 0)
