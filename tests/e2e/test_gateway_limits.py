@@ -210,6 +210,29 @@ def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:
     assert "access-control-allow-origin" not in stranger.headers
 
 
+def test_a_page_can_read_that_it_should_come_back_later() -> None:
+    with gateway("127.0.0.1:1", cors_origins=ORIGIN, max_open_requests=1) as process:
+        asyncio.run(_refused_page(process.url))
+
+
+async def _refused_page(url: str) -> None:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 9\r\n\r\n"
+    )
+    async with httpx.AsyncClient(base_url=url, headers={"origin": ORIGIN}) as http:
+        async with asyncio.timeout(10):  # until the first one has been read
+            while True:
+                refused = await http.post("/v1/completions", json={"prompt": "x"})
+                if refused.status_code == 429:
+                    break
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    assert "retry-after" in refused.headers["access-control-expose-headers"]
+    writer.close()
+
+
 def test_no_page_may_call_by_default() -> None:
     asked = {"access-control-request-method": "POST", "origin": ORIGIN}
     with gateway("127.0.0.1:1") as process:

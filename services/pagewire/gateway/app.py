@@ -119,7 +119,8 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
     guarded = gateway.guard.watch(app, GENERATING)
-    return gateway.traffic.watch(allow_origins(guarded, gateway.cors_origins))
+    # Outermost, for a page may read a refusal only if that allows it too.
+    return allow_origins(gateway.traffic.watch(guarded), gateway.cors_origins)
 
 
 def _model(model: pb.Model) -> dict[str, Any]:
