@@ -30,7 +30,7 @@ SIMULATED = (
     "--profile=h200-qwen3-0.6b",
     "--speedup=0.2",  # steps of some milliseconds: a loaded machine can keep up with four workers
     "--num-blocks=3000",
-    "--num-slots=48",
+    "--num-slots=128",  # for all clients of a test, so that one worker alone refuses nobody
     "--max-model-len=2048",
 )
 
