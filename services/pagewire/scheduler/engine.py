@@ -109,8 +109,9 @@ class Engine:
         self._arrivals = 0
         self._parsing = 0
         self._drain_rate = DrainRate(time.monotonic())
-        # Whether requests waited when all that could be admitted had been.
-        self._saturated = False
+        # Since when requests wait, all that could be having been admitted; None if there are none,
+        # or no worker for them: how long that takes tells nothing about the queue.
+        self._full_since: float | None = None
         self._searches = 0
         self._pump_scheduled = False
         self._publish()
@@ -208,12 +209,6 @@ class Engine:
     def ready(self) -> bool:
         """Whether a worker takes requests."""
         return bool(self._admission.workers)
-
-    @property
-    def _empties(self) -> bool:
-        """Whether requests wait, and for room on a worker: only then is the rate known at which
-        the queue empties, and whoever waits for a worker's return waits as long as that takes."""
-        return self._saturated and self.ready
 
     @property
     def num_open(self) -> int:
@@ -330,10 +325,12 @@ class Engine:
         """
         requests = len(self._waiting) + self._parsing
         now = time.monotonic()
-        if not self._empties:
+        if self._full_since is None:
             self._drain_rate.rest(now)
         expected = self._drain_rate.seconds_for(requests, now)
         longest = self._config.max_waiting_seconds
+        # Before that it may be a burst, which is gone before the rate of a long queue says so.
+        stands = self._full_since is not None and now - self._full_since > longest / 2
         factor = 2 if moved else 1
         if requests >= factor * self._config.max_waiting_requests:
             reason = f"{requests} requests are waiting already"
@@ -342,7 +339,7 @@ class Engine:
             and self._waiting.tokens + tokens > factor * self._config.max_waiting_tokens
         ):
             reason = f"requests of {self._waiting.tokens} tokens are waiting already"
-        elif self._empties and not moved and expected > longest:
+        elif stands and not moved and expected > longest:
             reason = f"requests wait for about {expected:.1f} s already"
         else:
             return None
@@ -471,7 +468,7 @@ class Engine:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
-        if not self._empties:
+        if self._full_since is None:
             self._drain_rate.rest(time.monotonic())
         progress = True
         while progress:
@@ -480,7 +477,10 @@ class Engine:
             for worker in self._workers.values():
                 if len(worker.batch.in_flight) < self._run_ahead(worker):
                     progress |= self._send_step(worker)
-        self._saturated = len(self._waiting) > 0
+        if not len(self._waiting) or not self.ready:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = time.monotonic()
         for worker in self._workers.values():
             if worker.draining and worker.batch.idle and not worker.left:
                 worker.left = True
@@ -496,7 +496,7 @@ class Engine:
             self._worker_of[admitted.worker].streams.occupy(sequence.slot, request)
             if request.queue_seconds is None:
                 now = time.monotonic()
-                if self._saturated:
+                if self._full_since is not None:
                     self._drain_rate.left(now)
                 request.queue_seconds = now - request.received
                 metrics.PROMPT_TOKENS.inc(len(sequence.prompt))
