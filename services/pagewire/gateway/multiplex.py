@@ -15,7 +15,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.logprobs import CandidateReader
 from pagewire.gateway.metrics import Metrics
-from pagewire.rpc import HEARTBEAT_SECONDS, open_channel
+from pagewire.rpc import HEARTBEAT_SECONDS, end_call, open_channel
 from pagewire.stall import Stall
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceStub
@@ -175,7 +175,7 @@ class Link:
             finally:
                 for task in tasks:
                     task.cancel()
-                call.cancel()
+                end_call(call)
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
