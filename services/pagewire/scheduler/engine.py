@@ -54,6 +54,9 @@ SHORT_STEP_SECONDS = 0.002
 SHORT_STEP_RUN_AHEAD = 4
 # What a request without a deadline counts as in the order of the policy `deadline`.
 USUAL_DEADLINE_MS = 60_000
+# So many times longer than in a queue that stands may the wait seem to be in one that has just
+# begun: it may be a burst, which workers take in faster than the rate of a long queue says.
+BURST = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -329,8 +332,8 @@ class Engine:
             self._drain_rate.rest(now)
         expected = self._drain_rate.seconds_for(requests, now)
         longest = self._config.max_waiting_seconds
-        # Before that it may be a burst, which is gone before the rate of a long queue says so.
         stands = self._full_since is not None and now - self._full_since > longest / 2
+        bound = longest if stands else BURST * longest
         factor = 2 if moved else 1
         if requests >= factor * self._config.max_waiting_requests:
             reason = f"{requests} requests are waiting already"
@@ -339,7 +342,7 @@ class Engine:
             and self._waiting.tokens + tokens > factor * self._config.max_waiting_tokens
         ):
             reason = f"requests of {self._waiting.tokens} tokens are waiting already"
-        elif stands and not moved and expected > longest:
+        elif self._full_since is not None and not moved and expected > bound:
             reason = f"requests wait for about {expected:.1f} s already"
         else:
             return None
