@@ -6,7 +6,15 @@ A gateway, a scheduler and two simulated workers run as processes of their own; 
 slow, so that the devices are the limit and not this machine's CPU. One more process sends
 streamed completions with Poisson arrivals: first at rates around what the workers can do, of which
 the highest goodput is the peak, then `factor` times the rate of that peak, then the rate of the
-peak again. Goodput counts the requests that end within a phase and meet both objectives.
+peak again. Goodput counts the requests that end within a phase, its first 1.5 s aside, and meet
+both objectives.
+
+The services run with their default settings unless `--max-waiting-seconds` is given.
+
+Refusals are timed where they are read, by the sender, which shares this machine's cores with all
+that it measures. So the same is measured three times: there, at the gateway from a request's head
+to the end of its answer, and as the time that each process was ready to run and had no core. Of a
+request that was sent late the sender itself was behind; so it was while it waited to read.
 
 Exits with status 1 when a target is missed: goodput under overload at least 90 % of its peak,
 every refusal a 429 with a Retry-After, 99 % of them within 50 ms, and afterwards nothing open or
@@ -48,9 +56,12 @@ SPEEDUP = 0.1
 # Of that rate: what is tried to find the peak.
 TRIED = "0.7,0.85,1,1.15"
 CAPACITY = 20.0
-# What runs, what waits for a second, and as many that are being refused: further ones are refused
-# before they are read, so that the gateway is not busy with what cannot be served.
-OPEN_REQUESTS = 4 * WORKERS * SLOTS
+# Of a phase that do not count: what ends then began before the load was what it is.
+WARM_UP_SECONDS = 1.5
+GOODPUT = (
+    "requests a second that end after the first 1.5 s of a phase and before its end, their first "
+    "token within ttft_ms and each further one within tpot_ms on average"
+)
 REFUSED_WITHIN_MS = 50.0
 
 
@@ -66,6 +77,18 @@ class Stack:
     def cpu_seconds(self) -> dict[str, float]:
         """What each process has used so far."""
         return {name: cpu_seconds(pid) for name, pid in self.supervisor.pids.items()}
+
+    def waited_seconds(self) -> dict[str, float]:
+        """How long each process was ready to run while others had the cores."""
+        return {name: waited_seconds(pid) for name, pid in self.supervisor.pids.items()}
+
+    async def refusals(self) -> dict[str, float]:
+        """The gateway's refusals so far: how many took at most so many seconds."""
+        text = await asyncio.to_thread(fetch, self.metrics_url)
+        found = re.findall(
+            r'^pagewire_gateway_refusal_seconds_bucket\{le="(\S+)"\} (\S+)$', text, re.M
+        )
+        return {bound: float(count) for bound, count in found}
 
     def resident_mib(self) -> dict[str, float]:
         """Memory of each process."""
@@ -91,7 +114,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tried", default=TRIED, help="rates of the search, of 20 a second")
     parser.add_argument("--slo-ttft-ms", type=float, default=2000.0)
     parser.add_argument("--slo-tpot-ms", type=float, default=100.0)
-    parser.add_argument("--max-waiting-seconds", type=float, default=1.0)
+    parser.add_argument("--max-waiting-seconds", type=float, help="of the scheduler")
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     return parser.parse_args()
 
@@ -112,10 +135,15 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             request_rate=rate,
             seed=round(rate * 1000),
         )
-        cpu = stack.cpu_seconds()
+        cpu, waited = stack.cpu_seconds(), stack.waited_seconds()
+        refusals = await stack.refusals()
         timings = await asyncio.to_thread(run_plans, [plan])
-        used = {name: now - cpu[name] for name, now in stack.cpu_seconds().items()}
-        found = {**summarize(timings, objectives, rate, seconds), "cpu_seconds": used}
+        found = {
+            **summarize(timings, objectives, rate, seconds),
+            "gateway_refused_within_seconds": difference(await stack.refusals(), refusals),
+            "cpu_seconds": difference(stack.cpu_seconds(), cpu),
+            "waited_for_a_core_seconds": difference(stack.waited_seconds(), waited),
+        }
         print(line(name, found), flush=True)
         return found
 
@@ -132,7 +160,8 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         after = stack.resident_mib()
     return {
         "objectives": {"ttft_ms": given.slo_ttft_ms, "tpot_ms": given.slo_tpot_ms},
-        "max_waiting_seconds": given.max_waiting_seconds,
+        "goodput": GOODPUT,
+        "max_waiting_seconds": given.max_waiting_seconds or "default",
         "goodput_of_peak": overload["goodput_per_second"] / peak["goodput_per_second"],
         "peak": peak,
         "overload": overload,
@@ -143,8 +172,8 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def make_stack(folder: Path, max_waiting_seconds: float) -> Stack:
-    """Two workers, a scheduler that bounds the wait, a gateway."""
+def make_stack(folder: Path, max_waiting_seconds: float | None) -> Stack:
+    """Two workers, a scheduler, a gateway; with defaults, save that the wait may be bounded."""
     workers = [
         SimulatedWorkerConfig(
             worker_address=f"unix:{folder}/worker-{index}",
@@ -159,14 +188,14 @@ def make_stack(folder: Path, max_waiting_seconds: float) -> Stack:
         workers=",".join(worker.worker_address for worker in workers),
         served_model_name="embedded",
         grpc_port=claim_port("127.0.0.1", 0, "--grpc-port"),
-        max_waiting_seconds=max_waiting_seconds,
     )
+    if max_waiting_seconds is not None:
+        scheduler = replace(scheduler, max_waiting_seconds=max_waiting_seconds)
     address = f"127.0.0.1:{scheduler.grpc_port}"
     gateway = GatewayConfig(
         schedulers=address,
         port=claim_port("127.0.0.1", 0, "--port"),
         gateway_metrics_port=claim_port("127.0.0.1", 0, "--gateway-metrics-port"),
-        max_open_requests=OPEN_REQUESTS,
     )
     url = f"http://127.0.0.1:{gateway.port}"
     tiers = (
@@ -194,21 +223,24 @@ def summarize(
     served = [timing for timing in timings if timing.error is None]
     refused = [timing for timing in timings if timing.status == 429]
     good = [timing for timing in served if objectives.met_by(timing)]
-    in_time = [timing for timing in good if timing.started + timing.e2e <= began + seconds]
+    first, last = began + WARM_UP_SECONDS, began + seconds
+    in_time = [timing for timing in good if first <= timing.started + timing.e2e <= last]
     others = [t.error for t in timings if t.error is not None and t.status != 429]
     answered = np.array([timing.answered for timing in refused]) * 1e3
+    late = np.array([timing.late for timing in timings]) * 1e3
     return {
         "offered_per_second": rate,
         "seconds": seconds,
         "requests": len(timings),
         "served": len(served),
         "served_within_objectives": len(good),
-        "goodput_per_second": len(in_time) / seconds,
+        "goodput_per_second": len(in_time) / (last - first),
         "ttft_ms": percentiles(np.array([timing.ttft for timing in served]) * 1e3),
         "tpot_ms": percentiles(np.array([timing.tpot or 0.0 for timing in served]) * 1e3),
         "refused": len(refused),
         "refused_ms": percentiles(answered),
         "refused_within_50_ms": float((answered < REFUSED_WITHIN_MS).mean()) if refused else 1.0,
+        "sent_late_ms": percentiles(late),
         "retry_after": sorted({str(timing.retry_after) for timing in refused}),
         "other_failures": len(others),
         "first_other_failure": others[0] if others else None,
@@ -240,6 +272,11 @@ async def left_over(stack: Stack) -> dict[str, float]:
         "gateway_open_requests": float(opened[1]),
         "ready_workers_missing": WORKERS - load.ready_workers,
     }
+
+
+def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """What has been added."""
+    return {name: value - before[name] for name, value in after.items()}
 
 
 def fetch(url: str) -> str:
@@ -274,14 +311,24 @@ def misses(result: dict[str, Any]) -> list[str]:
 
 
 def line(name: str, found: dict[str, Any]) -> str:
-    refused = found["refused_ms"]
+    refused, late = found["refused_ms"], found["sent_late_ms"]
     return (
         f"{name:<9} {found['offered_per_second']:6.1f} requests/s for {found['seconds']:g} s: "
         f"goodput {found['goodput_per_second']:5.2f}/s, TTFT p99 {found['ttft_ms']['p99']:.0f} ms; "
         f"{found['refused']} refused in p50 {refused['p50']:.1f}, p99 {refused['p99']:.1f}, "
-        f"max {refused['max']:.1f} ms ({found['refused_within_50_ms']:.2%} below 50); CPU of "
-        + ", ".join(f"{name} {used:.1f} s" for name, used in found["cpu_seconds"].items())
+        f"max {refused['max']:.1f} ms ({found['refused_within_50_ms']:.2%} below 50), sent late by "
+        f"p99 {late['p99']:.1f}, max {late['max']:.1f} ms; CPU of "
+        + ", ".join(
+            f"{name} {used:.1f} s (waited {found['waited_for_a_core_seconds'][name]:.2f})"
+            for name, used in found["cpu_seconds"].items()
+        )
     )
+
+
+def waited_seconds(pid: int) -> float:
+    """How long the threads of a process were ready to run and had no core."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
 
 
 def resident_mib(pid: int) -> float:

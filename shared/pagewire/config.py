@@ -93,9 +93,16 @@ class GatewayConfig(ProcessConfig):
         minimum=1,
     )
     max_body_bytes: int = setting(16 << 20, "Largest request body that is read.", minimum=1)
-    max_open_requests: int = setting(
-        8192,
-        "Most generating requests being answered; further ones are refused as too many.",
+    max_open_requests: int | None = setting(
+        None,
+        "Most generating requests being answered; further ones are refused as too many. By default "
+        "8192, or as many as the process may have connections for.",
+        minimum=1,
+    )
+    max_open_body_bytes: int = setting(
+        1 << 30,
+        "Most bytes that the bodies of all generating requests being answered may have together; "
+        "further ones are refused as too many.",
         minimum=1,
     )
     api_keys_file: str | None = setting(
@@ -202,11 +209,12 @@ class SchedulerConfig(StepConfig):
         "many, unless nothing waits.",
         minimum=1,
     )
-    max_waiting_seconds: float | None = setting(
-        None,
+    max_waiting_seconds: float = setting(
+        1.0,
         "Seconds that a request may be expected to wait for admission, by how fast the queue has "
-        "been emptying; further requests are refused as too many. No bound by default; a target "
-        "for the time to the first token asks for one below it.",
+        "been emptying, once it has stood for half as long; further requests are refused as too "
+        "many. Keep it below the target for the time to the first token; `inf` lets requests of a "
+        "batch wait as long as it takes.",
         minimum=0.001,
     )
     max_retry_attempts: int = setting(

@@ -3,6 +3,7 @@
 import math
 
 MEMORY_SECONDS = 10.0
+UNKNOWN_SECONDS = 0.25  # what leaves does so in steps: less time with a queue tells nothing
 SHORTEST, LONGEST = 1.0, 60.0
 
 
@@ -32,6 +33,8 @@ class DrainRate:
     def seconds_for(self, count: int, now: float) -> float:
         """Until `count` more will have left, at the present rate."""
         self._decay(now)
+        if now - self._began < UNKNOWN_SECONDS:
+            return 0.0
         window = MEMORY_SECONDS * -math.expm1((self._began - now) / MEMORY_SECONDS)
         return count * window / (self._recent + 1)
 

@@ -1,8 +1,9 @@
 """Prometheus metrics: buckets that every service shares, and their HTTP endpoint."""
 
+import asyncio
 import logging
 
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
 
 log = logging.getLogger(__name__)
 
@@ -20,3 +21,11 @@ def serve_metrics(host: str, port: int | None, registry: CollectorRegistry = REG
         return
     server, _ = start_http_server(port, host, registry)
     log.info("metrics on http://%s:%d/metrics", host, server.server_port)
+
+
+def count_tasks(registry: CollectorRegistry = REGISTRY) -> None:
+    """Publishes how many tasks the running event loop has: those of requests must not outlive
+    them."""
+    loop = asyncio.get_running_loop()
+    gauge = Gauge("pagewire_tasks", "Tasks of the event loop.", registry=registry)
+    gauge.set_function(lambda: len(asyncio.all_tasks(loop)))

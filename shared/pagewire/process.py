@@ -1,6 +1,7 @@
 """How a service's process runs: uvloop, signals, exit status."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,10 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     A process whose event loop is stuck ends with status 1: whoever keeps it starts a sound one.
     """
+    # What was imported stays for good. A collection that goes through it all holds the event loop
+    # up for 20 to 40 ms, again and again.
+    gc.collect()
+    gc.freeze()
     uvloop.run(_with_signals(main))
 
 

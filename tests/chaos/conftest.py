@@ -1,5 +1,7 @@
 """How large the chaos tests are."""
 
+from pathlib import Path
+
 import pytest
 
 FULL_SIZE = 400
@@ -22,3 +24,10 @@ def full_size(requests: int) -> None:
 def minutes(pytestconfig: pytest.Config) -> float:
     """How long the soak test lasts."""
     return float(pytestconfig.getoption("--minutes"))
+
+
+@pytest.fixture
+def soak_output(pytestconfig: pytest.Config) -> Path | None:
+    """Where the soak test writes its result."""
+    given = pytestconfig.getoption("--soak-output")
+    return None if given is None else Path(given)

@@ -33,7 +33,7 @@ async def test_a_worker_and_then_a_scheduler_are_killed(requests: int) -> None:
         await load.reached(requests // 2)
         fleet.signal("scheduler-0", signal.SIGKILL)
         got = await running
-        report("a worker of 4, then a scheduler of 2, killed", got, want)
+        report("a worker of 4, then a scheduler of 2, killed", asked, got, want)
         check(fleet, asked, got, want)
         await rest(fleet, workers=4)
 
@@ -47,7 +47,7 @@ async def test_the_only_worker_is_killed_and_returns(requests: int) -> None:
         await load.reached(requests // 3)
         fleet.signal("worker-0", signal.SIGKILL)
         got = await running
-        report("the only worker killed", got, want)
+        report("the only worker killed", asked, got, want)
         check(fleet, asked, got, want)
         await rest(fleet, workers=1)
 
@@ -62,7 +62,7 @@ async def test_the_only_scheduler_is_killed_and_returns(requests: int) -> None:
         await load.reached(requests // 3)
         fleet.signal("scheduler-0", signal.SIGKILL)
         got = await running
-        report("the only scheduler killed", got, want)
+        report("the only scheduler killed", asked, got, want)
         check(fleet, asked, got, want)
         await rest(fleet, workers=2)
 
@@ -82,7 +82,7 @@ async def test_a_process_hangs_and_wakes(requests: int, victim: str, schedulers:
         await load.reached(load.done + CLIENTS)
         load.stop()
         got = await running
-        report(f"{victim} stopped for {STOPPED_SECONDS:g} s", got, want)
+        report(f"{victim} stopped for {STOPPED_SECONDS:g} s", asked, got, want)
         check(fleet, asked, got, want)
         assert max(answer.pause for answer in got) < STOPPED_SECONDS - 2, "it was waited for"
         await rest(fleet, workers=2)
@@ -127,7 +127,7 @@ async def test_rolling_restart(requests: int) -> None:
             await restart(fleet, name, signal.SIGTERM)
         load.stop()
         got = await running
-        report("every process restarted", got, want)
+        report("every process restarted", asked, got, want)
         check(fleet, asked, got, want)
         await rest(fleet, workers=4)
 
@@ -157,7 +157,7 @@ async def test_random_faults(requests: int) -> None:
         await faults.some(8, interval=2.0)
         load.stop()
         got = await running
-        report(f"random faults ({', '.join(faults.done)})", got, want)
+        report(f"random faults ({', '.join(faults.done)})", asked, got, want)
         check(fleet, asked, got, want)
         await rest(fleet, workers=4)
 

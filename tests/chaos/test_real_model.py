@@ -66,7 +66,7 @@ async def run(fleet: Fleet, asked: list[Question], victim: str, number: signal.S
         await asyncio.sleep(7)
         fleet.signal(victim, signal.SIGCONT)
     got = await running
-    report(f"real model, {number.name} to {victim}", got, want)
+    report(f"real model, {number.name} to {victim}", asked, got, want)
     check(fleet, asked, got, want, tolerance=1e-4)
     await rest(fleet, workers=len(fleet.names("worker")))
 

@@ -1,13 +1,38 @@
-"""Envoy's configuration, checked by Envoy itself."""
+"""Envoy's configuration, checked by Envoy itself, and clients that leave behind it."""
 
+import asyncio
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
+import httpx
 import pytest
 
+from pagewire.rpc import open_channel
+from pagewire.v1.inference_pb2_grpc import InferenceStub
+from support.fleet import free_ports
+from support.gateway_process import gateway
+from support.scheduler_stack import (
+    MODEL,
+    Stack,
+    StartStack,
+    collect,
+    request,
+    stacks,
+    worker_info,
+)
+from support.waiting import eventually, until
+
 CONFIG = Path(__file__).parents[2] / "deploy" / "envoy" / "envoy.yaml"
+
+
+_GRPC_HEALTH = "grpc_health_check: {service_name: pagewire.v1.Inference}"
 
 
 def find_envoy() -> str | None:
@@ -15,10 +40,136 @@ def find_envoy() -> str | None:
     return shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
 
 
-@pytest.mark.skipif(find_envoy() is None, reason="no envoy on the path; the image has one")
+needs_envoy = pytest.mark.skipif(
+    find_envoy() is None, reason="no envoy on the path; the image has one"
+)
+
+
+@needs_envoy
 def test_envoy_accepts_its_configuration_without_a_warning() -> None:
     command = [str(find_envoy()), "--mode", "validate", "--log-level", "warning", "-c", str(CONFIG)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     assert "[warning]" not in output, output
+
+
+class Proxied:
+    """A scheduler with one scripted worker, a gateway, and Envoy before both."""
+
+    def __init__(self, stack: Stack, http_port: int, grpc_port: int) -> None:
+        self.stack = stack
+        self.http_port = http_port
+        self.grpc_address = f"127.0.0.1:{grpc_port}"
+
+    async def begin(self) -> asyncio.StreamWriter:
+        """A client's connection on which a streamed request was sent."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
+        body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 150, "stream": True}
+        data = json.dumps({**body, "ignore_eos": True}).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(data)}\r\n\r\n"
+        )
+        writer.write(head.encode() + data)
+        return writer
+
+    async def runs(self, running: int, waiting: int) -> None:
+        """Until so many requests run and wait."""
+
+        def reached() -> bool:
+            load = self.stack.engine.load()
+            return (load.running, load.waiting) == (running, waiting)
+
+        await eventually(reached, 20)
+
+    async def frees(self) -> None:
+        """What the only running request held comes back within two steps, from when the scheduler
+        hears that its client has gone."""
+        await eventually(lambda: self.stack.engine.num_open == 0, 20)
+        steps = self.stack.workers[0].steps
+        await eventually(lambda: self.stack.engine.load().used_blocks == 0, 20)
+        assert self.stack.workers[0].steps - steps <= 2
+
+
+@pytest.fixture
+async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
+    http_port, grpc_port, admin_port = free_ports(3)
+    async with stacks(tmp_path) as start:
+        stack = await _slow_stack(start)
+        with gateway(f"127.0.0.1:{stack.port}") as served:
+            await asyncio.to_thread(served.wait_ready)
+            gateway_port = served.url.rpartition(":")[2]
+            config = CONFIG.read_text()
+            for old, new in (
+                ("{address: gateway, port_value: 8000}", _local(gateway_port)),
+                ("{address: scheduler, port_value: 50051}", _local(stack.port)),
+                ("{address: 0.0.0.0, port_value: 8080}", _local(http_port)),
+                ("{address: 0.0.0.0, port_value: 50051}", _local(grpc_port)),
+                ("{address: 127.0.0.1, port_value: 9901}", _local(admin_port)),
+                # This scheduler has no health service.
+                (_GRPC_HEALTH, "tcp_health_check: {}"),
+            ):
+                assert config.count(old) == 1, old
+                config = config.replace(old, new)
+            path = tmp_path / "envoy.yaml"
+            path.write_text(config)
+            command = [str(find_envoy()), "--log-level", "warning", "--use-dynamic-base-id"]
+            command += ["--concurrency", "1", "-c", str(path)]
+            # The program on the path may only be what starts Envoy: it has a group of its own.
+            envoy = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+            try:
+                await asyncio.to_thread(until, lambda: _answers(http_port), 30)
+                yield Proxied(stack, http_port, grpc_port)
+            finally:
+                os.killpg(envoy.pid, signal.SIGKILL)
+                await envoy.wait()
+
+
+async def _slow_stack(start: StartStack) -> Stack:
+    stack = await start(worker_info(num_slots=1))
+    stack.workers[0].step_seconds = 0.1  # so that nothing ends by itself
+    return stack
+
+
+def _local(port: object) -> str:
+    return f"{{address: 127.0.0.1, port_value: {port}}}"
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@needs_envoy
+async def test_http_clients_that_leave_behind_envoy_free_what_they_held(proxied: Proxied) -> None:
+    running = await proxied.begin()
+    await proxied.runs(1, 0)
+    waiting = await proxied.begin()
+    await proxied.runs(1, 1)
+    waiting.close()
+    await proxied.runs(1, 0)
+    running.close()
+    await proxied.frees()
+    await proxied.stack.settle()
+
+
+@needs_envoy
+async def test_grpc_clients_that_leave_behind_envoy_free_what_they_held(proxied: Proxied) -> None:
+    async with open_channel(proxied.grpc_address) as channel:
+        stub = InferenceStub(channel)
+        calls, readers = [], []
+        for number in range(2):
+            calls.append(stub.Generate(request([number], 150)))
+            readers.append(asyncio.create_task(collect(calls[-1])))
+            await proxied.runs(1, number)
+        calls[1].cancel()
+        await proxied.runs(1, 0)
+        calls[0].cancel()
+        await proxied.frees()
+        for reader in readers:
+            with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+                await reader
+    await proxied.stack.settle()

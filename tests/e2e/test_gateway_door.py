@@ -127,6 +127,35 @@ async def test_limits(door: Door, keys: dict[str, str], peer: ScriptedScheduler)
     assert spent.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+async def test_bodies_that_never_arrive_cost_their_own_key_only(
+    door: Door, keys: dict[str, str]
+) -> None:
+    host, _, port = door.process.url.removeprefix("http://").rpartition(":")
+
+    async def begin(key: str) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 1000\r\nauthorization: Bearer " + key.encode() + b"\r\n\r\n{"
+        )
+        opened.append(writer)
+        return reader
+
+    opened: list[asyncio.StreamWriter] = []
+    waiting = [await begin(keys["bob"]) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    refused = await asyncio.wait_for((await begin(keys["bob"])).readline(), 5)
+    assert refused.split()[1] == b"429"
+    assert (await door.ask(keys["bob"])).status_code == 429
+    assert (await door.ask(keys["ada"])).status_code == 200
+    assert not any(reader.at_eof() for reader in waiting)
+    for writer in opened:
+        writer.close()
+    async with asyncio.timeout(5):
+        while (await door.ask(keys["bob"])).status_code != 200:
+            await asyncio.sleep(0.05)
+
+
 async def test_tokens_are_charged_when_the_client_leaves(
     door: Door, keys: dict[str, str], peer: ScriptedScheduler
 ) -> None:

@@ -3,12 +3,18 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
+from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.server import ServerState
 
 from pagewire.gateway.http_protocol import HEAD_BYTES, HttpProtocol
 from support.gateway_process import GatewayProcess, gateway
@@ -82,20 +88,12 @@ async def test_slow_heads_and_silent_connections_are_closed() -> None:
 
 async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
     """Seconds until a server closes a connection on which so much was sent."""
-    from uvicorn import Config
-    from uvicorn.server import ServerState
 
     async def app(scope: object, receive: object, send: object) -> None:
         raise AssertionError("no request was complete")
 
-    config = Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None)
-    config.load()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0
-    )
-    async with server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    async with _served(protocol, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
         began = time.monotonic()
         writer.write(data)
         await asyncio.wait_for(reader.read(), 10)
@@ -103,11 +101,103 @@ async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
     return time.monotonic() - began
 
 
+@asynccontextmanager
+async def _served(protocol: type[HttpProtocol], app: Any) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server of an application, over this protocol."""
+    config = Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0
+    )
+    async with server:
+        yield server.sockets[0].getsockname()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_an_answer_that_nobody_reads_ends(reads: bool) -> None:
+    """One that is read slowly, for many times as long, does not."""
+    size, piece = 24 << 20, 1 << 20
+    ended = asyncio.Event()
+
+    class Impatient(HttpProtocol):
+        unread_seconds = 0.25
+
+    async def app(scope: object, receive: Any, send: Any) -> None:
+        length = str(size).encode()
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": [(b"content-length", length)]})
+        body = {"type": "http.response.body", "body": bytes(piece)}
+        for number in range(size // piece):
+            await send({**body, "more_body": number < size // piece - 1})
+        ended.set()
+
+    async with _served(Impatient, app) as address:
+        reader, writer = await asyncio.open_connection(*address, limit=1 << 16)
+        writer.write(START + b"\r\n\r\n")
+        if not reads:
+            await asyncio.wait_for(ended.wait(), 10)
+            got = 0
+            with suppress(ConnectionResetError):
+                while data := await reader.read(1 << 20):
+                    got += len(data)
+            assert got < size
+            return
+        await reader.readuntil(b"\r\n\r\n")
+        began, got = time.monotonic(), 0
+        while got < size:
+            got += len(await reader.readexactly(min(piece, size - got)))
+            await asyncio.sleep(0.1)
+        assert time.monotonic() - began > 4 * Impatient.unread_seconds
+        writer.close()
+
+
+def test_the_bytes_of_all_bodies_are_bounded() -> None:
+    settings = {"max_body_bytes": 150_000, "max_open_body_bytes": 200_000}
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 140000\r\n\r\n"
+    )
+    with gateway("127.0.0.1:1", **settings) as process:
+        host, _, port = process.url.removeprefix("http://").rpartition(":")
+
+        def begin() -> socket.socket:
+            connection = socket.create_connection((host, int(port)), timeout=20)
+            connection.sendall(head + bytes(120_000))
+            return connection
+
+        with begin():
+            time.sleep(0.5)  # until it has been read
+            with begin() as second:
+                answer = b""
+                while b"already" not in answer:
+                    answer += second.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 429 "), answer
+            assert b"requests being answered have bodies of" in answer
+            small = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x"})
+            assert small.status_code == 503, "there is room for a small one, and no scheduler"
+        time.sleep(0.5)
+        large = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x" * 140_000})
+        assert large.status_code == 503, "the room was given back"
+
+
 def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
     assert HIGH_WATER_LIMIT <= HEAD_BYTES
     body = {"prompt": "x" * (4 * HEAD_BYTES)}
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
     assert answer.status_code == 503, "no scheduler is there, so it was read"
+
+
+def test_no_more_requests_are_let_in_than_there_are_descriptors_for() -> None:
+    """The limit that shells set is raised first; an explicit number is taken as it is."""
+    code = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, 1000)); "
+        "from pagewire.config import GatewayConfig as C; "
+        "from pagewire.gateway.server import most_open_requests as most; "
+        "print(most(C()), most(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "872 5000 (1000, 1000)"
 
 
 def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:
@@ -118,6 +208,29 @@ def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:
     assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
     stranger = httpx.get(f"{served.url}/healthz", headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_a_page_can_read_that_it_should_come_back_later() -> None:
+    with gateway("127.0.0.1:1", cors_origins=ORIGIN, max_open_requests=1) as process:
+        asyncio.run(_refused_page(process.url))
+
+
+async def _refused_page(url: str) -> None:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 9\r\n\r\n"
+    )
+    async with httpx.AsyncClient(base_url=url, headers={"origin": ORIGIN}) as http:
+        async with asyncio.timeout(10):  # until the first one has been read
+            while True:
+                refused = await http.post("/v1/completions", json={"prompt": "x"})
+                if refused.status_code == 429:
+                    break
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    assert "retry-after" in refused.headers["access-control-expose-headers"]
+    writer.close()
 
 
 def test_no_page_may_call_by_default() -> None:

@@ -132,6 +132,47 @@ async def _overload(url: str, metrics_url: str) -> None:
         assert 'requests_total{outcome="429",route="/v1/completions"} 20.0' in text
 
 
+async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
+    served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
+) -> None:
+    """Its body is not awaited, no scheduler hears of it, and what is open goes on."""
+    peer.step = 0.01
+    body = {"prompt": "x", "max_tokens": 100}
+    running = asyncio.create_task(http.post("/v1/completions", json=body))
+    await eventually(lambda: peer.running == 1)
+    peer.retry_after = 7
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 30\r\n\r\n"
+    )
+    host, _, port = served.url.removeprefix("http://").rpartition(":")
+    status = ""
+    for _ in range(100):  # until the gateway has heard of it
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        try:
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 0.2)
+            status = answer.decode()
+        except TimeoutError:
+            pass
+        writer.close()
+        if status:
+            break
+    assert status.startswith("HTTP/1.1 429 "), status
+    assert "retry-after: 7\r\n" in status
+    assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
+    assert len(peer.submitted) == 1
+    assert (await running).status_code == 200
+    peer.retry_after = 0
+    body["max_tokens"] = 2
+    async with asyncio.timeout(10):
+        while (await http.post("/v1/completions", json=body)).status_code != 200:
+            await asyncio.sleep(0.02)
+    text = (await http.get(served.metrics_url)).text
+    [within] = re.findall(r'gateway_refusal_seconds_bucket\{le="1.0"\} (\S+)', text)
+    assert float(within) >= 1
+
+
 async def test_a_request_before_the_first_scheduler_is_known_gets_its_answer() -> None:
     """The port is taken before the process listens, as by a client that hits a restart."""
     with scheduler(0.001) as (address, _):

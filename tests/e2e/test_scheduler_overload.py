@@ -162,7 +162,86 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
     assert len(waits) > 20, "the worker is kept busy"
     assert len(pushbacks) > 60
     assert max(waits) < 1.5, sorted(waits)[-10:]
-    assert set(pushbacks) == {1000}
+    assert 1000 <= min(pushbacks) <= max(pushbacks) <= 2000
+    await stack.settle()
+
+
+async def test_a_burst_is_no_standing_queue(start: StartStack) -> None:
+    """It waits for room in steps, not for slots, however slowly slots came free before."""
+    stack = await start(worker_info(num_slots=8, budget=16), max_waiting_seconds=0.8)
+    stack.workers[0].step_seconds = 0.02
+    slow = [asyncio.create_task(collect(stack.stub.Generate(request([n], 60)))) for n in range(12)]
+    await asyncio.gather(*slow)
+    for _ in range(3):
+        burst = [collect(stack.stub.Generate(request([n] * 16, 2))) for n in range(8)]
+        for number, (tokens, _, _) in enumerate(await asyncio.gather(*burst)):
+            assert tokens == expected([number] * 16, 2)
+    await stack.settle()
+
+
+async def test_a_gateway_hears_that_new_requests_are_refused(start: StartStack) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_requests=2)
+    stack.workers[0].step_seconds = 0.01
+    assert stack.engine.load().retry_after_seconds == 0
+    calls = []
+    for number in range(3):
+        calls.append(asyncio.create_task(collect(stack.stub.Generate(request([number], 30)))))
+        await eventually(lambda n=number: _counts(stack) == (1, n))
+    assert (await stack.stub.GetLoad(pb.GetLoadRequest())).retry_after_seconds >= 1
+    with pytest.raises(grpc.aio.AioRpcError, match="2 requests are waiting already"):
+        await collect(stack.stub.Generate(request([9], 5)))
+    await asyncio.gather(*calls)
+    assert stack.engine.load().retry_after_seconds == 0
+    await stack.settle()
+
+
+async def test_what_was_taken_once_is_not_refused_for_its_wait(start: StartStack) -> None:
+    """Its scheduler was lost while it waited there: it has no tokens that would show that."""
+    stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.01)
+    stack.workers[0].step_seconds = 0.01
+    running = asyncio.create_task(collect(stack.stub.Generate(request([1], 60))))
+    await eventually(lambda: _counts(stack) == (1, 0))
+    waiting = asyncio.create_task(collect(stack.stub.Generate(request([2], 5))))
+    await eventually(lambda: stack.engine.load().retry_after_seconds > 0)
+    calls = []
+    for stream, moved in enumerate((True, False)):
+        call = stack.stub.Multiplex()
+        message = request([3 + stream], 5)
+        await call.write(
+            pb.MultiplexRequest(submit=pb.Submit(stream=1, request=message, moved=moved))
+        )
+        calls.append(call)
+    ends = [await _end(call) for call in calls]
+    assert ends[0].reason == pb.FINISH_REASON_LENGTH, ends[0]
+    assert ends[1].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], ends[1]
+    assert (await running)[0] == expected([1], 60)
+    assert (await waiting)[0] == expected([2], 5)
+    for call in calls:
+        call.cancel()
+    await stack.settle()
+
+
+async def _end(call: grpc.aio.StreamStreamCall) -> pb.Finish:
+    """How the only request of a stream ends."""
+    while not (response := await call.read()).finished:
+        pass
+    finish: pb.Finish = response.finished[0].finish
+    return finish
+
+
+async def test_whoever_waits_for_a_worker_is_not_refused(start: StartStack) -> None:
+    """Without a worker nothing says how long the wait will be."""
+    stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.01)
+    await stack.workers[0].stop()
+    await eventually(lambda: not stack.engine.ready)
+    calls = []
+    for number in range(4):
+        calls.append(asyncio.create_task(collect(stack.stub.Generate(request([number], 5)))))
+        await asyncio.sleep(0.1)
+    assert stack.engine.load().retry_after_seconds == 0
+    await stack.workers[0].start(stack.addresses[0])
+    for number, call in enumerate(calls):
+        assert (await asyncio.wait_for(call, 20))[0] == expected([number], 5)
     await stack.settle()
 
 

@@ -1,6 +1,7 @@
 """The scheduler's gRPC service over real connections, with scripted workers as its peers."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -530,7 +531,11 @@ async def test_closing_a_multiplex_stream_aborts_its_requests(start) -> None:
 
 
 async def test_random_requests_and_aborts_leave_nothing(start) -> None:
-    stack = await start(worker_info(num_blocks=40, num_slots=6, budget=24), worker_info(24, 4, 16))
+    stack = await start(
+        worker_info(num_blocks=40, num_slots=6, budget=24),
+        worker_info(24, 4, 16),
+        max_waiting_seconds=math.inf,
+    )
     rng = random.Random(3)
 
     async def one(number: int) -> None:

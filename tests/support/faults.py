@@ -24,7 +24,8 @@ class Faults:
 
     def kinds(self) -> dict[str, int]:
         """How often each kind of fault was there."""
-        return dict(Counter(re.sub(r"(-\d$)|(\S*[/:]\S*)|(-\d )", " ", what) for what in self.done))
+        names = r"(-\d\b)|( to \S+)"
+        return dict(Counter(re.sub(names, "", what) for what in self.done))
 
     async def one(self) -> None:
         """One fault; returns when what can be mended is mended."""

@@ -30,7 +30,7 @@ SIMULATED = (
     "--profile=h200-qwen3-0.6b",
     "--speedup=0.2",  # steps of some milliseconds: a loaded machine can keep up with four workers
     "--num-blocks=3000",
-    "--num-slots=48",
+    "--num-slots=128",  # for all clients of a test, so that one worker alone refuses nobody
     "--max-model-len=2048",
 )
 
@@ -62,18 +62,16 @@ class Fleet:
         else:
             self.stopped.discard(name)
 
-    def descriptors(self) -> dict[str, int]:
-        """Open file descriptors of each process."""
-        pids = self.supervisor.pids.items()
-        return {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids}
+    @staticmethod
+    def open_files(pid: int) -> int:
+        """Descriptors of a process; OSError if it is gone."""
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
-    def resident_bytes(self) -> dict[str, int]:
-        """Memory of each process."""
-        found = {}
-        for name, pid in self.supervisor.pids.items():
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            found[name] = pages * os.sysconf("SC_PAGE_SIZE")
-        return found
+    @staticmethod
+    def resident(pid: int) -> int:
+        """Bytes of memory of a process; OSError if it is gone."""
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def metric(self, process: str, pattern: str) -> float:
         """The sum of the samples whose name and labels match."""
@@ -118,17 +116,23 @@ async def running_fleet(
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
-        free = iter(_free_ports(2 * schedulers + 2 * gateways))
+        free = iter(free_ports(workers + 2 * schedulers + 2 * gateways))
         ports = [next(free) for _ in range(schedulers)]
         metrics = {}
         async with (
             tcp_proxies(*sockets) as to_workers,
             tcp_proxies(*(f"127.0.0.1:{port}" for port in ports)) as to_schedulers,
         ):
-            worker_tier = [
-                _service(f"worker-{n}", (*worker_command, f"--worker-address={socket}"), socket)
-                for n, socket in enumerate(sockets)
-            ]
+            worker_tier = []
+            for n, socket in enumerate(sockets):
+                metrics_port = next(free)
+                metrics[f"worker-{n}"] = f"http://127.0.0.1:{metrics_port}"
+                command = (
+                    *worker_command,
+                    f"--worker-address={socket}",
+                    f"--worker-metrics-port={metrics_port}",
+                )
+                worker_tier.append(_service(f"worker-{n}", command, socket))
             scheduler_tier = []
             for n, port in enumerate(ports):
                 mine = [proxy.address for proxy in to_workers[n::schedulers]]
@@ -182,7 +186,7 @@ def _service(name: str, command: tuple[str, ...], health: str) -> Service:
     )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, each another."""
     with contextlib.ExitStack() as stack:
         sockets = [

@@ -25,20 +25,48 @@ class Question:
 
 
 @dataclass
-class Answer:
-    """What came back. `pause` is the longest wait for a chunk, `error` why it is not complete."""
+class Choice:
+    """One choice of an answer."""
 
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
+
+
+@dataclass
+class Answer:
+    """What came back. `pause` is the longest wait for a chunk, `error` why it is not complete."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
     tokens: int = 0
     pause: float = 0.0
     error: str | None = None
 
     @property
+    def texts(self) -> dict[int, str]:
+        """Of each choice."""
+        return {index: self.choices[index].text for index in sorted(self.choices)}
+
+    @property
+    def finish_reasons(self) -> dict[int, str | None]:
+        """Of each choice."""
+        return {index: self.choices[index].finish_reason for index in sorted(self.choices)}
+
+    @property
+    def logprobs(self) -> list[Any]:
+        """Token and value of all choices in order."""
+        return [pair for index in sorted(self.choices) for pair in self.choices[index].logprobs]
+
+    @property
     def content(self) -> tuple[Any, ...]:
         """All that must be the same however often its run was disturbed."""
-        return (self.text, self.finish_reason, self.tokens, [name for name, _ in self.logprobs])
+        names = [name for name, _ in self.logprobs]
+        return (self.texts, self.finish_reasons, self.tokens, names)
+
+    def begins_like(self, other: "Answer") -> bool:
+        """Whether choices are the same as far as both answers go."""
+        pairs = [(text, other.texts.get(index, "")) for index, text in self.texts.items()]
+        return all(a.startswith(b) or b.startswith(a) for a, b in pairs)
 
     def far_from(self, other: "Answer", tolerance: float) -> bool:
         """Whether log probabilities of the same tokens differ by more than a tolerance."""
@@ -48,7 +76,7 @@ class Answer:
 
 def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Question]:
     """Streamed requests with prompts of token ids: greedy and seeded, some with log probabilities,
-    some with a stop string, some with a prefix that they share."""
+    some with a stop string, some with two choices, some with a prefix that they share."""
     rng = random.Random(seed)
     shared = [rng.randrange(256, vocab_size) for _ in range(48)]
     made = []
@@ -70,12 +98,14 @@ def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Questio
             body["stop"] = ["qz", "the end of it"]
         if number % 7 == 0:
             body["min_tokens"] = 20
+        if number % 11 == 0:
+            body["n"] = 2
         made.append(Question("/v1/completions", body))
     return made
 
 
 def mixed_questions(count: int, seed: int = 0) -> list[Question]:
-    """The same, and unary ones, and clients that leave before the end."""
+    """The same, and unary ones, conversations, and clients that leave before the end."""
     rng = random.Random(seed + 1)
     made = []
     for question in questions(count, seed):
@@ -86,8 +116,19 @@ def mixed_questions(count: int, seed: int = 0) -> list[Question]:
             question = Question(question.path, body)
         elif kind < 0.35:
             question = Question(question.path, question.body, rng.randint(0, 20))
+        elif kind < 0.5:
+            question = _conversation(question.body, rng)
         made.append(question)
     return made
+
+
+def _conversation(body: dict[str, Any], rng: random.Random) -> Question:
+    """A chat with the sampling of a completion."""
+    left_out = ("prompt", "logprobs")
+    chat = {name: value for name, value in body.items() if name not in left_out}
+    words = " ".join(rng.choice(("red", "green", "blue", "seven")) for _ in range(20))
+    chat["messages"] = [{"role": "user", "content": words}]
+    return Question("/v1/chat/completions", chat)
 
 
 class Load:
@@ -158,7 +199,7 @@ class Load:
                 return
             except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, OSError):
                 # Nothing has been answered: what a balancer would send to another gateway.
-                if answer.tokens or answer.text or time.monotonic() - began > CONNECT_SECONDS:
+                if answer.tokens or answer.choices or time.monotonic() - began > CONNECT_SECONDS:
                     answer.error = "the gateway was lost"
                     return
                 self.refused += 1
@@ -207,13 +248,15 @@ def _take(message: dict[str, Any], answer: Answer) -> None:
     if "error" in message:
         answer.error = json.dumps(message["error"])
         return
-    for choice in message["choices"]:
-        answer.text += choice["text"]
-        if choice.get("logprobs"):
-            answer.logprobs += zip(
-                choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True
+    for given in message["choices"]:
+        choice = answer.choices.setdefault(given["index"], Choice())
+        said = given.get("delta") or given.get("message") or {}
+        choice.text += given["text"] if "text" in given else said.get("content") or ""
+        if given.get("logprobs"):
+            choice.logprobs += zip(
+                given["logprobs"]["tokens"], given["logprobs"]["token_logprobs"], strict=True
             )
-        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+        choice.finish_reason = given["finish_reason"] or choice.finish_reason
     if message.get("usage"):
         answer.tokens = message["usage"]["completion_tokens"]
 
@@ -236,7 +279,7 @@ def differences(
         if mine.error is not None:
             found.append(f"request {number} failed: {mine.error}")
         elif question.leaves_after is not None:
-            if not other.text.startswith(mine.text):
+            if not mine.begins_like(other):
                 found.append(f"request {number} began otherwise")
         elif mine.content != other.content:
             where = _first_difference(mine, other)
@@ -248,9 +291,9 @@ def differences(
 
 def _first_difference(mine: Answer, other: Answer) -> str:
     names: list[tuple[str, Callable[[Answer], Any]]] = [
-        ("in finish_reason", lambda a: a.finish_reason),
+        ("in finish_reason", lambda a: a.finish_reasons),
         ("in tokens", lambda a: a.tokens),
-        ("in text", lambda a: a.text),
+        ("in text", lambda a: "|".join(a.texts.values())),
         ("in logprobs", lambda a: [name for name, _ in a.logprobs]),
     ]
     name, value = next((n, v) for n, v in names if v(mine) != v(other))

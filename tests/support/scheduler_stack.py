@@ -45,6 +45,7 @@ class Stack:
     stub: inference_pb2_grpc.InferenceStub
     workers: list[ScriptedWorker]
     addresses: list[str]
+    port: int  # of the scheduler, for those who cannot use its socket file
 
     async def wait_ready(self, count: int) -> None:
         async with asyncio.timeout(10):
@@ -81,6 +82,7 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
         server = grpc.aio.server()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
         server.add_insecure_port(f"unix:{tmp_path}/scheduler.sock")
+        port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         channel = open_channel(f"unix:{tmp_path}/scheduler.sock")
         workers, addresses, links = [], [], []
@@ -93,7 +95,7 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
             link = WorkerLink(address, engine, step_timeout=config.step_timeout)
             links.append(asyncio.create_task(link.run()))
         stack = Stack(
-            engine, channel, inference_pb2_grpc.InferenceStub(channel), workers, addresses
+            engine, channel, inference_pb2_grpc.InferenceStub(channel), workers, addresses, port
         )
         cleanup.append((server, channel, links, workers))
         await stack.wait_ready(len(infos))

@@ -112,7 +112,9 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     draining: bool = False
     mute: bool = False  # says nothing more on its streams, without ending them
     full_for: float | None = None  # refuses everything, to come back after so many seconds
+    retry_after: int = 0  # seconds, reported: that it would refuse what is new
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
+    moved: list[bool] = field(default_factory=list)  # of those submitted
     aborted: list[str] = field(default_factory=list)
     running: int = 0
     streams: int = 0
@@ -166,6 +168,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         assert submit.stream not in open_runs, "a stream number in use was given again"
         request = submit.request
         self.submitted.append(request)
+        self.moved.append(submit.moved)
         run = Run(request, _prompt(request), len(request.resume_token_ids))
         resumed = [run.token(i) for i in range(run.done)]
         assert list(request.resume_token_ids) == resumed, "resumed from tokens that were not sent"
@@ -214,6 +217,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             total_blocks=100,
             preemptions=7,
             ready_workers=self.ready_workers,
+            retry_after_seconds=self.retry_after,
         )
 
     def _step_of(self, open_runs: dict[int, Run]) -> pb.MultiplexResponse:

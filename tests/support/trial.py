@@ -25,14 +25,30 @@ async def rest(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
         await asyncio.sleep(0.2)
 
 
-def report(name: str, answers: list[Answer], want: list[Answer]) -> None:
+def figures(asked: list[Question], got: list[Answer], want: list[Answer]) -> dict[str, float]:
+    """What a run came to, compared with the undisturbed one. What is lost and what came twice is
+    counted in characters that clients got, of those that stayed to the end."""
+    found = {"streams": len(got), "tokens": sum(answer.tokens for answer in got)}
+    found["failed"] = sum(answer.error is not None for answer in got)
+    found["lost"] = found["twice"] = 0
+    for number, answer in enumerate(got):
+        if asked[number % len(asked)].leaves_after is None:
+            other = want[number % len(want)]
+            more = sum(map(len, answer.texts.values())) - sum(map(len, other.texts.values()))
+            found["lost"] += max(0, -more)
+            found["twice"] += max(0, more)
+    found["longest_pause_s"] = max(answer.pause for answer in got)
+    found["undisturbed_s"] = max(answer.pause for answer in want)
+    return found
+
+
+def report(name: str, asked: list[Question], got: list[Answer], want: list[Answer]) -> None:
     """Prints the figures of a run; pytest shows them with -s."""
-    pauses = [sorted(answer.pause for answer in run)[-1] for run in (answers, want)]
-    tokens = sum(answer.tokens for answer in answers)
-    failed = sum(answer.error is not None for answer in answers)
+    f = figures(asked, got, want)
     print(
-        f"\n{name}: {len(answers)} streams, {tokens} tokens, {failed} failed, "
-        f"longest pause {pauses[0]:.2f} s (undisturbed {pauses[1]:.2f} s)"
+        f"\n{name}: {f['streams']} streams, {f['tokens']} tokens, {f['failed']} failed, "
+        f"{f['lost']} characters lost, {f['twice']} twice, longest pause "
+        f"{f['longest_pause_s']:.2f} s (undisturbed {f['undisturbed_s']:.2f} s)"
     )
 
 

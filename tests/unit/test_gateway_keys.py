@@ -157,6 +157,21 @@ def test_prompts_at_once() -> None:
     holder.admit(job(3), 0.0)
 
 
+def test_a_head_is_refused_for_what_no_body_could_change() -> None:
+    holder = account(requests_per_minute=1, max_concurrent=2)
+    holder.open = 1
+    holder.check_head(0.0)
+    holder.open = 2
+    with pytest.raises(ApiError, match="2 requests of this API key are being answered") as caught:
+        holder.check_head(0.0)
+    assert caught.value.headers == {"retry-after": "1"}
+    holder.open = 0
+    holder.admit(job(), 0.0).close(0.0)
+    with pytest.raises(ApiError, match="1 requests a minute") as caught:
+        holder.check_head(0.0)
+    assert caught.value.headers == {"retry-after": "60"}
+
+
 def test_a_refused_request_uses_nothing() -> None:
     holder = account(requests_per_minute=5, tokens_per_minute=30)
     holder.admit(job(), 0.0)

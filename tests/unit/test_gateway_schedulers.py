@@ -147,6 +147,39 @@ async def test_a_full_queue_sends_it_to_another(
     assert ApiError.of(refused.failure).headers == {"retry-after": "2"}
 
 
+async def test_new_requests_are_refused_while_every_ready_scheduler_does(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    peers[0].retry_after = 9
+    await eventually(lambda: any(s.load.retry_after_seconds for s in schedulers.links.values()))
+    assert schedulers.retry_after == 0, "the other one takes them"
+    peers[1].retry_after = 4
+    await eventually(lambda: schedulers.retry_after == 4)
+    peers[1].draining = True
+    await eventually(lambda: schedulers.retry_after == 9)
+    peers[0].ready_workers = 0
+    await eventually(lambda: not schedulers.ready)
+    assert schedulers.retry_after == 0, "they wait for the return of the workers"
+
+
+async def test_a_scheduler_hears_what_was_taken_before(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step = 0.02
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    schedulers.submit([generation()])
+    await eventually(lambda: peers[0].moved == [False])
+    peers[0].ready_workers = 0
+    await eventually(lambda: not schedulers.ready)
+    late = generation("late")
+    schedulers.submit([late])
+    peers[0].ready_workers = 1
+    await asyncio.wait_for(late.mailbox.take(), 5)
+    assert peers[0].moved == [False, True]
+
+
 async def test_refused_by_the_only_one_fails(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:

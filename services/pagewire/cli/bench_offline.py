@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pagewire.cli.errors import CommandError
 from pagewire.cli.launch import launch, quiet
 from pagewire.cli.options import configured
 from pagewire.cli.results import write_json
+from pagewire.cli.settings import Setting
 from pagewire.cli.stack import Stack, control_settings, control_stack
 from pagewire.models import served_name
 
@@ -58,7 +60,14 @@ class OfflineResult:
         return (self.prompt_tokens + self.output_tokens) / self.seconds
 
 
-@configured(control_settings())
+def offline_settings() -> dict[str, Setting]:
+    """Those of workers and a scheduler; requests wait for as long as it takes."""
+    settings = control_settings()
+    waiting = replace(settings["max_waiting_seconds"], default=math.inf)
+    return {**settings, "max_waiting_seconds": waiting}
+
+
+@configured(offline_settings())
 def offline(
     values: dict[str, Any],
     *,

@@ -1,6 +1,7 @@
 """Streaming load on an OpenAI-style server: what one process sends and times."""
 
 import asyncio
+import gc
 import json
 import random
 import time
@@ -57,6 +58,7 @@ class Timing:
     status: int | None = None
     answered: float = 0.0
     retry_after: str | None = None
+    late: float = 0.0  # that it was sent after it was due: what the sender itself was behind
 
     @property
     def tpot(self) -> float | None:
@@ -81,6 +83,7 @@ async def _drive(plan: LoadPlan) -> list[Timing]:
 
     rng = random.Random(plan.seed)
     bodies = [completion_body(plan, words(rng, plan.input_words)) for _ in range(plan.requests)]
+    gc.freeze()  # a collection that goes through all of it would be taken for the server's delay
     url = plan.url.rstrip("/") + "/v1/completions"
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None),
@@ -115,15 +118,16 @@ async def _open_loop(
     for body in bodies:
         due += rng.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(send(session, url, body)))
+        tasks.append(asyncio.create_task(send(session, url, body, due)))
     return await asyncio.gather(*tasks)
 
 
-async def send(session: Any, url: str, body: dict[str, Any]) -> Timing:
+async def send(session: Any, url: str, body: dict[str, Any], due: float | None = None) -> Timing:
     """Sends one streaming request and times its chunks."""
     import aiohttp
 
-    timing = Timing(started=time.perf_counter())
+    now = time.perf_counter()
+    timing = Timing(started=now, late=0.0 if due is None else now - due)
     try:
         async with session.post(url, json=body) as response:
             if response.status != 200:

@@ -18,11 +18,12 @@ _BYTES_A_TOKEN = 4
 class Account:
     """One key's use. Times are in seconds on a monotonic clock."""
 
-    __slots__ = ("key", "requests", "running", "tokens")
+    __slots__ = ("key", "open", "requests", "running", "tokens")
 
     def __init__(self, key: ApiKey, now: float) -> None:
         self.key = key
         self.running = 0  # prompts being answered
+        self.open = 0  # generating requests, those included whose body is still on its way
         self.requests = _bucket(key.limits.requests_per_minute, None, now)
         self.tokens = _bucket(key.limits.tokens_per_minute, None, now)
 
@@ -31,6 +32,15 @@ class Account:
         self.key = key
         self.requests = _bucket(key.limits.requests_per_minute, self.requests, now)
         self.tokens = _bucket(key.limits.tokens_per_minute, self.tokens, now)
+
+    def check_head(self, now: float) -> None:
+        """ApiError 429 for a request that would be refused whatever its body says."""
+        most = self.key.limits.max_concurrent
+        if most is not None and self.open >= most:
+            raise _too_many(
+                f"{self.open} requests of this API key are being answered and {most} may be", 1
+            )
+        self._check_requests(now)
 
     def admit(self, job: Job, now: float) -> "Permit":
         """Lets a request in; ApiError 429 says how long to wait, 400 that waiting is no use."""
@@ -47,9 +57,7 @@ class Account:
             raise _too_many(
                 f"{self.running} prompts of this API key are being answered and {most} may be", 1
             )
-        if self.requests is not None and (wait := self.requests.seconds_until(1, now)):
-            limit = self.requests.per_minute
-            raise _too_many(f"this API key may send {limit} requests a minute", wait)
+        self._check_requests(now)
         if self.tokens is not None and (wait := self.tokens.seconds_until(tokens, now)):
             limit = self.tokens.per_minute
             raise _too_many(f"this API key may use {limit} tokens a minute", wait)
@@ -77,6 +85,11 @@ class Account:
                     for name, value in values.items()
                 ]
         return found
+
+    def _check_requests(self, now: float) -> None:
+        if self.requests is not None and (wait := self.requests.seconds_until(1, now)):
+            limit = self.requests.per_minute
+            raise _too_many(f"this API key may send {limit} requests a minute", wait)
 
     def _charge(self, prompts: int, requests: int, tokens: int, now: float) -> None:
         self.running += prompts

@@ -40,11 +40,18 @@ class Gateway:
     guard: Guard = field(default_factory=Guard)
     cors_origins: tuple[str, ...] = ()
     describe: bool = False
+    max_open_body_bytes: int = 1 << 30
     traffic: Traffic = field(init=False)
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic(self.metrics, GENERATING, self.max_open_requests)
+        self.traffic = Traffic(
+            self.metrics,
+            GENERATING,
+            self.max_open_requests,
+            max(self.max_open_body_bytes, self.max_body_bytes),
+            lambda: self.schedulers.retry_after,
+        )
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -111,7 +118,9 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return gateway.traffic.watch(allow_origins(gateway.guard.watch(app), gateway.cors_origins))
+    guarded = gateway.guard.watch(app, GENERATING)
+    # Outermost, for a page may read a refusal only if that allows it too.
+    return allow_origins(gateway.traffic.watch(guarded), gateway.cors_origins)
 
 
 def _model(model: pb.Model) -> dict[str, Any]:

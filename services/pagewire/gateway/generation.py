@@ -75,6 +75,7 @@ class Generation:
         "index",
         "logprobs",
         "mailbox",
+        "moved",
         "posted",
         "prompt",
         "prompt_tokens",
@@ -99,6 +100,7 @@ class Generation:
         self.failure: RequestError | None = None
         self.closed = False
         self.posted = False
+        self.moved = False  # it has lost its scheduler, or waited for one
         self.refused_by: set[str] = set()  # schedulers that had no worker for it
         self.started_at = time.perf_counter()
         self.first_token_at = 0.0

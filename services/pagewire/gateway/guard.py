@@ -63,8 +63,12 @@ class Guard:
         scope["state"]["permit"] = permit
         return permit
 
-    def watch(self, app: ASGIApp) -> ASGIApp:
-        """`app` for callers with a key; permits given meanwhile end with their request."""
+    def watch(self, app: ASGIApp, generating: tuple[str, ...]) -> ASGIApp:
+        """`app` for callers with a key; permits given meanwhile end with their request.
+
+        What a key's limits refuse on the routes in `generating` is refused by its head if they do
+        so whatever its body says: bodies that never arrive cost the places of their own key only.
+        """
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or self._keys is None or scope["path"] in OPEN_PATHS:
@@ -82,9 +86,18 @@ class Guard:
 
             state = scope.setdefault("state", {})
             state["account"] = account
+            counts = scope["path"] in generating and scope["method"] == "POST"
+            answering = app
+            if counts:
+                try:
+                    account.check_head(self._clock())
+                except ApiError as error:
+                    answering = error.response()
+            account.open += counts
             try:
-                await app(scope, receive, with_limits)
+                await answering(scope, receive, with_limits)
             finally:
+                account.open -= counts
                 if "permit" in state:
                     state["permit"].close(self._clock())
 

@@ -1,7 +1,8 @@
-"""HTTP/1.1 on one connection, with bounds on what comes before a request's body.
+"""HTTP/1.1 on one connection, with bounds on what comes before a request's body, and on how long
+an answer may stay unread.
 
-uvicorn leaves both to a proxy: without them a head may be as long, and take as long, as its
-sender likes.
+uvicorn leaves them to a proxy: without them a head may be as long, and take as long, as its sender
+likes, and who never reads holds a request open for ever.
 """
 
 import asyncio
@@ -16,13 +17,20 @@ from pagewire.gateway.errors import ApiError
 
 HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 30.0
+UNREAD_SECONDS = 60.0
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Refuses a head that is too large (431), too slow (the connection closes) or no HTTP (400)."""
+    """Refuses a head that is too large (431), too slow (the connection closes) or no HTTP (400).
+
+    The connection is reset when an answer waits and not a byte of it is taken for some time.
+    """
 
     head_bytes = HEAD_BYTES
     head_seconds = HEAD_SECONDS
+    unread_seconds = UNREAD_SECONDS
+    _unread = 0  # bytes that waited at the last look
+    _unread_timer: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     _incoming = 0  # bytes of the head that is not complete yet
 
@@ -32,8 +40,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
+        """Stops the clocks."""
         self._head_is_there()
+        self._forget_unread()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -43,6 +52,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._incoming += len(data)
             if self._incoming > self.head_bytes:
                 self._refuse(_too_large(self.head_bytes))
+
+    def pause_writing(self) -> None:
+        """More waits than the client takes."""
+        super().pause_writing()
+        self._look_again()
+
+    def resume_writing(self) -> None:
+        """The client has taken most of it."""
+        self._forget_unread()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -67,6 +86,22 @@ class HttpProtocol(HttpToolsProtocol):
         if self._timer is None:
             close: Callable[[], Any] = self.transport.close
             self._timer = self.loop.call_later(self.head_seconds, close)
+
+    def _look_again(self) -> None:
+        # Nothing is written meanwhile, so the buffer shrinks if the client takes anything.
+        self._unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self.unread_seconds, self._look_at_unread)
+
+    def _look_at_unread(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._look_again()
+        else:
+            self.transport.abort()
+
+    def _forget_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _head_is_there(self) -> None:
         self._incoming = 0

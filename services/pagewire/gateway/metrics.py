@@ -11,6 +11,7 @@ from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
 from pagewire.v1 import inference_pb2 as pb
 
 PREFIX = "pagewire_gateway"
+_REFUSAL_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Metrics:
@@ -34,6 +35,13 @@ class Metrics:
             "From the head of a successful generating request to the end of its answer.",
             ("route",),
             buckets=REQUEST_SECONDS,
+            registry=registry,
+        )
+        self.refusal_seconds = Histogram(
+            f"{PREFIX}_refusal_seconds",
+            "From the head of a generating request to the end of its answer, of those that ended "
+            "with status 429.",
+            buckets=_REFUSAL_SECONDS,
             registry=registry,
         )
         self.generation_seconds = Histogram(

@@ -16,7 +16,7 @@ from pagewire.gateway.generation import Generation
 from pagewire.gateway.logprobs import CandidateReader
 from pagewire.gateway.metrics import Metrics
 from pagewire.packing import unpack_unsigned
-from pagewire.rpc import HEARTBEAT_SECONDS, open_channel
+from pagewire.rpc import HEARTBEAT_SECONDS, end_call, open_channel
 from pagewire.stall import Stall
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceStub
@@ -118,7 +118,7 @@ class Link:
         stream = self._free_stream()
         self._open[stream] = generation
         self._streams[generation] = stream
-        submit = pb.Submit(stream=stream, request=generation.next_attempt())
+        submit = pb.Submit(stream=stream, request=generation.next_attempt(), moved=generation.moved)
         self._send(pb.MultiplexRequest(submit=submit))
 
     def abort(self, generation: Generation) -> bool:
@@ -181,7 +181,7 @@ class Link:
             finally:
                 for task in tasks:
                     task.cancel()
-                call.cancel()
+                end_call(call)
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:

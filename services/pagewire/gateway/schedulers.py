@@ -65,6 +65,15 @@ class Schedulers:
         """Whether some scheduler takes requests."""
         return any(link.ready for link in self.links.values())
 
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which new requests should come back, as every ready scheduler refuses
+        them now; 0 if one takes them, or none is ready and they wait for its return."""
+        return min(
+            (link.load.retry_after_seconds for link in self.links.values() if link.ready),
+            default=0,
+        )
+
     async def start(self) -> None:
         """Resolves the addresses, begins to connect, and keeps both up to date."""
         await self.refresh()
@@ -232,6 +241,7 @@ class Schedulers:
 
     def _let_wait(self, generation: Generation) -> None:
         """Until some scheduler reports that it can take it, or for as long as anyone would wait."""
+        generation.moved = True
         generation.refused_by.clear()  # whoever comes back may have a worker now
         seconds = max(0.0, min(self._resume_seconds, generation.seconds_left))
         self._homeless[generation] = asyncio.get_running_loop().call_later(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -25,7 +26,7 @@ from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.hosts import is_loopback
 from pagewire.logs import configure
-from pagewire.metrics import serve_metrics
+from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.process import run_service
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep idle connections
 _FIRST_CONTACT_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 5  # for connections to close once their requests have ended
+_MAX_OPEN_REQUESTS = 8192
+_OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, connections that are being refused
 
 
 def run_gateway(config: GatewayConfig) -> None:
@@ -93,14 +96,16 @@ async def _serve(
         schedulers,
         metrics,
         config.max_body_bytes,
-        config.max_open_requests,
+        most_open_requests(config),
         guard,
         _origins(config),
         config.openapi,
+        config.max_open_body_bytes,
     )
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
     )
+    count_tasks(metrics.registry)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
     await schedulers.start()
     # Connections wait in the listener's backlog meanwhile: a gateway that was started again gives
@@ -134,6 +139,18 @@ def _check_https(config: GatewayConfig) -> None:
                 f"{config.https_cert} and {config.https_key} are no certificate with its key in "
                 f"PEM: {error.reason}"
             ) from error
+
+
+def most_open_requests(config: GatewayConfig) -> int:
+    """How many requests may be open; as many connections as that are allowed first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if config.max_open_requests is not None:
+        return config.max_open_requests
+    if hard == resource.RLIM_INFINITY:
+        return _MAX_OPEN_REQUESTS
+    return max(1, min(_MAX_OPEN_REQUESTS, hard - _OTHER_DESCRIPTORS))
 
 
 def _origins(config: GatewayConfig) -> tuple[str, ...]:

@@ -75,11 +75,17 @@ class Engine:
 
     # What clients ask for
 
-    def submit(self, message: pb.GenerateRequest, buffer: DeltaBuffer, stream: int) -> None:
-        """Takes a request; its deltas and its end go to `buffer` under the number `stream`."""
+    def submit(
+        self, message: pb.GenerateRequest, buffer: DeltaBuffer, stream: int, moved: bool = False
+    ) -> None:
+        """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
+
+        `moved` is whether it has run or waited elsewhere before.
+        """
         self._arrivals += 1
         request_id = message.request_id or f"request-{self._arrivals}"
-        request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals)
+        moved = moved or bool(message.resume_token_ids)
+        request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals, moved)
         self._arrivals += reserved_arrivals(message.beam_search.width)
         refusal = self._refusal(message, request)
         if refusal is not None:
@@ -132,7 +138,7 @@ class Engine:
 
     def load(self) -> pb.Load:
         """How busy this scheduler is."""
-        return load(self._workers, self._admission)
+        return load(self._workers, self._admission, self._bounds)
 
     @property
     def ready(self) -> bool:
@@ -221,7 +227,7 @@ class Engine:
         if self.draining:
             return RequestError(Code.UNAVAILABLE, "this scheduler is draining; use another one")
         conflict = self._open.conflict(request)
-        return conflict or self._bounds.refusal(bool(message.resume_token_ids), tokens=0)
+        return conflict or self._bounds.refusal(request.moved, tokens=0)
 
     async def _parse_and_queue(self, message: pb.GenerateRequest, request: Request) -> None:
         try:
@@ -248,7 +254,7 @@ class Engine:
         if ended is not None:
             self.close(request, State.COMPLETED, ended)
             return
-        full = self._bounds.refusal(bool(parsed.resumed), sequence.num_known)
+        full = self._bounds.refusal(request.moved, sequence.num_known)
         if full is not None:
             self.close(request, State.FAILED, error_finish(full))
             return
@@ -285,7 +291,7 @@ class Engine:
             for worker in self._workers:
                 if worker.wants_step(self._config.run_ahead):
                     progress |= self._send_step(worker)
-        self._bounds.settle()
+        self._bounds.settle(self.ready)
         for worker in self._workers:
             if worker.draining and worker.batch.idle and not worker.left:
                 worker.left = True

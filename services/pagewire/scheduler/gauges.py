@@ -3,19 +3,22 @@
 Metrics are asked for on a thread of their own: what they call must allow that.
 """
 
+import math
 from functools import partial
 
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.open_requests import OpenRequests
+from pagewire.scheduler.queue_bounds import QueueBounds
 from pagewire.scheduler.ready_workers import ReadyWorkers
 from pagewire.v1 import inference_pb2 as pb
 
 
-def load(workers: ReadyWorkers, admission: Admission) -> pb.Load:
+def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb.Load:
     """What gateways choose schedulers by."""
     batches = workers.batches()
+    full = bounds.refusal(moved=False, tokens=1)
     return pb.Load(
         waiting=len(admission.waiting),
         running=sum(batch.num_running for batch in batches),
@@ -24,6 +27,7 @@ def load(workers: ReadyWorkers, admission: Admission) -> pb.Load:
         ready_workers=len(admission.workers),
         preemptions=admission.preemptions,
         waiting_tokens=admission.waiting.tokens,
+        retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
     )
 
 

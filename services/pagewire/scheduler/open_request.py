@@ -23,6 +23,8 @@ class Request:
     stream: int
     received: float
     arrival: int
+    # It has run or waited elsewhere before: it may find room where new ones do not.
+    moved: bool = False
     sequence: Sequence | None = None
     # Its own sequences run in place of `sequence`.
     beams: BeamRequest | None = None

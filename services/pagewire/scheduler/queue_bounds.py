@@ -8,31 +8,38 @@ from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.waiting import WaitingQueue
 
+# So many times longer than in a queue that stands may the wait seem to be in one that has just
+# begun: it may be a burst, which workers take in faster than the rate of a long queue says.
+BURST = 4
+
 
 class QueueBounds:
-    """Requests, tokens and, if asked for, the time to wait: bounded, and refused with a remedy."""
+    """Requests, tokens and the time to wait: bounded, and refused with a remedy."""
 
     def __init__(self, config: SchedulerConfig, waiting: WaitingQueue) -> None:
         self._config = config
         self._waiting = waiting
         self._drain_rate = DrainRate(time.monotonic())
-        # Whether requests waited when all that could be admitted had been.
-        self._saturated = False
+        # Since when requests wait, all that could be having been admitted; None if there are none,
+        # or no worker for them: how long that takes tells nothing about the queue.
+        self._full_since: float | None = None
         # Requests that are on their way into the queue.
         self.parsing = 0
 
-    def refusal(self, resumed: bool, tokens: int) -> RequestError | None:
+    def refusal(self, moved: bool, tokens: int) -> RequestError | None:
         """Why a request of so many tokens cannot be queued now.
 
-        One that was running elsewhere may find room where new ones do not: its client has seen
-        the beginning.
+        One that has run or waited elsewhere may find room where new ones do not: it was taken
+        once, and its client may have seen the beginning.
         """
         requests = len(self._waiting) + self.parsing
         now = time.monotonic()
         self.rest(now)
         expected = self._drain_rate.seconds_for(requests, now)
         longest = self._config.max_waiting_seconds
-        factor = 2 if resumed else 1
+        stands = self._full_since is not None and now - self._full_since > longest / 2
+        bound = longest if stands else BURST * longest
+        factor = 2 if moved else 1
         if requests >= factor * self._config.max_waiting_requests:
             reason = f"{requests} requests are waiting already"
         elif (
@@ -40,7 +47,7 @@ class QueueBounds:
             and self._waiting.tokens + tokens > factor * self._config.max_waiting_tokens
         ):
             reason = f"requests of {self._waiting.tokens} tokens are waiting already"
-        elif longest is not None and self._saturated and not resumed and expected > longest:
+        elif self._full_since is not None and not moved and expected > bound:
             reason = f"requests wait for about {expected:.1f} s already"
         else:
             return None
@@ -53,14 +60,17 @@ class QueueBounds:
 
     def rest(self, now: float) -> None:
         """The time up to now says nothing about the queue's speed if nothing waited in it."""
-        if not self._saturated:
+        if self._full_since is None:
             self._drain_rate.rest(now)
 
     def left(self, now: float) -> None:
         """A request was admitted for the first time."""
-        if self._saturated:
+        if self._full_since is not None:
             self._drain_rate.left(now)
 
-    def settle(self) -> None:
-        """All that can be admitted has been."""
-        self._saturated = len(self._waiting) > 0
+    def settle(self, ready: bool) -> None:
+        """All that can be admitted has been; `ready` is whether there is a worker to admit to."""
+        if not len(self._waiting) or not ready:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = time.monotonic()

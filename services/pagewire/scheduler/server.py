@@ -14,7 +14,7 @@ from pagewire.credentials import (
     read_token,
 )
 from pagewire.errors import RequestError
-from pagewire.metrics import serve_metrics
+from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import essential, run_service
 from pagewire.rpc import Health, bind, make_server
@@ -55,6 +55,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     health.attach(server)
     await health.set_serving(False)
     [port] = bind(server, [f"{config.grpc_host}:{config.grpc_port}"], public)
+    count_tasks()
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     log.info("listening on %s:%d", config.grpc_host, port)

@@ -106,7 +106,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async for message in requests:
                 await buffer.read.wait()  # who does not read its news may not ask for more
                 if message.WhichOneof("message") == "submit":
-                    self._engine.submit(message.submit.request, buffer, message.submit.stream)
+                    submit = message.submit
+                    self._engine.submit(submit.request, buffer, submit.stream, submit.moved)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.abort(buffer, message.abort)
         finally:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.packing import pack
-from pagewire.rpc import open_channel
+from pagewire.rpc import end_call, open_channel
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.core.step_plan import StepPlan
 from pagewire.stall import Stall
@@ -157,7 +157,7 @@ class WorkerLink:
                 self.connected = False
                 for task in tasks:
                     task.cancel()
-                call.cancel()
+                end_call(call)
                 self._events.on_lost(self)
 
     async def _watch(self, health: grpc.aio.UnaryStreamCall) -> None:

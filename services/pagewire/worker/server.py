@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 from pagewire import logs
 from pagewire.config import WorkerConfig
-from pagewire.metrics import serve_metrics
+from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import served_name
 from pagewire.process import end_process, run_service
 from pagewire.rpc import Health, bind, make_server
@@ -55,6 +55,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     instruments = Instruments()
     try:
         (port,) = bind(server, [config.worker_address], credentials)
+        count_tasks()
         serve_metrics(config.metrics_host, config.worker_metrics_port)
         await server.start()
         loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, timeline)))

@@ -278,7 +278,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "used_blocks", "total_blocks", "ready_workers", "preemptions", "waiting_tokens")
+    __slots__ = ("waiting", "running", "used_blocks", "total_blocks", "ready_workers", "preemptions", "waiting_tokens", "retry_after_seconds")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class Load(_message.Message):
     READY_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     used_blocks: int
@@ -293,7 +294,8 @@ class Load(_message.Message):
     ready_workers: int
     preemptions: int
     waiting_tokens: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., ready_workers: _Optional[int] = ..., preemptions: _Optional[int] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
+    retry_after_seconds: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., ready_workers: _Optional[int] = ..., preemptions: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., retry_after_seconds: _Optional[int] = ...) -> None: ...
 
 class MultiplexRequest(_message.Message):
     __slots__ = ("submit", "abort")
@@ -304,12 +306,14 @@ class MultiplexRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("stream", "request")
+    __slots__ = ("stream", "request", "moved")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     stream: int
     request: GenerateRequest
-    def __init__(self, stream: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+    moved: bool
+    def __init__(self, stream: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., moved: bool = ...) -> None: ...
 
 class MultiplexResponse(_message.Message):
     __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes")

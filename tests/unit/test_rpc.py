@@ -1,0 +1,29 @@
+"""What gRPC leaves to its callers."""
+
+import asyncio
+from typing import Any
+
+from pagewire.rpc import end_call, open_channel
+from pagewire.v1.inference_pb2_grpc import InferenceStub
+from support.scripted_scheduler import ScriptedScheduler
+from support.waiting import eventually
+
+
+def waiting_for_status() -> list[Any]:
+    """gRPC's tasks for calls that have not ended, those of this process's servers left out."""
+    return [t for t in asyncio.all_tasks() if "_handle_status_once_received" in repr(t)]
+
+
+async def test_a_call_whose_write_failed_leaves_no_task_behind() -> None:
+    scheduler = ScriptedScheduler()
+    address = await scheduler.start()
+    try:
+        async with open_channel(address) as channel:
+            call = InferenceStub(channel).Multiplex()
+            await call.read()
+            assert len(waiting_for_status()) == 1
+            call._cython_call.set_internal_error("what gRPC does when a write fails")
+            end_call(call)
+        await eventually(lambda: not waiting_for_status())
+    finally:
+        await scheduler.stop()
