@@ -212,9 +212,9 @@ class SchedulerConfig(StepConfig):
     max_waiting_seconds: float = setting(
         1.0,
         "Seconds that a request may be expected to wait for admission, by how fast the queue has "
-        "been emptying, once it has stood for half as long; further requests are refused as too "
-        "many. Keep it below the target for the time to the first token; `inf` lets requests of a "
-        "batch wait as long as it takes.",
+        "been emptying; four times that in a queue that has stood for less than half of it. "
+        "Further requests are refused as too many. Keep it below the target for the time to the "
+        "first token; `inf` lets requests of a batch wait as long as it takes.",
         minimum=0.001,
     )
     max_retry_attempts: int = setting(
