@@ -249,6 +249,13 @@ class SchedulerConfig(StepConfig):
 class WorkerConfig(StepConfig):
     """The process that holds weights and KV cache."""
 
+    unready_after: float | None = setting(
+        None,
+        "Seconds that a step may take before the worker says that it is not ready, until it gets "
+        "on: what runs goes on, new requests go elsewhere. By default 1.5 on a GPU; on a CPU, "
+        "whose steps may take long, --step-timeout.",
+        minimum=0.1,
+    )
     model: str = setting(
         "embedded",
         "Model folder in Hugging Face format, cached hub id, or `embedded` for the small chat "

@@ -38,15 +38,24 @@ class Watchdog:
         seconds: float,
         on_fatal: Callable[[BaseException], None],
         on_change: Callable[[bool], None] = lambda _: None,
+        *,
+        doubt_seconds: float | None = None,
+        on_doubt: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """After `seconds` without a move all stacks are written to the log and `on_change(False)`
         is called, `on_change(True)` when everything moves again; after twice the time `on_fatal`.
-        Both are called on the watchdog's thread.
+        After `doubt_seconds`, which are fewer, `on_doubt(True)`, and then `on_doubt(False)`.
+        All are called on the watchdog's thread.
         """
-        self._interval = min(LOOK_SECONDS, seconds / 4)
+        self._interval = min(LOOK_SECONDS, (doubt_seconds or seconds) / 4)
         looks = math.ceil(seconds / self._interval)
-        self._watched = [(thing, Stall(looks), Stall(2 * looks)) for thing in watched]
+        doubtful = math.ceil((doubt_seconds or seconds) / self._interval)
+        self._watched = [
+            (thing, Stall(doubtful), Stall(looks), Stall(2 * looks)) for thing in watched
+        ]
         self._seconds = seconds
+        self._on_doubt = on_doubt
+        self._doubted = False
         self._on_fatal = on_fatal
         self._on_change = on_change
         self._stalled: set[str] = set()
@@ -61,13 +70,18 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval):
-            for thing, stall, hopeless in self._watched:
+            doubted = False
+            for thing, slow, stall, hopeless in self._watched:
                 moves, waiting = thing.moves(), thing.waiting()
+                doubted |= slow.look(moves, waiting)
                 self._note(thing.name, stall.look(moves, waiting))
                 if hopeless.look(moves, waiting):
                     seconds = 2 * self._seconds
                     self._on_fatal(StalledError(f"{thing.name} has not moved for {seconds:g} s"))
                     return
+            if doubted != self._doubted:
+                self._doubted = doubted
+                self._on_doubt(doubted)
 
     def _note(self, name: str, stalled: bool) -> None:
         if stalled and name not in self._stalled:

@@ -11,9 +11,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from pagewire.config import SchedulerConfig
 from pagewire.packing import pack
+from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.tokenizer import TokenIdsOnly
+from pagewire.scheduler.worker_link import WorkerLink
+from pagewire.v1 import inference_pb2 as inference_pb
 from pagewire.v1 import worker_pb2 as pb
 from support.tiny_models import save_model
+from support.waiting import eventually
 from support.worker_process import GrpcStream, channel_to, worker_process
 
 STEP_TIMEOUT = 1.0
@@ -81,6 +88,40 @@ async def test_a_worker_stuck_in_a_step_is_not_ready_until_it_moves(tmp_path: Pa
             again = await GrpcStream.open(channel, epoch=3)
             await again.send(first_step())
             assert (await again.receive()).step == 1
+
+
+async def test_a_slow_step_keeps_new_requests_away_and_what_runs_goes_on(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    prologue = faulty_device(tmp_path)
+    engine = Engine(SchedulerConfig(), "tiny", TokenIdsOnly(tmp_path / "tiny"), lambda: None)
+    with worker_process(
+        tmp_path, tmp_path / "tiny", prologue, unready_after=SECONDS_TO_NOTICE - 0.5
+    ) as worker:
+        link = asyncio.create_task(WorkerLink(worker.address, engine).run())
+        async with channel_to(worker) as channel:
+            await eventually(lambda: engine.ready, 20)
+            (tmp_path / "stuck").touch()
+            buffer = DeltaBuffer()
+            message = inference_pb.GenerateRequest(
+                prompt_token_ids=inference_pb.TokenIds(ids=[3, 4, 5]),
+                stop=inference_pb.StopConditions(max_tokens=20, ignore_eos=True),
+                detokenize=False,
+            )
+            engine.submit(message, buffer, stream=1)
+
+            async def is_not_serving() -> bool:
+                return await worker.health(channel) == NOT_SERVING
+
+            # A look of this test's, and one of the watchdog's that began before the step.
+            assert await seconds_until(is_not_serving) < SECONDS_TO_NOTICE + 0.5
+            await eventually(lambda: not engine.ready)
+            assert engine.load().running == 1, "what runs stays"
+            (tmp_path / "stuck").unlink()
+            await eventually(lambda: engine.ready and engine.num_open == 0)
+            assert len(buffer.finished) == 1
+            assert buffer.finished[0].finish.usage.completion_tokens == 20
+        link.cancel()
+        await asyncio.gather(link, return_exceptions=True)
 
 
 async def test_a_worker_that_stays_stuck_ends(tmp_path: Path) -> None:

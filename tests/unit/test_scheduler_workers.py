@@ -34,6 +34,9 @@ class Events:
         self.told.append("draining")
         link.leave()
 
+    def on_serving(self, link: WorkerLink) -> None:
+        self.told.append("serving")
+
     def on_lost(self, link: WorkerLink) -> None:
         self.told.append("lost")
 

@@ -42,6 +42,26 @@ def test_a_long_call_is_noticed_with_its_stack_and_so_is_its_end(
     assert told.fatal == []
 
 
+def test_a_call_that_takes_some_time_is_doubted_until_it_ends() -> None:
+    told, doubts, release = Told(), [], threading.Event()
+    thread = SerialThread("launcher", told.fatal.append)
+    watchdog = Watchdog(
+        [thread.watched()],
+        60.0,
+        told.fatal.append,
+        told.changes.append,
+        doubt_seconds=0.2,
+        on_doubt=doubts.append,
+    )
+    thread.post(lambda: release.wait(10))
+    until(lambda: doubts == [True])
+    release.set()
+    until(lambda: doubts == [True, False])
+    watchdog.close()
+    thread.close()
+    assert (told.changes, told.fatal) == ([], [])
+
+
 def test_twice_the_time_is_fatal() -> None:
     told, release = Told(), threading.Event()
     thread = SerialThread("launcher", told.fatal.append)

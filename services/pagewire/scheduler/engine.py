@@ -182,6 +182,17 @@ class Engine:
         self._on_readiness()
         self._pump_soon()
 
+    def on_serving(self, link: WorkerLink) -> None:
+        """See WorkerEvents."""
+        worker = self._workers.by_link.get(link)
+        if worker is None or not worker.draining or worker.left:
+            return
+        log.info("worker %s takes sequences again", link.address)
+        worker.draining = False
+        self._admission.resume_worker(worker.batch)
+        self._on_readiness()
+        self._pump_soon()
+
     def on_lost(self, link: WorkerLink) -> None:
         """See WorkerEvents."""
         worker = self._workers.remove(link)

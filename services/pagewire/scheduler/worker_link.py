@@ -44,6 +44,10 @@ class WorkerEvents(Protocol):
         """The worker should get no more sequences, and `leave` once it has none; may come again."""
         ...
 
+    def on_serving(self, link: "WorkerLink") -> None:
+        """The worker that was draining takes sequences again."""
+        ...
+
     def on_lost(self, link: "WorkerLink") -> None:
         """The worker was ready and is no longer; no answer comes any more."""
         ...
@@ -161,15 +165,19 @@ class WorkerLink:
                 self._events.on_lost(self)
 
     async def _watch(self, health: grpc.aio.UnaryStreamCall) -> None:
-        """Drains the worker when it says that it does not serve any more."""
+        """Drains the worker while it says that it does not serve."""
         try:
-            while await _serving(health):
+            while True:
+                serving = await _serving(health)
                 if health.done():
                     return  # it knows no health checking
+                if not serving:
+                    log.info("worker %s drains", self.address)
+                    self._events.on_draining(self)
+                elif not self.retired:
+                    self._events.on_serving(self)
         except grpc.aio.AioRpcError:
             return  # the stream breaks too, and says why
-        log.info("worker %s drains", self.address)
-        self._events.on_draining(self)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:

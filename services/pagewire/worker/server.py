@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The longest steps of a GPU are some tenths of a second.
+GPU_UNREADY_SECONDS = 1.5
+
 
 def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
     """Serves until SIGTERM or SIGINT; SystemExit 1, with one line in the log, if it cannot.
@@ -76,7 +79,10 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     service.serve(engine, loaded.limits)
     _report(config, loaded, instruments, port, timeline)
     worker_health = WorkerHealth(health, service)
-    watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
+    usual = None if loaded.backend.synchronous else GPU_UNREADY_SECONDS
+    watchdog = await worker_health.serve(
+        engine, config.step_timeout, end_process, config.unready_after or usual
+    )
 
     await stop.wait()
     log.info("draining, for %g s at most", config.drain_timeout)

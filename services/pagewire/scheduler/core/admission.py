@@ -57,6 +57,11 @@ class Admission:
         if worker in self.workers:
             self.workers.remove(worker)
 
+    def resume_worker(self, worker: WorkerBatch) -> None:
+        """A worker that was drained takes sequences again."""
+        if worker not in self.workers:
+            self.workers.append(worker)
+
     def lose_worker(self, worker: WorkerBatch, max_failures: int) -> Loss:
         """A worker is gone; its sequences wait again with what they have.
 
