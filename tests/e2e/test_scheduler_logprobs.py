@@ -85,7 +85,10 @@ async def test_without_detokenize_there_are_no_bytes(start) -> None:
 
 
 async def test_preemption_and_lost_workers_lose_and_repeat_none(start) -> None:
-    stack = await start(worker_info(num_blocks=20, num_slots=6, budget=16), worker_info())
+    # Both workers may be lost while they compute one sequence alone: that is no fault of its own.
+    stack = await start(
+        worker_info(num_blocks=20, num_slots=6, budget=16), worker_info(), max_retry_attempts=5
+    )
     stack.workers[0].break_after = 60
     stack.workers[1].break_after = 25
     stack.workers[0].failing[7] = 2
