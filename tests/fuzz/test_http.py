@@ -77,6 +77,9 @@ def verdict(status: int, kind: str, body: bytes) -> str:
     assert 200 <= status < 500, f"{status}: {body[:500]!r}"
     if status == 200 and kind.startswith("text/event-stream"):
         events = body.decode().split("\n\n")
+        if '"code":"deadline_exceeded"' in events[-2]:
+            assert "its deadline_ms" in events[-2], body[-300:]
+            return "streamed until its own deadline"
         assert events[-2:] == ["data: [DONE]", ""], body[-300:]
         for event in events[:-2]:
             assert "choices" in json.loads(event.removeprefix("data: ")), event
