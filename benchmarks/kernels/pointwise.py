@@ -15,7 +15,7 @@ import argparse
 import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +27,7 @@ import triton
 from torch import Tensor
 
 from pagewire.worker.kernel_bench.inputs import sampling_state
+from pagewire.worker.kernel_bench.shapes import MODELS, Shapes
 from pagewire.worker.kernel_bench.timing import graph_us
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.reference import activation as twin_activation
@@ -46,18 +47,11 @@ UNFIT = (triton.runtime.errors.OutOfResources, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What the linear layers of a decoder need to know of it."""
+class Model(Shapes):
+    """A decoder as a whole."""
 
     name: str
     layers: int
-    hidden: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    qk_norm: bool
 
     @property
     def products(self) -> dict[str, Product]:
@@ -85,8 +79,8 @@ class Product:
         return 2 * self.k * self.rows
 
 
-QWEN = Model("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True)
-LLAMA = Model("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, qk_norm=False)
+QWEN = Model(**asdict(MODELS["qwen3-0.6b"]), name="Qwen3-0.6B", layers=28)
+LLAMA = Model(**asdict(MODELS["llama-3.1-8b"]), name="Llama-3.1-8B", layers=32)
 
 
 def randn(*shape: int, scale: float = 1.0) -> Tensor:
