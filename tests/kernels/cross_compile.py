@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+_OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 _PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
 

@@ -61,6 +61,7 @@ Case = tuple[Callable[[int, int, int, int], None], int, int, int, int]
 CASES: dict[str, Case] = {
     "decode one row": (decode, 1, 16, 8, 128),
     "decode": (decode, 64, 32, 8, 128),
+    "decode of many rows": (decode, 400, 16, 8, 128),
     "decode of small heads": (decode, 64, 14, 2, 64),
     "decode of large heads": (decode, 64, 8, 4, 256),
     "prefill": (prefill, 8192, 32, 8, 128),
@@ -70,6 +71,9 @@ CASES: dict[str, Case] = {
     "rope": (rope, 4096, 32, 8, 128),
     "rope of few tokens": (rope, 1, 16, 8, 128),
 }
+# Bytes. A warp of decode attention holds a whole output, and heads of 256 two accumulators in
+# prefill: with all registers that a thread can have they are still the fastest of those measured.
+SPILLED = {"decode": 160, "decode of many rows": 160, "prefill of large heads": 64}
 
 
 def compile_cases() -> dict[str, list[dict]]:
@@ -112,8 +116,7 @@ def launches() -> dict[str, list[dict]]:
 def test_fits_the_multiprocessor(case, launches):
     for launch in launches[case]:
         assert launch["shared"] <= SHARED_LIMIT
-        # Heads of 256 hold two accumulators' worth of registers in prefill.
-        assert launch["spilled"] <= (64 if case == "prefill of large heads" else 0)
+        assert launch["spilled"] <= SPILLED.get(case, 0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,8 +145,9 @@ def test_decode_runs_on_warp_products(case, launches):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("decode")])
 def test_all_programs_of_decode_run_at_once(case, launches):
-    _, rows, *_, head_dim = CASES[case]
-    config = attention_decode._config(torch.bfloat16, head_dim, rows)
+    _, rows, query_heads, kv_heads, head_dim = CASES[case]
+    group = query_heads // kv_heads
+    config = attention_decode.decode_config(torch.bfloat16, head_dim, group, rows)
     assert launches[case][0]["resident"] >= config.programs
 
 

@@ -54,7 +54,7 @@ class GraphBackend(EagerBackend):
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(decoder, limits, dtype)
-        self._buckets = batch_buckets(min(limits.num_slots, limits.max_num_batched_tokens))
+        self._buckets = row_buckets(limits)
         self._staging = Staging(NUM_INPUTS * self._buckets[-1])
         self._inputs = torch.zeros(
             NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
@@ -200,7 +200,8 @@ class GraphBackend(EagerBackend):
         return packed
 
 
-def batch_buckets(most: int) -> list[int]:
+def row_buckets(limits: Limits) -> list[int]:
     """Numbers of rows that graphs are captured for: fine where steps are short, then coarser."""
+    most = min(limits.num_slots, limits.max_num_batched_tokens)
     steps: Iterable[int] = (1, 2, 4, *range(8, 256, 8), *range(256, most + 16, 16))
     return [rows for rows in steps if rows < most] + [most]

@@ -80,6 +80,7 @@ def _load(
     graphs = device.type == "cuda" and kernels == "triton"
     if graphs:
         from pagewire.worker.precompile import collect_kernels, load_kernels, report_compilations
+        from pagewire.worker.tuning import choose_products
 
         pool = pool or CompilePool()
         profile = partial(_largest_step, limits=trial, dtype=dtype)
@@ -92,6 +93,8 @@ def _load(
     decoder = Decoder(model, weights, ops, table)
     timeline.mark("weights")
     if graphs and pool is not None:
+        choose_products(decoder, trial)
+        timeline.mark("choosing products")
         compiled = pool.finish()
         timeline.mark("compiling")
     elif pool is not None:

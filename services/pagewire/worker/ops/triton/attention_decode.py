@@ -37,6 +37,8 @@ from pagewire.worker.ops.triton.attention_shared import Pieces, attend_shared_ra
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
 
+REGISTERS = 65536  # of a multiprocessor, since Volta
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -52,6 +54,12 @@ class DecodeConfig:
     programs: int
     share: int
     pdl: bool = True
+
+    @property
+    def registers(self) -> int:
+        """As many as a thread may have so that a multiprocessor holds its programs; 8 apart."""
+        each = REGISTERS // (32 * self.warps * self.programs)
+        return min(255, each - each % 8)
 
 
 def decode_attention(
@@ -91,7 +99,7 @@ def decode_attention(
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
-    config = config or _config(q.dtype, head_dim, rows)
+    config = config or decode_config(q.dtype, head_dim, group, rows)
     programs = multiprocessors(q.device) * config.programs
     merge_step = _merge_step(programs, rows * kv_heads)
     least_share = max(1, config.share // config.tile)
@@ -138,6 +146,7 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers,
         **common,
     )
     _merge_kernel[(rows, query_heads)](
@@ -168,19 +177,21 @@ def padded_rows(rows: int) -> int:
     return next(size for size in sizes if rows <= size)
 
 
-def _config(dtype: torch.dtype, head_dim: int, rows: int) -> DecodeConfig:
+def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> DecodeConfig:
     """Choose a schedule, as `benchmarks/kernels/attention.py --sweep` found them on an H200.
 
-    Shares are equal, so a multiprocessor must hold just as many programs as it is given: registers
-    and shared memory leave room for `programs` of them, which `test_compile_sm90` holds. Rows of
-    spread lengths waste half a tile each: 32 positions instead of 64 saved 2 to 5 % of the time.
+    Shares are equal, so a multiprocessor must hold just as many programs as it is given. Rows of
+    spread lengths waste half a tile each: small tiles; and with many rows a program walks many
+    segments, at whose ends a single warp waits for no other.
     """
     if dtype == torch.float32:
         return DecodeConfig(tile=32, warps=4, stages=2, programs=2, share=64)
     if head_dim > 128:
         return DecodeConfig(tile=32, warps=4, stages=3, programs=2, share=64)
-    if rows == 1:
-        return DecodeConfig(tile=64, warps=4, stages=2, programs=3, share=64)
+    if rows <= 16:
+        return DecodeConfig(tile=64, warps=4, stages=3, programs=2, share=64)
+    if head_dim > 64 and group <= 16:  # a larger group's output does not fit one warp's registers
+        return DecodeConfig(tile=32, warps=1, stages=2, programs=8, share=64)
     tile = 32 if head_dim > 64 else 64
     return DecodeConfig(tile=tile, warps=4, stages=3, programs=4, share=64)
 
@@ -227,6 +238,26 @@ def _share_of(unit, share, longer):
         unit // (share + 1),
         longer + tl.maximum(unit - border, 0) // tl.maximum(share, 1),
     )
+
+
+@triton.jit
+def _row_range(
+    row,
+    tables_ptr,
+    slots_ptr,
+    lengths_ptr,
+    shared_ptr,
+    rows,
+    table_stride,
+    RANGES: tl.constexpr,
+):
+    """Return a row's length, where its own KV begins, and its block table; 0s past the last row."""
+    held = row < rows
+    length = tl.load(lengths_ptr + row, mask=held, other=0)
+    begin = 0
+    if RANGES:
+        begin = tl.load(shared_ptr + row, mask=held, other=0)
+    return length, begin, tables_ptr + tl.load(slots_ptr + row, mask=held, other=0) * table_stride
 
 
 @triton.jit(do_not_specialize=["rows", "least_share"])
@@ -276,6 +307,14 @@ def _decode_kernel(
     else:
         row = tl.sum((ends <= unit).to(tl.int32), 0)
         within = unit - tl.max(tl.where(ends <= unit, ends, 0), 0)
+    # Tables, like lengths, are older than the kernel in front: the first blocks are on their way
+    # before that has ended.
+    length, begin, table_ptr = _row_range(
+        row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, rows, table_stride, RANGES
+    )
+    tiles = tl.maximum(tl.cdiv(length - begin, TILE), 1)  # a program may have no share
+    position = begin + within % tiles * TILE + tl.arange(0, TILE)
+    block = lookup(table_ptr, position, length, BLOCK_SIZE)
     head_row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, HEAD_DIM)
     present = (head_row < GROUP)[:, None]
@@ -284,12 +323,6 @@ def _decode_kernel(
         gdc_launch_dependents()
 
     while unit < stop:
-        length = tl.load(lengths_ptr + row)
-        table_ptr = tables_ptr + tl.load(slots_ptr + row) * table_stride
-        begin = 0
-        if RANGES:
-            begin = tl.load(shared_ptr + row)
-        tiles = tl.cdiv(length - begin, TILE)
         head = within // tiles
         tile = within % tiles
         end_tile = tl.minimum(tiles, tile + stop - unit)
@@ -300,8 +333,6 @@ def _decode_kernel(
         highest = tl.full([BLOCK_M], LOWEST, tl.float32)
         norm = tl.zeros([BLOCK_M], tl.float32)
         out = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-        position = begin + tile * TILE + tl.arange(0, TILE)
-        block = lookup(table_ptr, position, length, BLOCK_SIZE)
         for _ in range(tile, end_tile):
             valid = position < length
             at_kv = lines(block, position, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
@@ -343,6 +374,12 @@ def _decode_kernel(
             within = 0
             if PADDED_ROWS > 1:  # the next row that is not empty
                 row = tl.sum((ends <= unit).to(tl.int32), 0)
+                length, begin, table_ptr = _row_range(
+                    row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, rows, table_stride, RANGES
+                )
+                tiles = tl.maximum(tl.cdiv(length - begin, TILE), 1)
+        position = begin + within % tiles * TILE + tl.arange(0, TILE)
+        block = lookup(table_ptr, position, length, BLOCK_SIZE)
 
 
 @triton.jit(do_not_specialize=["rows", "least_share", "programs"])

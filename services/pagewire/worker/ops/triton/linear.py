@@ -24,6 +24,7 @@ from pagewire.worker.ops.triton.linear_config import (
     linear_config,
 )
 from pagewire.worker.ops.triton.norm import rms_norm
+from pagewire.worker.ops.triton.products import product, product_add
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def linear(
     """Twin of `reference.linear.linear`; `weight` is contiguous, as in all functions here."""
     config = config or _choose(x, weight)
     if config is None:
-        return reference.linear(x, weight, bias, out)
+        return product(x, weight, out) if bias is None else reference.linear(x, weight, bias, out)
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     return _launch(x, weight, out, config, bias=bias)
@@ -225,7 +226,7 @@ def linear_add(
     """Twin of `reference.linear.linear_add`; the sum is rounded once."""
     config = config or _choose(x, weight)
     if config is None:
-        return residual.addmm_(x, weight.t())
+        return product_add(x, weight, residual)
     return _launch(x, weight, residual, config, add=True)
 
 

@@ -1,0 +1,37 @@
+"""Choosing how the products of a worker's graphs are computed, by measuring them at the start."""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from pagewire.worker.decoder import Decoder
+from pagewire.worker.graphed import row_buckets
+from pagewire.worker.limits import Limits
+from pagewire.worker.mixed_layout import body_sizes
+from pagewire.worker.ops.triton.linear_config import linear_config
+from pagewire.worker.ops.triton.products import choose_algorithms
+
+log = logging.getLogger(__name__)
+
+
+def choose_products(decoder: Decoder, limits: Limits) -> None:
+    """Measures every product that graphs for `limits` will hold and that cuBLAS computes."""
+    weights = decoder.weights
+    rows = row_buckets(limits)
+    tokens = sorted({*rows, *(size.tokens for size in body_sizes(limits))})
+    changed = _choose([layer.output for layer in weights.layers], tokens, add=True)
+    changed += _choose([layer.down for layer in weights.layers], tokens, add=True)
+    changed += _choose([layer.gate_up for layer in weights.layers], tokens)
+    changed += _choose([weights.head], rows)
+    if not decoder.config.qkv_bias:
+        changed += _choose([layer.qkv for layer in weights.layers], tokens)
+    log.info("products of %d sizes take another algorithm than torch's", changed)
+
+
+def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False) -> int:
+    """For how many numbers of tokens the algorithm is not torch's."""
+    features, k = weights[0].shape
+    size = weights[0].element_size()
+    left = [count for count in tokens if linear_config(count, features, k, size) is None]
+    return choose_algorithms(weights, left, add)

@@ -1,0 +1,90 @@
+"""Products by chosen cuBLAS algorithms, on a GPU."""
+
+import pytest
+import torch
+
+from pagewire.worker.ops.triton import products
+from pagewire.worker.ops.triton.cublaslt import Shape, algorithms, multiply
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+]
+
+# tokens, features, k
+SHAPES = [(70, 1024, 2048), (144, 4096, 4096), (256, 6144, 1024), (97, 1000, 512), (2048, 512, 768)]
+TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
+
+
+def draw(tokens: int, features: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(tokens)
+    shapes = (tokens, k), (features, k), (tokens, features)
+    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("tokens", "features", "k"), SHAPES)
+def test_every_algorithm_multiplies(
+    tokens: int, features: int, k: int, dtype: torch.dtype, add: bool
+) -> None:
+    x, weight, held = draw(tokens, features, k, dtype)
+    expected = x.double() @ weight.double().t() + (held.double() if add else 0)
+    found = algorithms(Shape(tokens, features, k, dtype, add))
+    assert len(found) > 1
+    for algorithm in found:
+        out = held.clone() if add else torch.full_like(held, float("nan"))
+        assert multiply(x, weight, out, algorithm) is out
+        assert error(out, expected) < TOLERANCE[dtype]
+
+
+def test_a_chosen_algorithm_is_taken_in_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, held = draw(144, 4096, 4096, torch.bfloat16)
+    taken = []
+
+    def recorded(*arguments: object) -> torch.Tensor:
+        taken.append(arguments)
+        return multiply(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(products, "multiply", recorded)
+    shapes = [Shape(144, 4096, 4096, torch.bfloat16, add) for add in (False, True)]
+    chosen = {shape: algorithms(shape)[-1] for shape in shapes}
+    monkeypatch.setattr(products, "_chosen", chosen)
+    products.product(x, weight)
+    products.product_add(x, weight, held.clone())
+    graph, residual = torch.cuda.CUDAGraph(), held.clone()
+    with torch.cuda.graph(graph):
+        out = products.product(x, weight)
+        products.product_add(x, weight, residual)
+    assert len(taken) == 4
+    residual.copy_(held)
+    graph.replay()
+    expected = x.double() @ weight.double().t()
+    assert error(out, expected) < TOLERANCE[torch.bfloat16]
+    assert error(residual, expected + held.double()) < TOLERANCE[torch.bfloat16]
+
+
+def test_what_was_not_measured_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sizes, and matrices that do not lie as the measured ones did."""
+    x, weight, _ = draw(144, 4096, 4096, torch.bfloat16)
+    shape = Shape(144, 4096, 4096, torch.bfloat16, add=False)
+    monkeypatch.setattr(products, "_chosen", {shape: algorithms(shape)[-1]})
+    monkeypatch.setattr(products, "multiply", None)
+    assert torch.equal(products.product(x[:80], weight), torch.mm(x[:80], weight.t()))
+    shifted = torch.empty(144 * 4096 + 8, device="cuda", dtype=torch.bfloat16)[8:].view(144, 4096)
+    shifted.copy_(x)
+    assert torch.equal(products.product(shifted, weight), torch.mm(shifted, weight.t()))
+    assert not algorithms(Shape(144, 4096, 4096, torch.float32, add=False))
+
+
+def test_the_fastest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [draw(1, 4096, 4096, torch.bfloat16)[1] for _ in range(4)]
+    monkeypatch.setattr(products, "_chosen", {})
+    changed = products.choose_algorithms(weights, [96, 160, 224], add=True)
+    print(f"{changed} of 3 are not torch's")
+    assert changed == len(products._chosen)
+    assert {shape.tokens for shape in products._chosen} <= {96, 160, 224}
