@@ -64,11 +64,12 @@ def report_compilations(compiled: list[Compiled], late: list[str]) -> None:
     for job in compiled:
         if job.error is not None:
             log.warning("kernel %s was not compiled ahead: %s", job.kernel, job.error)
-    seconds = sum(job.seconds for job in compiled)
     log.info(
-        "%d kernel variants compiled or found ahead, %.1f s of compilers' time; %d compiled here%s",
+        "%d kernel variants compiled or found ahead, %.1f s of compilers' time, %.1f of it for the "
+        "slowest; %d compiled here%s",
         sum(job.error is None for job in compiled),
-        seconds,
+        sum(job.seconds for job in compiled),
+        max((job.seconds for job in compiled), default=0.0),
         len(late),
         f": {', '.join(late)}" if late else "",
     )

@@ -16,14 +16,12 @@ log = logging.getLogger(__name__)
 
 
 def choose_products(decoder: Decoder, limits: Limits) -> None:
-    """Measures every product that graphs for `limits` will hold and that cuBLAS computes."""
+    """Measures the products of layers that graphs for `limits` will hold and cuBLAS computes."""
     weights = decoder.weights
-    rows = row_buckets(limits)
-    tokens = sorted({*rows, *(size.tokens for size in body_sizes(limits))})
+    tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
     changed = _choose([layer.output for layer in weights.layers], tokens, add=True)
     changed += _choose([layer.down for layer in weights.layers], tokens, add=True)
     changed += _choose([layer.gate_up for layer in weights.layers], tokens)
-    changed += _choose([weights.head], rows)
     if not decoder.config.qkv_bias:
         changed += _choose([layer.qkv for layer in weights.layers], tokens)
     log.info("products of %d sizes take another algorithm than torch's", changed)

@@ -24,7 +24,7 @@ ALIGNMENT = 256
 
 # Asked for with less workspace, the heuristics name other algorithms.
 _WORKSPACE_LIMITS = (WORKSPACE_BYTES, WORKSPACE_BYTES // 8, 0)
-_MOST_RESULTS = 16
+_MOST_RESULTS = 8
 
 _DATA_TYPES = {torch.bfloat16: 14, torch.float16: 2}  # CUDA_R_16BF, CUDA_R_16F
 _CUDA_R_32F = 0
