@@ -325,34 +325,38 @@ class WorkerBatch:
         In that order a victim always comes after the slot it gives way to, so a block that this
         plan has already appended is never taken away again.
         """
+        awaited = self._awaited_blocks()
         for slot in sorted(slots, key=lambda s: self._policy.key(self.slots.sequence(s))):
             if self.slots.live[slot]:
-                self._grow(slot, plan)
+                awaited = self._grow(slot, plan, awaited)
 
-    def _grow(self, slot: int, plan: StepPlan) -> None:
+    def _grow(self, slot: int, plan: StepPlan, awaited: int) -> int:
         """Gives a slot one more block, or takes it out of this step.
 
-        When no block is free a victim gives way. Its blocks may still be named by steps in
-        flight; until those are answered the slot stalls.
+        When no block is free, and no more are `awaited` than slots stall, a victim gives way. Its
+        blocks may still be named by steps in flight; until those are answered the slot stalls.
+        Returns how many blocks are awaited now.
         """
         table = self.slots
         self._stalled.discard(slot)
         if self.pool.available == 0:
             self._sharing.forget_all()
-        while self.pool.available == 0 and self._awaited_blocks() <= len(self._stalled):
+        while self.pool.available == 0 and awaited <= len(self._stalled):
             self._preempt(self._policy.victim(self._evictable()))
+            awaited = self._awaited_blocks()
             if not table.live[slot]:
-                return
+                return awaited
         if self.pool.available == 0:
             self._stalled.add(slot)
             self._decode.set(slot, False)
-            return
+            return awaited
         block = self.pool.allocate(1)[0]
         self.slots.sequence(slot).blocks.append(block)
         table.capacity[slot] += self.limits.block_size
         self._decode.set(slot, True)
         plan.append_slots.append(slot)
         plan.append_blocks.append(block)
+        return awaited
 
     def _ending(self) -> NDArray[np.bool_]:
         """Slots whose last token is in flight: their blocks come back without a preemption."""
