@@ -9,11 +9,10 @@ from prometheus_client import REGISTRY
 
 from pagewire.config import SchedulerConfig
 from pagewire.models import EMBEDDED, resolve_model, served_name
-from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.tokenizer import Tokenizer
 from pagewire.scheduler.worker_link import WorkerLink
-from pagewire.v1 import inference_pb2 as pb
+from support.engine_client import generate
 from support.waiting import eventually
 from support.worker_process import WorkerProcess, worker_process
 
@@ -41,28 +40,10 @@ class Scheduler:
             lambda: None,
             self.fatal.append,
         )
-        self.streams = 0
-
-    async def generate(self, prompt: str) -> bytes:
-        """A greedy answer."""
-        message = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(temperature=0))
-        message.stop.max_tokens, message.stop.ignore_eos = TOKENS, True
-        buffer, text, count = DeltaBuffer(), b"", 0
-        self.streams += 1
-        self.engine.submit(message, buffer, self.streams)
-        while True:
-            await buffer.ready.wait()
-            news = buffer.take()
-            text += news.text
-            count += len(news.token_ids) // 4
-            if news.finished:
-                assert news.finished[0].finish.reason == pb.FINISH_REASON_LENGTH
-                assert count == TOKENS
-                return text
 
     def all(self) -> "asyncio.Future[list[bytes]]":
         """Every prompt at once."""
-        return asyncio.gather(*(self.generate(prompt) for prompt in PROMPTS))
+        return asyncio.gather(*(generate(self.engine, prompt, TOKENS) for prompt in PROMPTS))
 
     async def settled(self) -> None:
         """Every block of the device and of the host is accounted for."""

@@ -10,17 +10,16 @@ import pytest
 from pagewire.addresses import Address
 from pagewire.config import SchedulerConfig
 from pagewire.models import EMBEDDED, resolve_model, served_name
-from pagewire.packing import unpack_unsigned
 from pagewire.scheduler import workers as workers_module
-from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.tokenizer import Tokenizer
 from pagewire.scheduler.workers import Workers
-from pagewire.v1 import inference_pb2 as pb
+from support.engine_client import generate
 from support.waiting import eventually
 from support.worker_process import WorkerProcess, worker_process
 
 PROMPTS = [f"Tell me a story about {n} foxes." for n in range(8)]
+TOKENS = 120
 NAME = Address("dns:workers:1", "workers", 1)
 
 
@@ -33,7 +32,6 @@ class Cluster:
             SchedulerConfig(), served_name(EMBEDDED, None), tokenizer, lambda: None
         )
         self.listed: list[str] = []
-        self.streams = 0
         self.workers = Workers([NAME], self.engine, 30.0, self._resolve)
 
     async def _resolve(self, address: Address) -> list[str]:
@@ -47,28 +45,9 @@ class Cluster:
                 return ready.batch.num_running
         return -1
 
-    async def generate(self, prompt: str, tokens: int = 120) -> str:
-        """A greedy answer, as a client would see it."""
-        message = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(temperature=0))
-        message.stop.max_tokens, message.stop.ignore_eos = tokens, True
-        buffer, text, count = DeltaBuffer(), b"", 0
-        self.streams += 1
-        self.engine.submit(message, buffer, self.streams)
-        while True:
-            await buffer.ready.wait()
-            news = buffer.take()
-            indices = unpack_unsigned(news.indices).tolist()
-            assert indices == list(range(count, count + len(indices)))
-            text += news.text
-            count += len(news.token_ids) // 4
-            if news.finished:
-                assert news.finished[0].finish.reason == pb.FINISH_REASON_LENGTH
-                assert count == tokens
-                return text.decode()
-
-    def all(self) -> "asyncio.Future[list[str]]":
+    def all(self) -> "asyncio.Future[list[bytes]]":
         """Every prompt at once."""
-        return asyncio.gather(*(self.generate(prompt) for prompt in PROMPTS))
+        return asyncio.gather(*(generate(self.engine, prompt, TOKENS) for prompt in PROMPTS))
 
 
 @pytest.fixture
@@ -122,7 +101,7 @@ async def test_a_removed_worker_finishes_what_it_has(cluster: Cluster, tmp_path:
         await eventually(lambda: cluster.engine.load().ready_workers == 1)
         on_first = cluster.running_on(first)
         assert on_first > 1, "its sequences go on"
-        late = asyncio.create_task(cluster.generate("Late."))
+        late = asyncio.create_task(generate(cluster.engine, "Late.", TOKENS))
         await eventually(lambda: cluster.engine.num_open == len(PROMPTS) + 1)
         await asyncio.sleep(0.1)
         assert cluster.running_on(first) <= on_first
