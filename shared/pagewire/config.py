@@ -220,7 +220,8 @@ class SchedulerConfig(StepConfig):
     max_retry_attempts: int = setting(
         2,
         "How often a request is run again after failing on a worker without any progress; also "
-        "how many workers in a row it may take down before it fails.",
+        "how many workers in a row may be lost with it before it runs alone, and fails if one "
+        "more is.",
         minimum=0,
     )
     run_ahead: int = setting(

@@ -99,12 +99,22 @@ def test_a_poison_fails_alone_after_three_workers(deadly: Callable, workers: int
     assert all(len(s.output) == 20 for s in innocent)
 
 
-def test_a_poison_that_was_always_alone_has_two_workers() -> None:
+def test_a_poison_that_was_always_alone_has_three_workers_too() -> None:
     poison = sequence(0)
     fleet = Fleet(2, deadly_in_prefill(poison))
     fleet.run([poison])
     assert fleet.guilty == [poison]
-    assert fleet.losses == 2
+    assert fleet.losses == 3
+
+
+def test_who_was_alone_on_two_lost_workers_by_chance_goes_on() -> None:
+    """A machine with two workers is lost, and one request runs."""
+    only = sequence(0)
+    fleet = Fleet(3, lambda _worker, _plan: fleet.losses < 2)
+    fleet.run([only])
+    assert fleet.guilty == []
+    assert len(only.output) == 20
+    assert not only.suspect
 
 
 def test_two_poisons_are_told_apart() -> None:

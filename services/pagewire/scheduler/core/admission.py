@@ -66,8 +66,9 @@ class Admission:
         """A worker is gone; its sequences wait again with what they have.
 
         To blame are those in its steps in flight. One that has failed `max_failures` times
-        without recovery is guilty if it was there alone; otherwise it runs alone next time, so
-        that whatever else runs is never blamed for it.
+        without recovery runs alone from then on, so that whatever else runs is never blamed for
+        it; if it fails once more before it has recovered it is guilty. Who was alone by chance
+        is not: workers that share a machine are lost one after the other.
         """
         self.drain_worker(worker)
         named = worker.named_slots()
@@ -75,7 +76,7 @@ class Admission:
         loss = Loss([], [])
         for sequence in worker.evacuate():
             if sequence in blamed and sequence.record_failure() >= max_failures:
-                if len(named) == 1:
+                if sequence.suspect:
                     loss.guilty.append(sequence)
                     continue
                 sequence.suspect = True
