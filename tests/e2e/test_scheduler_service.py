@@ -236,6 +236,23 @@ async def test_cancelling_frees_the_blocks_within_two_steps(start) -> None:
     assert stack.workers[0].steps - steps <= 2
 
 
+async def test_requests_are_aborted_on_workers_of_different_sizes(start) -> None:
+    stack = await start(*[worker_info(num_slots=slots) for slots in (1, 8, 1)])
+    for worker in stack.workers:
+        worker.step_seconds = 0.01
+    ids = [f"r{n}" for n in range(8)]
+    running = [
+        asyncio.create_task(collect(stack.stub.Generate(request([n], 150, request_id=name))))
+        for n, name in enumerate(ids)
+    ]
+    await eventually(lambda: stack.engine.load().running == len(ids))
+    for name in ids:
+        assert (await stack.stub.Abort(pb.AbortRequest(request_id=name))).found
+    for _, _, finish in await asyncio.gather(*running):
+        assert finish.reason == pb.FINISH_REASON_ABORT
+    await stack.settle()
+
+
 async def test_a_waiting_request_can_be_aborted_by_id(start) -> None:
     stack = await start(worker_info(num_slots=1))
     stack.workers[0].step_seconds = 0.01

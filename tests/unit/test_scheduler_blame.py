@@ -175,6 +175,21 @@ def test_others_go_on_once_a_suspect_has_recovered() -> None:
     assert len(other.output) == len(suspect.output) == 20
 
 
+def test_a_suspect_that_goes_on_at_a_worker_with_more_slots_stops_nobody() -> None:
+    small = WorkerBatch(WorkerLimits(33, 4, 1, 16, 1.0), FirstComeFirstServed(), lambda _: None)
+    large = WorkerBatch(LIMITS, FirstComeFirstServed(), lambda _: None)
+    suspect = sequence(0)
+    suspect.suspect = True
+    small.admit(suspect)
+    small.finish(suspect.slot, State.PENDING)
+    large.admit(sequence(1))
+    large.admit(suspect)
+    assert suspect.slot >= small.limits.num_slots
+    assert small.plan() is None
+    small.admit(sequence(2))
+    assert small.plan() is not None
+
+
 def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
     """The pool is too small for both, and the policy takes the suspect's place."""
     limits = WorkerLimits(5, 4, 2, 16, memory_threshold=1.0, prefix_caching=False)

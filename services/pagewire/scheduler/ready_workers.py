@@ -119,7 +119,7 @@ class ReadyWorkers:
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence wherever it runs, if it does."""
         for worker in self:
-            if worker.batch.slots.sequences[sequence.slot] is sequence:
+            if worker.batch.slots.holds(sequence):
                 worker.batch.finish(sequence.slot, State.CANCELLED)
                 return
 

@@ -376,7 +376,7 @@ class WorkerBatch:
 
     def _preempt(self, victim: Sequence, sound: bool = True) -> None:
         """Queues a sequence again; one that runs here no more does that already."""
-        if victim.slot < 0 or self.slots.sequences[victim.slot] is not victim:
+        if not self.slots.holds(victim):
             return
         victim.preemptions += 1
         victim.preempted = True

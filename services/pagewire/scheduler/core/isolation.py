@@ -61,10 +61,9 @@ class Isolation:
 
     def _is_done_with(self, suspect: Sequence) -> bool:
         """Whether a suspect has left, or has recovered and is one no longer."""
-        slot = suspect.slot
-        if slot < 0 or self._table.sequences[slot] is not suspect:
+        if not self._table.holds(suspect):
             return True
-        suspect.suspect = not suspect.recovered(int(self._table.received[slot]))
+        suspect.suspect = not suspect.recovered(int(self._table.received[suspect.slot]))
         return not suspect.suspect
 
     def _hold_others(self, slot: int, stalled: set[int]) -> None:

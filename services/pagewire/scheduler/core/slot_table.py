@@ -89,6 +89,11 @@ class SlotTable:
         assert sequence is not None, f"slot {slot} is empty"
         return sequence
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence is in one of the slots; it may be in one of another worker's."""
+        slot = sequence.slot
+        return 0 <= slot < len(self.sequences) and self.sequences[slot] is sequence
+
     def append(self, slots: Slots, tokens: Int32Array) -> NDArray[np.int64]:
         """Adds one token to each of distinct slots; returns the index of each in its output."""
         if self._room == 0:
