@@ -236,6 +236,19 @@ async def test_cancelling_frees_the_blocks_within_two_steps(start) -> None:
     assert stack.workers[0].steps - steps <= 2
 
 
+async def test_an_id_that_the_scheduler_has_chosen_can_be_aborted(start) -> None:
+    stack = await start(worker_info())
+    stack.workers[0].step_seconds = 0.01
+    call = stack.stub.Generate(request([3], 150))
+    response = await call.read()
+    assert response.request_id
+    assert (await stack.stub.Abort(pb.AbortRequest(request_id=response.request_id))).found
+    while not response.HasField("finish"):
+        response = await call.read()
+    assert response.finish.reason == pb.FINISH_REASON_ABORT
+    await stack.settle()
+
+
 async def test_requests_are_aborted_on_workers_of_different_sizes(start) -> None:
     stack = await start(*[worker_info(num_slots=slots) for slots in (1, 8, 1)])
     for worker in stack.workers:

@@ -80,12 +80,13 @@ class Engine:
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
-        `moved` is whether it has run or waited elsewhere before.
+        `moved` is whether it has run or waited elsewhere before. One without an id is given one.
         """
         self._arrivals += 1
-        request_id = message.request_id or f"request-{self._arrivals}"
+        message.request_id = message.request_id or f"request-{self._arrivals}"
         moved = moved or bool(message.resume_token_ids)
-        request = Request(request_id, buffer, stream, time.monotonic(), self._arrivals, moved)
+        received = time.monotonic()
+        request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
         self._arrivals += reserved_arrivals(message.beam_search.width)
         refusal = self._refusal(message, request)
         if refusal is not None:
