@@ -186,6 +186,19 @@ def test_the_queue_follows_its_policy_and_forgets_what_left() -> None:
     assert (len(queue), queue.tokens) == (1, 3)
 
 
+def test_the_queue_lets_go_of_what_left_from_behind_its_head() -> None:
+    queue = WaitingQueue(Priority())
+    head, last = sequence(1, 1, 0, -5), sequence(1, 1, 1, 9)
+    queue.push(head)
+    queue.push(last)
+    for arrival in range(2, 1000):
+        impatient = sequence(1, 1, arrival, 5)
+        queue.push(impatient)
+        assert queue.remove(impatient)
+    assert sum(map(len, queue._groups.values())) <= 20
+    assert queue.first(3) == [head, last]
+
+
 def test_failures_count_anew_after_recovery() -> None:
     failing = sequence(1, 10)
     assert [failing.record_failure() for _ in range(2)] == [1, 2]

@@ -11,7 +11,9 @@ Entry = tuple[tuple[int, ...], Sequence]
 class WaitingQueue:
     """A heap a group with lazy removal: a removed sequence is skipped when it comes to the top.
 
-    Invariant: each group has a sequence that waits, at the top of its heap.
+    Invariants: each group has a sequence that waits, at the top of its heap; a heap has few more
+    than twice as many entries as sequences wait, or those that leave from behind a head that stays
+    would never be let go of.
     """
 
     __slots__ = ("_groups", "_policy", "_waiting", "tokens")
@@ -68,6 +70,9 @@ class WaitingQueue:
             heapq.heappop(heap)
         if not heap:
             del self._groups[group]
+        elif len(heap) > 2 * len(self._waiting) + 16:
+            heap[:] = [entry for entry in heap if self._waits(entry)]
+            heapq.heapify(heap)
         return True
 
     def _head(self) -> Entry | None:
