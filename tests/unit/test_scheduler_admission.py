@@ -1,5 +1,7 @@
 """From the queue to the workers, driven with integers."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from pagewire.scheduler.core.admission import Admission
@@ -53,6 +55,13 @@ def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
     first, second = made.admit()
     assert (first.sequence, first.worker) == (large, None)
     assert (second.sequence, second.worker) == (small, made.workers[0])
+
+
+def test_what_is_too_long_for_a_worker_goes_to_one_that_takes_it() -> None:
+    made = admission(replace(limits(), max_model_len=37), replace(limits(), max_model_len=38))
+    for arrival in range(3):
+        made.waiting.push(sequence(30, arrival))
+    assert [a.worker for a in made.admit()] == [made.workers[1]] * 3
 
 
 def test_sequences_of_a_lost_worker_go_on_at_another() -> None:

@@ -17,7 +17,12 @@ def info(**changes: float) -> pb.WorkerInfo:
         "prefill_pair_seconds": 0.0,
     }
     return pb.WorkerInfo(
-        block_size=16, num_blocks=50, num_slots=8, max_num_batched_tokens=64, **(costs | changes)
+        block_size=16,
+        num_blocks=50,
+        num_slots=8,
+        max_model_len=700,
+        max_num_batched_tokens=64,
+        **(costs | changes),
     )
 
 
@@ -25,7 +30,7 @@ def test_the_smaller_of_what_both_sides_want_holds() -> None:
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, memory_threshold=0.5)
     limits = worker_limits(config, info())
     assert (limits.num_slots, limits.max_num_batched_tokens) == (4, 64)
-    assert limits.memory_threshold == 0.5
+    assert (limits.memory_threshold, limits.max_model_len) == (0.5, 700)
     assert limits.host == HostMemory(9, 0.1, 0.2, 0.3, 0.0)
     assert worker_limits(SchedulerConfig(max_num_batched_tokens=5), info()).num_slots == 5
 

@@ -38,11 +38,11 @@ def no_log_probabilities() -> RequestError:
 
 
 def too_large(sequence: Sequence) -> RequestError:
-    """No pool can hold it."""
+    """No worker takes it at its longest."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
         f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "
-        "is ready now holds",
+        "is ready now takes; lower max_tokens or shorten the prompt",
     )
 
 

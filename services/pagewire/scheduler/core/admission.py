@@ -18,7 +18,7 @@ from pagewire.scheduler.core.worker_limits import WorkerLimits
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A sequence that has left the queue: to a worker, or to none as no pool can hold it."""
+    """A sequence that has left the queue: to a worker, or to none as none can ever take it."""
 
     sequence: Sequence
     worker: WorkerBatch | None

@@ -80,8 +80,12 @@ class WorkerBatch:
         return int((table.capacity - taken)[table.live].sum())
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the whole pool is enough for the sequence at its longest."""
-        return self.limits.blocks_for(sequence.max_computed) <= self.pool.total
+        """Whether the worker, with its whole pool, takes the sequence at its longest."""
+        longest = sequence.max_computed
+        return (
+            longest < self.limits.max_model_len
+            and self.limits.blocks_for(longest) <= self.pool.total
+        )
 
     @property
     def open(self) -> bool:

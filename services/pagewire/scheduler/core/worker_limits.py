@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pagewire.limits import INT32_MAX
 from pagewire.scheduler.core.host_tier import NO_HOST_MEMORY, HostMemory
 
 
@@ -19,6 +20,8 @@ class WorkerLimits:
     prefix_groups: bool = False
     # Whether a sequence waits until all that it may ever need is free: then nobody is preempted.
     whole_sequences: bool = False
+    # The most tokens of a sequence, prompt and output together.
+    max_model_len: int = INT32_MAX
     # Where cached KV goes when its blocks on the device are needed.
     host: HostMemory = NO_HOST_MEMORY
 
