@@ -1,6 +1,7 @@
 """API keys at a gateway's process: the door, the limits, the reload."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -201,6 +202,27 @@ def test_keys_new_makes_a_file_that_opens(tmp_path: Path) -> None:
     assert '"requests_per_minute": 9' in file.read_text()
     assert made[0].stdout.strip() not in file.read_text()
     assert "sha256" in _new("bob").stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "words"),
+    [
+        ("", ("",), "name must be a text"),
+        ("", ("bob", "--tenant", ""), "tenant must be a text"),
+        ("- {name: [}", ("bob",), "neither YAML nor JSON"),
+        (f"[{json.dumps({'name': 'ada', 'sha256': 'ab' * 32})}]\n", ("bob",), "with this line"),
+    ],
+)
+def test_keys_new_leaves_no_file_that_a_gateway_could_not_read(
+    tmp_path: Path, before: str, arguments: tuple[str, ...], words: str
+) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(before)
+    done = _new(*arguments, "--file", str(file))
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert file.read_text() == before
 
 
 def _new(*arguments: str) -> subprocess.CompletedProcess[str]:

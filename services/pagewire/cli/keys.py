@@ -40,30 +40,31 @@ def new(
     The key is shown this once; the file holds its SHA-256. A running gateway reads its file again
     on SIGHUP.
     """
-    from pagewire.gateway.keys import entry_of, new_key, read_keys
+    from pagewire.gateway.keys import KeyRing, entry_of, keys_in, new_key
     from pagewire.gateway.rate_limits import RateLimits
 
     key = new_key()
     limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrent)
     line = entry_of(name, key, tenant, limits)
-    if file is None:
-        print(f"key:  {key}\nline: {line}")
-        return
     try:
-        if file.exists():
-            ring = read_keys(str(file), "")
-            if ring is not None and name in ring.names:
-                raise CommandError(f"{file} has a key {name!r} already; choose another name")
-        _append(file, line)
+        keys_in(line, "this key")
+        if file is None:
+            print(f"key:  {key}\nline: {line}")
+            return
+        before = file.read_text() if file.exists() else ""
+        if before.strip() and name in KeyRing(keys_in(before, str(file))).names:
+            raise CommandError(f"{file} has a key {name!r} already; choose another name")
+        added = f"{'' if not before or before.endswith(chr(10)) else chr(10)}{line}\n"
+        # A list in brackets, as in JSON, takes no line behind it.
+        keys_in(before + added, f"{file} with this line behind it")
+        _append(file, added)
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     print(key)
 
 
-def _append(file: Path, line: str) -> None:
-    """Adds a line to a file that its owner alone may read."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "a+") as stream:
-        stream.seek(0)
-        text = stream.read()
-        stream.write(f"{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n")
+def _append(file: Path, text: str) -> None:
+    """Adds to a file that its owner alone may read."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "a") as stream:
+        stream.write(text)

@@ -89,17 +89,19 @@ def read_keys(file: str | None, environment: str) -> KeyRing | None:
     """
     if not file and not environment.strip():
         return None
-    keys = [*(_of_file(Path(file)) if file else ()), *_of_environment(environment)]
+    of_file = keys_in(Path(file).read_text(), file) if file else []
+    keys = [*of_file, *_of_environment(environment)]
     if not keys:
         raise ValueError(f"{file} has no keys; make one with `pagewire keys new NAME`")
     return KeyRing(keys)
 
 
-def _of_file(path: Path) -> list[ApiKey]:
+def keys_in(text: str, path: str) -> list[ApiKey]:
+    """The keys in the text of a file; ValueError names `path` and what is wrong."""
     import yaml  # here, because `pagewire --help` need not wait for it
 
     try:
-        entries = yaml.safe_load(path.read_text())
+        entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""
