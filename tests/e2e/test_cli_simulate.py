@@ -110,6 +110,7 @@ def test_more_load_costs_goodput(requests: Path) -> None:
         (["--policy=lottery"], "lottery"),
         (["--profile=abacus"], "profile 'abacus' does not exist"),
         (["--cache-blocks=0,1"], "'1' is no number of blocks"),
+        (["--cache-blocks=9"], "none of the 32 requests fits the 9 KV blocks of a worker"),
         (["--trace=/nowhere.csv"], "/nowhere.csv"),
     ],
 )

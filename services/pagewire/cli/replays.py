@@ -38,7 +38,8 @@ class Setup:
 
 
 def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "Recording":
-    """Replays requests; CommandError names a router or policy that does not exist."""
+    """Replays requests; CommandError names a router or policy that does not exist, or says that no
+    request fits a worker."""
     from pagewire.scheduler.core.routing import ROUTERS
     from pagewire.scheduler.core.worker_limits import WorkerLimits
     from pagewire.scheduler.policies import make_policy
@@ -70,7 +71,13 @@ def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "
         interval=max(last / 3600, 0.25),
         on_progress=_Progress(setup.name, last),
     )
-    return replaying.run(requests)
+    recording = replaying.run(requests)
+    if not recording.finished:
+        raise CommandError(
+            f"none of the {recording.refused} requests fits the {limits.num_blocks} KV blocks of a "
+            "worker; give more with --cache-blocks, or another --profile"
+        )
+    return recording
 
 
 def _host_memory(setup: Setup, device: "Profile") -> "HostMemory":
