@@ -141,6 +141,25 @@ async def test_one_that_dies_is_started_again_with_growing_delays(
     assert not any(map(is_running, pids))
 
 
+async def test_a_machine_that_cannot_start_a_process_is_asked_again(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_RESTART_DELAY", 0.05)
+    supervisor = Supervisor([[services.server("a")]], services.report)
+    start = ChildProcess.start
+
+    async def fail_once(*_: object) -> ChildProcess:
+        monkeypatch.setattr(ChildProcess, "start", start)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async with running(supervisor):
+        monkeypatch.setattr(ChildProcess, "start", fail_once)
+        os.kill(supervisor.pids["a"], signal.SIGKILL)
+        await eventually(lambda: services.count("a is ready again") == 1, 20)
+    said = "a cannot be started: [Errno 11] Resource temporarily unavailable"
+    assert services.count(said) == 1
+
+
 async def test_stopping_while_one_waits_for_its_restart(services: Services) -> None:
     said = "a was ended by SIGKILL; starting it again in 1 s"
     supervisor = Supervisor([[services.server("a")]], services.report)

@@ -128,6 +128,8 @@ class Supervisor:
                 self._say(f"{service.name} is ready again")
             except CommandError:
                 continue  # the next round reports its end
+            except OSError as error:  # such as no memory for a process: that may pass
+                self._say(f"{service.name} cannot be started: {error}")
 
     def _say(self, text: str) -> None:
         self._report(SUPERVISOR, text)
