@@ -72,6 +72,8 @@ class Traffic:
             refusal = self._refusal() if generating else None
             answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
+            if not self._num_generating:
+                self._drain_rate.rest(began)
             self._begin()
             self._num_generating += generating
             try:
