@@ -443,6 +443,27 @@ async def test_suspects_go_on_one_at_a_time(
     assert runs[0].losses == 0, "the scheduler has stood it"
 
 
+async def test_a_suspect_that_is_refused_does_not_wait_for_itself(
+    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedulers = await connect(await peers[0].start())
+    await peers[1].start()
+    [link] = schedulers.links.values()
+    run = generation()
+    for _ in range(3):
+        run.note_loss()
+    schedulers._let_wait(run)
+    with monkeypatch.context() as drained:
+        drained.setattr(link, "submit", lambda refused: None)  # its trial begins
+        schedulers.link_changed(link)
+        drained.setattr(link, "draining", True)
+        error = pb.Error(code=Code.UNAVAILABLE)
+        finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
+        schedulers.generation_ended(link, run, finish)
+    await asyncio.wait_for(run.mailbox.take(), 3)
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+
+
 def test_a_token_clears_of_suspicion() -> None:
     run = generation()
     for losses in (1, 2, 3):

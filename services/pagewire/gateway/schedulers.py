@@ -271,7 +271,8 @@ class Schedulers:
             return True
         if self._trial is not None:
             other, timer = self._trial
-            if not (other.closed or other.ended or other.losses == 0):
+            over = other.closed or other.ended or other.losses == 0
+            if other is not generation and not over:
                 return False
             timer.cancel()
         timer = asyncio.get_running_loop().call_later(TRIAL_SECONDS, self._acquit, generation)
