@@ -1,6 +1,11 @@
-"""What an address to listen on says about who can reach it."""
+"""Addresses to listen on: how they are written, and what they say about who can reach them."""
 
 import ipaddress
+
+
+def with_port(host: str, port: int) -> str:
+    """`host:port`, as gRPC and URLs take it: an IPv6 address in brackets."""
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_local(address: str) -> bool:

@@ -109,12 +109,14 @@ class Health:
 def bind(
     server: grpc.aio.Server, addresses: Sequence[str], credentials: Credentials = NO_CREDENTIALS
 ) -> list[int]:
-    """Listens on each address; the ports chosen. RuntimeError names an address in use.
+    """Listens on each address; the ports chosen. RuntimeError names one that is in use or wrong.
 
     With a certificate TCP is encrypted. A socket file has no port; gRPC answers 1 for it.
     """
     ports = []
     for address in addresses:
+        if not _is_address(address):  # gRPC would take a port modulo 2^16, and 443 for none
+            raise RuntimeError(f"cannot listen on {address}: it is no host:port or unix:PATH")
         try:
             ports.append(_add_port(server, address, credentials))
         except RuntimeError as error:
@@ -122,6 +124,13 @@ def bind(
                 f"cannot listen on {address}: it is in use or not an address of this machine"
             ) from error
     return ports
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return address.startswith("unix:") or (
+        bool(host) and port.isascii() and port.isdigit() and int(port) < 65536
+    )
 
 
 def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials) -> int:

@@ -3,7 +3,10 @@
 import asyncio
 from typing import Any
 
-from pagewire.rpc import end_call, open_channel
+import pytest
+
+from pagewire.hosts import with_port
+from pagewire.rpc import bind, end_call, make_server, open_channel
 from pagewire.v1.inference_pb2_grpc import InferenceStub
 from support.scripted_scheduler import ScriptedScheduler
 from support.waiting import eventually
@@ -27,3 +30,17 @@ async def test_a_call_whose_write_failed_leaves_no_task_behind() -> None:
         await eventually(lambda: not waiting_for_status())
     finally:
         await scheduler.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("a.b", "a.b:1"), ("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1"), ("[::1]", "[::1]:1")],
+)
+def test_hosts_of_every_kind_are_written_with_a_port(host: str, address: str) -> None:
+    assert with_port(host, 1) == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", ":50061", ""])
+async def test_an_address_that_grpc_would_take_for_another_is_refused(address: str) -> None:
+    with pytest.raises(RuntimeError, match=f"cannot listen on {address}: it is no host:port"):
+        bind(make_server(), [address])

@@ -24,7 +24,7 @@ from pagewire.gateway.http_protocol import HttpProtocol
 from pagewire.gateway.keys import ENVIRONMENT, read_keys
 from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
-from pagewire.hosts import is_loopback
+from pagewire.hosts import is_loopback, with_port
 from pagewire.logs import configure
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.process import run_service
@@ -116,7 +116,7 @@ async def _serve(
     await server.answering.wait()
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.https_cert else "http"
-    log.info("ready on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    log.info("ready on %s://%s", scheme, with_port(host, port))
     _say_who_may_ask(guard, host)
     await stop.wait()
     await _drain(gateway, config.drain_timeout)

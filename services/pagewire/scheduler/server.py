@@ -14,6 +14,7 @@ from pagewire.credentials import (
     read_token,
 )
 from pagewire.errors import RequestError
+from pagewire.hosts import with_port
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import essential, run_service
@@ -54,11 +55,11 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
     health.attach(server)
     await health.set_serving(False)
-    [port] = bind(server, [f"{config.grpc_host}:{config.grpc_port}"], public)
+    [port] = bind(server, [with_port(config.grpc_host, config.grpc_port)], public)
     count_tasks()
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
-    log.info("listening on %s:%d", config.grpc_host, port)
+    log.info("listening on %s", with_port(config.grpc_host, port))
     workers = Workers(
         addresses,
         engine,
