@@ -112,6 +112,8 @@ def test_more_load_costs_goodput(requests: Path) -> None:
         (["--cache-blocks=0,1"], "'1' is no number of blocks"),
         (["--cache-blocks=9"], "none of the 32 requests fits the 9 KV blocks of a worker"),
         (["--trace=/nowhere.csv"], "/nowhere.csv"),
+        (["--output=/dev/null/r.json"], "/dev/null/r.json: cannot be written"),
+        (["--plot=/dev/null/p.svg"], "/dev/null/p.svg: cannot be written"),
     ],
 )
 def test_bad_flags_are_named(conversations: Path, flags: list[str], message: str) -> None:
@@ -147,6 +149,12 @@ def test_preemption_is_compared_with_a_plain_queue(requests: Path, tmp_path: Pat
     assert recompute["loaded_blocks"] == 0 < host["loaded_blocks"]
     assert min(recompute["of_best_plain_queue"], host["of_best_plain_queue"]) > 0.6
     assert "plain_queue" in done.stdout
+
+
+def test_a_small_batch_is_compared_with_the_queues_that_there_are(requests: Path) -> None:
+    done = simulate("--trace", requests, "--compare-preemption", "--num-slots=2", "--requests=9")
+    assert done.returncode == 0, done.stderr
+    assert "9 finished" in done.stdout
 
 
 def test_host_memory_is_compared_and_refused_where_it_is_no_number(

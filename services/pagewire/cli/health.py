@@ -32,7 +32,10 @@ def _http_problem(url: str, seconds: float) -> str | None:
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
+    try:
+        connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
+    except http.client.InvalidURL as error:
+        return str(error)
     if parts.scheme == "https":
         # Nothing secret is sent, and a service is asked by numbers its certificate does not know.
         unverified = ssl._create_unverified_context()

@@ -9,13 +9,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pagewire.cli.errors import CommandError
+
 _PACKAGES = ("pagewire", "torch", "triton", "transformers", "grpcio", "numpy")
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
     """Writes a result together with date, commit, machine and versions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**result, **provenance()}, indent=2) + "\n")
+    write_file(path, json.dumps({**result, **provenance()}, indent=2) + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file, and the folders to it; CommandError if that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def provenance() -> dict[str, Any]:

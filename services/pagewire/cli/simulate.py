@@ -10,7 +10,7 @@ import typer
 
 from pagewire.cli.errors import CommandError
 from pagewire.cli.replays import Setup, replay
-from pagewire.cli.results import write_json
+from pagewire.cli.results import write_file, write_json
 
 if TYPE_CHECKING:
     from pagewire.simulator.trace import TraceRequest
@@ -267,8 +267,7 @@ def _plot(path: Path, title: str, curves: dict[str, dict[str, Any]]) -> None:
         label: {run: curve[key] for run, curve in curves.items()} for label, key in _PANELS.items()
     }
     seconds = {run: curve["seconds"] for run, curve in curves.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(plot_svg(title, panels, seconds), encoding="utf-8")
+    write_file(path, plot_svg(title, panels, seconds))
 
 
 def _command() -> str:

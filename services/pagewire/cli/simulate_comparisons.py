@@ -110,6 +110,7 @@ def compare_preemption(
         )
         for slots in (setup.num_slots, setup.num_slots // 2, setup.num_slots // 4)
         for tokens in (setup.max_num_batched_tokens, setup.max_num_batched_tokens // 4)
+        if slots and tokens
     ]
     objectives = Objectives(float("inf"), float("inf"))
 
