@@ -188,6 +188,27 @@ def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
     assert answer.status_code == 503, "no scheduler is there, so it was read"
 
 
+async def test_a_head_that_comes_with_the_body_before_it_counts_alone() -> None:
+    class Narrow(HttpProtocol):
+        head_bytes = 200
+
+    async def app(_: object, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    post = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 400\r\n\r\n" + b"x" * 400
+    async with _served(Narrow, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post + START)
+        received = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        writer.write(b"\r\nconnection: close\r\n\r\n")
+        received += await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert received.count(b"HTTP/1.1 200 ") == 2, received
+
+
 def test_no_more_requests_are_let_in_than_there_are_descriptors_for() -> None:
     """The limit that shells set is raised first; an explicit number is taken as it is."""
     code = (

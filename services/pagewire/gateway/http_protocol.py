@@ -47,8 +47,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Counts what a head has, complete or not."""
+        awaited = self._timer
         super().data_received(data)
-        if self._timer is not None and not self.transport.is_closing():
+        # A head that began behind a request in this very data is counted from the next on.
+        if awaited is not None and awaited is self._timer and not self.transport.is_closing():
             self._incoming += len(data)
             if self._incoming > self.head_bytes:
                 self._refuse(_too_large(self.head_bytes))
