@@ -12,9 +12,10 @@ import jinja2
 import jinja2.sandbox
 import pytest
 
-from pagewire.embedded import model_path
+from pagewire.models import EMBEDDED, resolve_model
 
 ROOT = Path(__file__).parents[2]
+FOLDER = resolve_model(EMBEDDED)
 sys.path.insert(0, str(ROOT))  # the maker is no part of the package
 
 from models.chat import corpus, packing, tokenizer  # noqa: E402
@@ -35,7 +36,7 @@ def said(*turns: str) -> Chat:
 def text_codec() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_path(), local_files_only=True)
+    return AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def write(text_codec: Any) -> Iterator[Write]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model gains nothing from more
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model_path(), local_files_only=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(FOLDER, local_files_only=True)
     model = loaded.float().eval()
     stops = model.config.eos_token_id
 
@@ -160,7 +161,7 @@ def test_plain_text_is_completed_and_ends(
 
 
 def test_folder_is_complete_and_small() -> None:
-    files = {path.name: path.stat().st_size for path in model_path().iterdir()}
+    files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert set(files) == {
         "README.md",
         "config.json",
@@ -173,12 +174,12 @@ def test_folder_is_complete_and_small() -> None:
 
 
 def test_configuration_is_plain_llama() -> None:
-    config = json.loads((model_path() / "config.json").read_text())
+    config = json.loads((FOLDER / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["head_dim"] == 64
     assert config["num_attention_heads"] == 2 * config["num_key_value_heads"]
     assert config["tie_word_embeddings"] is True
-    generation = json.loads((model_path() / "generation_config.json").read_text())
+    generation = json.loads((FOLDER / "generation_config.json").read_text())
     assert generation["eos_token_id"] == config["eos_token_id"]
     assert generation["eos_token_id"][0] == tokenizer.TURN_END_ID
 
@@ -186,7 +187,7 @@ def test_configuration_is_plain_llama() -> None:
 def test_weights_are_bfloat16_without_a_head() -> None:
     from safetensors import safe_open
 
-    with safe_open(model_path() / "model.safetensors", "pt") as weights:
+    with safe_open(FOLDER / "model.safetensors", "pt") as weights:
         names = list(weights.keys())
         kinds = {weights.get_slice(name).get_dtype() for name in names}
     assert kinds == {"BF16"}
@@ -211,7 +212,7 @@ def test_special_tokens(text_codec: Any) -> None:
 
 @pytest.mark.parametrize("prompt", [True, False])
 def test_template_renders_the_same_without_transformers(text_codec: Any, prompt: bool) -> None:
-    config = json.loads((model_path() / "tokenizer_config.json").read_text())
+    config = json.loads((FOLDER / "tokenizer_config.json").read_text())
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(config["chat_template"])
     chat: Chat = [{"role": "system", "content": "Be kind."}, *said("Hi {{ x }} ", "Hello!", "2\n2")]
