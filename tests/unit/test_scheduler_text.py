@@ -171,6 +171,13 @@ def test_chat_template_refusals_reach_the_client() -> None:
     assert caught.value.field == "messages"
 
 
+@pytest.mark.parametrize("number", [0, 10**7, "many", None])
+def test_whatever_a_template_cannot_compute_is_refused(number: object) -> None:
+    template = ChatTemplate("{% for i in range(n) %}{{ 9 // n }}{% endfor %}{{ 9 // n }}", {})
+    with pytest.raises(RequestError, match="refuses these messages"):
+        template.render([], True, {"n": number})
+
+
 def test_chat_template_cannot_reach_the_interpreter() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
     with pytest.raises(RequestError):

@@ -59,7 +59,7 @@ class ChatTemplate:
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # it computes with what the client gave, and with nothing else
             raise invalid(
                 "messages", f"the model's chat template refuses these messages: {error}"
             ) from error
