@@ -170,6 +170,8 @@ def test_an_answer_of_the_wrong_size_or_number_is_refused() -> None:
         worker.commit(plan.number + 1, np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="1 rows, its answer 2"):
         worker.commit(plan.number, np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="slot 2 has failed, and there are 2"):
+        worker.distrust(2)
 
 
 def test_the_queue_follows_its_policy_and_forgets_what_left() -> None:

@@ -253,8 +253,10 @@ class WorkerBatch:
 
         If the sequence has left already, the blocks that it was computing, and from which nobody
         has sampled a token, are not found any more, and whoever shares them gives its place up.
-        For one that still runs, `finish` does the same.
+        For one that still runs, `finish` does the same. ValueError if there is no such slot.
         """
+        if not 0 <= slot < self.limits.num_slots:
+            raise ValueError(f"slot {slot} has failed, and there are {self.limits.num_slots}")
         for _, left, blocks in list(self._retiring):
             if left == slot:
                 self._drop_unproven(blocks)
