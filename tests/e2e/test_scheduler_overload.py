@@ -276,6 +276,23 @@ async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
     await stack.settle()
 
 
+@pytest.mark.parametrize("more", [{}, {"beam_search": pb.BeamSearch(width=2)}], ids=["", "beams"])
+async def test_the_bound_counts_the_tokens_that_would_be_queued(
+    start: StartStack, more: dict[str, object]
+) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
+    stack.workers[0].step_seconds = 0.01
+    running = asyncio.create_task(collect(stack.stub.Generate(request([1], 100))))
+    await eventually(lambda: stack.engine.load().running == 1)
+    waiting = asyncio.create_task(collect(stack.stub.Generate(request([2] * 50, 5))))
+    await eventually(lambda: stack.engine.load().waiting == 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="50 tokens are waiting") as caught:
+        await collect(stack.stub.Generate(request([3] * 20, 5, **more)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await asyncio.gather(running, waiting)
+    await stack.settle()
+
+
 async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
     start: StartStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

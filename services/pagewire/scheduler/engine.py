@@ -259,9 +259,6 @@ class Engine:
 
     def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = begin(request, parsed)
-        if parsed.beam_search is not None:
-            self._searches.begin(request, parsed, self.limits().vocab_size)
-            return
         ended = replay(request, parsed)
         if ended is not None:
             self.close(request, State.COMPLETED, ended)
@@ -269,6 +266,9 @@ class Engine:
         full = self._bounds.refusal(request.moved, sequence.num_known)
         if full is not None:
             self.close(request, State.FAILED, error_finish(full))
+            return
+        if parsed.beam_search is not None:
+            self._searches.begin(request, parsed, self.limits().vocab_size)
             return
         self.enqueue([sequence])
 
