@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.errors import Code, RequestError
 from pagewire.gateway.accounts import Account
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation import Generation, Mailbox
@@ -146,6 +147,25 @@ def test_tokens_are_reserved_and_then_settled() -> None:
     # More than a minute's worth is let in with a full bucket, and paid for afterwards.
     holder.admit(job(max_tokens=1000), 60.0).close(60.0)
     assert holder.tokens.level(60.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("ended", "left"), [("well", 60 - 9 - 25), ("badly", 60), ("given up", 60 - 10 - 40)]
+)
+def test_a_beam_search_is_paid_for(ended: str, left: int) -> None:
+    holder, wanted = account(tokens_per_minute=60), job(max_tokens=40)
+    wanted.requests[0].beam_search.width = 2
+    permit = holder.admit(wanted, 0.0)
+    run = Generation(wanted.requests[0], 0, 0, Mailbox(), False)
+    if ended == "well":
+        usage = pb.Usage(prompt_tokens=9, completion_tokens=25)
+        run.end(pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage))
+    elif ended == "badly":
+        run.fail(RequestError(Code.UNAVAILABLE, "no worker"))
+    permit.generations = [run]
+    permit.close(0.0)
+    assert holder.tokens is not None
+    assert holder.tokens.level(0.0) == left
 
 
 def test_prompts_at_once() -> None:

@@ -66,7 +66,7 @@ class Account:
 
     def settle(self, permit: "Permit", now: float) -> None:
         """The request is over: its true number of tokens replaces the estimate."""
-        spent = sum(g.prompt_tokens + len(g.tokens) for g in permit.generations)
+        spent = sum(map(_spent, permit.generations))
         self._charge(-permit.prompts, 0, spent - permit.reserved, now)
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
@@ -130,6 +130,17 @@ def _estimate(request: pb.GenerateRequest) -> int:
         texts = [request.prompt, *(message.content for message in request.chat.messages)]
         prompt = sum(len(text.encode()) for text in texts) // _BYTES_A_TOKEN
     return prompt + request.stop.max_tokens
+
+
+def _spent(generation: Generation) -> int:
+    """Tokens that a request has taken. A beam search tells them at its end only: one that was given
+    up is taken at its estimate."""
+    if generation.finish is not None:
+        usage = generation.finish.usage
+        return usage.prompt_tokens + usage.completion_tokens
+    if generation.failure is None and generation.request.HasField("beam_search"):
+        return _estimate(generation.request)
+    return generation.prompt_tokens + len(generation.tokens)
 
 
 def _too_many(why: str, seconds: float) -> ApiError:
