@@ -16,14 +16,14 @@ def info(**changes: float) -> pb.WorkerInfo:
         "prefill_token_seconds": 0.3,
         "prefill_pair_seconds": 0.0,
     }
-    return pb.WorkerInfo(
-        block_size=16,
-        num_blocks=50,
-        num_slots=8,
-        max_model_len=700,
-        max_num_batched_tokens=64,
-        **(costs | changes),
-    )
+    sizes = {
+        "block_size": 16,
+        "num_blocks": 50,
+        "num_slots": 8,
+        "max_model_len": 700,
+        "max_num_batched_tokens": 64,
+    }
+    return pb.WorkerInfo(**(sizes | costs | changes))
 
 
 def test_the_smaller_of_what_both_sides_want_holds() -> None:
@@ -33,6 +33,14 @@ def test_the_smaller_of_what_both_sides_want_holds() -> None:
     assert (limits.memory_threshold, limits.max_model_len) == (0.5, 700)
     assert limits.host == HostMemory(9, 0.1, 0.2, 0.3, 0.0)
     assert worker_limits(SchedulerConfig(max_num_batched_tokens=5), info()).num_slots == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["block_size", "num_slots", "max_model_len", "max_num_batched_tokens"]
+)
+def test_sizes_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"its {name} is 0"):
+        worker_limits(SchedulerConfig(), info(**{name: 0}))
 
 
 def test_without_the_prefix_cache_nothing_finds_what_is_on_the_host() -> None:

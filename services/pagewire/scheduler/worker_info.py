@@ -8,6 +8,9 @@ from pagewire.v1 import worker_pb2 as pb
 
 def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
     """The sizes to plan with; ValueError if the worker's cannot be true."""
+    for name in ("block_size", "num_slots", "max_model_len", "max_num_batched_tokens"):
+        if not getattr(info, name):
+            raise ValueError(f"its {name} is 0")
     budget = min(config.max_num_batched_tokens or 2**31, info.max_num_batched_tokens)
     return WorkerLimits(
         num_blocks=info.num_blocks,
