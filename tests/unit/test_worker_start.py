@@ -1,5 +1,6 @@
 """What a worker does before it serves: when it compiles ahead, and how it tells where time went."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from pagewire.config import WorkerConfig
-from pagewire.worker import compile_pool
+from pagewire.worker import compile_pool, early_context
 from pagewire.worker.compile_pool import early_pool
 from pagewire.worker.device_slots import DeviceSlots
+from pagewire.worker.early_context import begin_context
 from pagewire.worker.limits import Limits
 from pagewire.worker.timeline import Timeline
 
@@ -29,6 +31,26 @@ def test_only_a_worker_that_may_have_a_gpu_compiles_ahead(
     early_pool(WorkerConfig())
     early_pool(WorkerConfig(device="cuda:1"))
     assert len(started) == 2
+
+
+def test_a_context_is_begun_for_a_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    monkeypatch.setattr(early_context, "_open", opened.append)
+    for device in ("auto", "cuda", "cuda:1", "cpu", "cuda:one"):
+        thread = begin_context(WorkerConfig(device=device))
+        if thread is not None:
+            thread.join()
+    assert opened == [0, 0, 1]
+
+
+def test_a_machine_without_a_driver_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(early_context, "DRIVER", "libmissing.so")
+    thread = begin_context(WorkerConfig())
+    assert thread is not None
+    thread.join()
+    assert not failed
 
 
 def test_a_timeline_begins_with_the_process() -> None:

@@ -57,9 +57,12 @@ def scheduler(values: dict[str, Any]) -> None:
 def worker(values: dict[str, Any]) -> None:
     """Run a worker: a model on one device."""
     from pagewire.worker.compile_pool import early_pool
+    from pagewire.worker.early_context import begin_context
 
     config = build(WorkerConfig, values)
-    pool = early_pool(config)  # it imports torch and triton beside the next line
+    # Both are at work beside the next line, which imports torch.
+    pool = early_pool(config)
+    begin_context(config)
     from pagewire.worker.server import run_worker
 
     run_worker(config, pool)
