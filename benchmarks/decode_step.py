@@ -53,6 +53,7 @@ def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
             seed=np.arange(rows, dtype=np.int64),
             min_tokens=full(0, np.int32),
             stop_token_ids=np.full((rows, 16), -1, np.int32),
+            adjustment_kinds=full(0, np.int32),
         ),
         writes=TableWrites(
             slots=np.repeat(slots, columns),

@@ -7,6 +7,8 @@ MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 8
 # Stop tokens of a request and the model's own end-of-sequence tokens together.
 MAX_STOP_IDS = 16
+# Tokens whose logits a request may shift.
+MAX_BIASES = 300
 # Log probabilities of the likeliest tokens beside each token's own.
 MAX_LOGPROBS = 20
 # Outputs of one prompt, chosen ones and candidates alike.

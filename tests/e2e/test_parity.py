@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.v1 import worker_pb2 as pb
+from support.adjusted import ADJUSTED, check_adjusted_tokens
 from support.copied_start import BLOCK_SIZE, run_copied_start
 from support.step_driver import Sequence, StepDriver, local_worker
 from support.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
@@ -37,6 +39,25 @@ async def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: 
             for prompt, tokens in zip(prompts(), expected, strict=True)
         ]
         assert await driver.run(resumed, chunk=50) == [tokens[20:] for tokens in expected]
+
+
+async def test_adjusted_greedy_tokens_are_those_of_the_formula(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "llama", initializer_range=0.05)
+    async with local_worker(tmp_path, num_slots=len(ADJUSTED) + 1) as worker:
+        await check_adjusted_tokens(worker, model)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+async def test_repetition_penalty_is_that_of_transformers(tmp_path: Path, variant: str) -> None:
+    model, penalty = save_model(tmp_path, variant), 1.2
+    expected = [
+        greedy_tokens(model, prompt, COUNT, repetition_penalty=penalty) for prompt in prompts()
+    ]
+    sampling = pb.SlotSampling(top_p=1.0, repetition_penalty=penalty)
+    async with local_worker(tmp_path) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        sequences = [Sequence(prompt, COUNT, sampling=sampling) for prompt in prompts()]
+        assert await driver.run(sequences, chunk=30) == expected
 
 
 async def test_a_sequence_that_starts_with_a_copied_block(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pagewire.packing import pack
+from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from support.logprob_checks import assert_logprobs
 from support.step_driver import Sequence, StepDriver, local_worker
@@ -21,7 +22,13 @@ def prompts() -> list[list[int]]:
 
 
 def sampling(num_top: int | None, **fields: object) -> pb.SlotSampling:
-    drawn = {"temperature": 1.7, "top_k": 40, "top_p": 0.95, "seed": 5, **fields}
+    adjusted = {
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.3,
+        "bias_ids": pack([3, 5]),
+        "biases": pack_floats(np.array([4.0, -2.0], np.float32)),
+    }
+    drawn = {"temperature": 1.7, "top_k": 40, "top_p": 0.95, "seed": 5, **adjusted, **fields}
     return pb.SlotSampling(**drawn, logprobs=num_top)
 
 

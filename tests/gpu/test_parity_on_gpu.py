@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.adjusted import ADJUSTED, check_adjusted_tokens
 from support.copied_start import BLOCK_SIZE, run_copied_start
 from support.step_driver import Sequence, StepDriver, local_worker
 from support.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
@@ -54,6 +55,18 @@ def test_a_sequence_that_starts_with_a_copied_block(tmp_path: Path) -> None:
         async with local_worker(tmp_path, block_size=BLOCK_SIZE, **settings) as worker:
             outputs = await run_copied_start(worker, ours, theirs)
             assert outputs == (greedy_tokens(model, ours, 11), greedy_tokens(model, theirs, 9))
+            assert not worker.fatal
+
+    asyncio.run(check())
+
+
+def test_adjusted_greedy_tokens_are_those_of_the_formula(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "llama", initializer_range=0.05)
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": len(ADJUSTED) + 1}
+        async with local_worker(tmp_path, **settings) as worker:
+            await check_adjusted_tokens(worker, model)
             assert not worker.fatal
 
     asyncio.run(check())

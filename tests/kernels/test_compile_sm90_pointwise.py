@@ -15,7 +15,8 @@ import pytest
 import torch
 from clean_process import report_of
 
-from pagewire.limits import MAX_STOP_IDS
+from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 
 SHARED_LIMIT = 227 * 1024
 HIDDEN = 4096
@@ -58,16 +59,32 @@ def draws(rows: int) -> None:
     sampling.logprobs(logits, meta(rows, dtype=torch.int32), 20)
 
 
-def meta_state(rows: int) -> object:
-    from pagewire.worker.ops.reference.sampling import SamplingState
+def ends(rows: int) -> None:
+    from pagewire.worker.ops.triton import step
 
+    state, slots = meta_state(64), meta(rows, dtype=torch.int32)
+    step.gather_sampling(state, slots, slots)
+    step.end_decode(slots, meta(rows, HIDDEN), slots, slots, state.adjustments)
+
+
+def meta_state(rows: int) -> SamplingState:
     dtypes = {"seed": torch.int64, **dict.fromkeys(("temperature", "top_p", "min_p"), torch.float)}
     tensors = {
         field.name: meta(rows, dtype=dtypes.get(field.name, torch.int32))
         for field in fields(SamplingState)
+        if field.name != "adjustments"
     }
+    ints = meta(rows, dtype=torch.int32)
+    adjustments = Adjustments(
+        kinds=ints,
+        slots=ints,
+        token_counts=meta(64, 128256, dtype=torch.int16),
+        penalties=meta(64, 3, dtype=torch.float),
+        bias_ids=meta(64, MAX_BIASES, dtype=torch.int32),
+        biases=meta(64, MAX_BIASES, dtype=torch.float),
+    )
     stops = meta(rows, MAX_STOP_IDS, dtype=torch.int32)
-    return SamplingState(**tensors | {"stop_token_ids": stops})
+    return SamplingState(**tensors | {"stop_token_ids": stops, "adjustments": adjustments})
 
 
 def block_copies(count: int) -> None:
@@ -87,6 +104,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "products of 2 tokens": (products, 2),
     "products of 16 tokens": (products, 16),
     "draws": (draws, 8),
+    "ends of a step": (ends, 8),
     "block copies": (block_copies, 5),
 }
 
@@ -95,12 +113,12 @@ def compile_cases() -> dict[str, list[dict]]:
     """Compile what every case launches; return the counts that the tests look at."""
     from cross_compile import recorded_launches
 
-    from pagewire.worker.ops.triton import activation, linear, norm, sampling
+    from pagewire.worker.ops.triton import activation, adjustments, linear, norm, sampling
     from pagewire.worker.ops.triton import logprobs as logprobs_module
     from pagewire.worker.ops.triton import sampling_filters as filters
 
     sampling.multiprocessors = lambda device: 132
-    for module in (activation, filters, linear, logprobs_module, norm, sampling):
+    for module in (activation, adjustments, filters, linear, logprobs_module, norm, sampling):
         module.dependent_launch = lambda device: True
     found = {}
     for name, (function, tokens) in CASES.items():
@@ -138,7 +156,7 @@ def test_fits_the_multiprocessor(case, launches):
         assert launch["spilled"] == 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "block copies"])
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"block copies", "ends of a step"}))
 def test_waits_for_its_predecessor(case, launches):
     assert all(launch["waits"] == 1 for launch in launches[case])
 
@@ -146,7 +164,8 @@ def test_waits_for_its_predecessor(case, launches):
 @pytest.mark.parametrize("case", CASES)
 def test_loads_are_16_bytes_wide(case, launches):
     for launch in launches[case]:
-        if launch["kernel"] not in ("_choose_kernel", "_threshold_kernel"):  # small tables alone
+        small_tables_alone = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
+        if launch["kernel"] not in small_tables_alone:
             assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]
 
 

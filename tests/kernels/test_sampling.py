@@ -7,9 +7,17 @@ import pytest
 import torch
 from comparison import CUDA, DTYPES, poisoned_outputs
 
-from pagewire.limits import MAX_STOP_IDS
+from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.adjustments import (
+    BIASED,
+    IN_PROMPT,
+    MOST_COUNTED,
+    NO_TOKEN,
+    PENALIZED,
+)
 from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.triton import adjustments as adjusting
 from pagewire.worker.ops.triton import sampling, sampling_filters
 
 # A ragged last chunk, one chunk, and several.
@@ -41,6 +49,7 @@ def make_state(rows: int, device: torch.device, **given) -> SamplingState:
         index=column("index", 0, torch.int32),
         min_tokens=column("min_tokens", 0, torch.int32),
         stop_token_ids=given.get("stop_token_ids", stops),
+        adjustments=given.get("adjustments"),
     )
 
 
@@ -68,7 +77,8 @@ def assert_same_draws(
     assert out.dtype == torch.int32
     expected = reference.sample(logits, state)
     noise = reference.gumbel_noise(state.seed, state.index, logits.shape[1])
-    scores = logits.float() / state.temperature.clamp(min=1e-5)[:, None] + noise
+    temperature = state.temperature.clamp(min=1e-5)[:, None]
+    scores = reference.adjusted_logits(logits, state) / temperature + noise
     for row in (out != expected).nonzero()[:, 0].tolist():
         drawn, best = scores[row, out[row]], scores[row, expected[row]]
         assert abs(drawn - best) < 1e-4, f"row {row}: drew {out[row]}, not {expected[row]}"
@@ -77,8 +87,9 @@ def assert_same_draws(
 def kept_set(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
     """What the sort-based twin keeps of each row, `[rows, vocabulary]`."""
     rows = torch.arange(len(logits), device=logits.device)
-    thresholds = reference.kept_thresholds(logits.float(), state, rows)
-    return logits >= thresholds[:, None]
+    scores = reference.adjusted_logits(logits, state)
+    thresholds = reference.kept_thresholds(scores, state, rows, logits.dtype)
+    return scores >= thresholds[:, None]
 
 
 def finalize(x: int) -> int:
@@ -243,9 +254,8 @@ def test_draw_does_not_depend_on_the_batch(backend, device):
     state = filtered_state(device)
     together = backend.sample(logits, state)
     for row in (3, 7):
-        alone = SamplingState(
-            *(getattr(state, name)[row : row + 1] for name in SamplingState.__slots__)
-        )
+        tensors = set(SamplingState.__slots__) - {"adjustments"}
+        alone = SamplingState(**{name: getattr(state, name)[row : row + 1] for name in tensors})
         assert backend.sample(logits[row : row + 1], alone)[0] == together[row]
 
 
@@ -278,6 +288,121 @@ def test_each_row_has_stop_tokens_of_its_own(column, device):
     stops[1, column] = 7
     state = make_state(3, device, temperature=0.0, min_tokens=1, stop_token_ids=stops)
     assert sampling.sample(logits, state, False).tolist() == [7, 9, 7]
+
+
+# Kind of each row, in slots that are in no order.
+KINDS = [0, BIASED, PENALIZED, BIASED | PENALIZED, 0, BIASED | PENALIZED, PENALIZED, BIASED, 3, 3]
+ADJUSTED_SLOTS = [9, 4, 0, 11, 2, 7, 1, 10, 3, 5]
+
+
+def make_adjustments(vocabulary: int, device: torch.device) -> Adjustments:
+    """Random ones for `ROWS` rows; biased ids lie at both edges of every chunk, for one row 300."""
+    generator = torch.Generator().manual_seed(vocabulary)
+
+    def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+        return low + (high - low) * torch.rand(shape, generator=generator)
+
+    slots, most = max(ADJUSTED_SLOTS) + 1, min(MAX_BIASES, vocabulary)
+    edges = range(0, vocabulary, adjusting.CHUNK)
+    ids = sorted({vocabulary - 1, *edges, *(edge - 1 for edge in edges[1:])})
+    bias_ids = torch.full((slots, MAX_BIASES), NO_TOKEN)
+    bias_ids[:, : len(ids)] = torch.tensor(ids)
+    bias_ids[ADJUSTED_SLOTS[3], :most] = torch.randperm(vocabulary)[:most].sort().values
+    counts = torch.randint(1, 4, (slots, vocabulary + 14), generator=generator)
+    counts *= uniform(0, 1, *counts.shape) < 0.2
+    counts += IN_PROMPT * (uniform(0, 1, *counts.shape) < 0.2)
+    penalties = uniform(-2, 2, slots, 3)
+    penalties[:, 0] = uniform(0.5, 2, slots)
+    return Adjustments(
+        kinds=torch.tensor(KINDS, dtype=torch.int32, device=device),
+        slots=torch.tensor(ADJUSTED_SLOTS, dtype=torch.int32, device=device),
+        token_counts=counts.short().to(device),
+        penalties=penalties.to(device),
+        bias_ids=bias_ids.int().to(device),
+        biases=uniform(-9, 9, slots, MAX_BIASES).to(device),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [50, adjusting.CHUNK, adjusting.CHUNK + 77])
+def test_adjusted_rows_beside_others(vocabulary, dtype, device, monkeypatch):
+    """Greedy, drawn, filtered, with and without bans, penalties and biases, in one batch."""
+    monkeypatch.setattr(adjusting, "RUNS", 4)  # of 3 rows, and one
+    torch.manual_seed(vocabulary)
+    logits = (3 * torch.randn(ROWS, vocabulary, device=device)).to(dtype)
+    state = filtered_state(device)
+    state.temperature[[2, 7]] = 0.0
+    state.min_tokens[[1, 3, 8]] = 100
+    likeliest = logits.topk(MAX_STOP_IDS).indices.int()
+    given = {"stop_token_ids": likeliest, "adjustments": make_adjustments(vocabulary, device)}
+    state = replace(state, **given)
+    expected = reference.adjusted_logits(logits, state)
+    with poisoned_outputs():
+        adjusted = adjusting.adjusted_logits(logits, state)
+        thresholds = sampling_filters.kept_thresholds(logits, state, adjusted)
+        drawn = sampling.sample(logits, state)
+    rows = torch.tensor(KINDS, device=device) > 0
+    torch.testing.assert_close(adjusted[rows, :vocabulary], expected[rows], rtol=1e-6, atol=1e-5)
+    assert torch.equal(expected[~rows], logits[~rows].float())
+    differ = (expected >= thresholds[:, None]) != kept_set(logits, state)
+    mass = (expected / state.temperature.clamp(min=1e-5)[:, None]).softmax(-1)
+    assert (mass * differ)[state.temperature > 0].sum(-1).max() < 2e-6
+    assert_same_draws(drawn, logits, state)
+
+
+@pytest.mark.parametrize("backend", [reference, sampling])
+def test_adjustments_are_those_of_the_formula(backend, device):
+    """By hand: of a greedy row the best token after biases, bans and penalties, in this order."""
+    counts = [0, 3, IN_PROMPT, IN_PROMPT + 1, 0, 2]
+    logits = [1.0, 4.0, 3.0, -2.0, 2.5, 6.0]
+    biases = {0: 0.5, 3: 5.0, 5: 1.0}
+    repetition, frequency, presence, banned = 1.25, 0.3, 0.4, 5
+
+    def adjust(token: int) -> float:
+        value = logits[token] + biases.get(token, 0)
+        if token == banned:
+            return -math.inf
+        count = counts[token] & MOST_COUNTED
+        if counts[token] != 0:
+            value = value / repetition if value > 0 else value * repetition
+        return value - frequency * count - presence * (count > 0)
+
+    adjustments = Adjustments(
+        kinds=torch.tensor([BIASED | PENALIZED], dtype=torch.int32, device=device),
+        slots=torch.zeros(1, dtype=torch.int32, device=device),
+        token_counts=torch.tensor([counts], dtype=torch.int16, device=device),
+        penalties=torch.tensor([[repetition, frequency, presence]], device=device),
+        bias_ids=torch.full((1, MAX_BIASES), NO_TOKEN, dtype=torch.int32, device=device),
+        biases=torch.zeros(1, MAX_BIASES, device=device),
+    )
+    adjustments.bias_ids[0, : len(biases)] = torch.tensor(list(biases), dtype=torch.int32)
+    adjustments.biases[0, : len(biases)] = torch.tensor(list(biases.values()))
+    stops = torch.full((1, MAX_STOP_IDS), banned, dtype=torch.int32, device=device)
+    state = make_state(
+        1, device, temperature=0.0, min_tokens=1, stop_token_ids=stops, adjustments=adjustments
+    )
+    given = torch.tensor([logits], device=device)
+    expected = torch.tensor([[adjust(token) for token in range(6)]], device=device)
+    torch.testing.assert_close(reference.adjusted_logits(given, state), expected)
+    assert backend.sample(given, state).item() == expected.argmax()
+
+
+def test_filters_tie_adjusted_logits_that_no_model_tells_apart(device):
+    """Biases below the precision of the logits' type do not decide what top-k keeps."""
+    logits = torch.tensor([[-8.0, 8.0, 8.0, 7.0]], device=device).half()
+    adjustments = make_adjustments(4, device)
+    adjustments.kinds.fill_(BIASED)
+    adjustments.biases[ADJUSTED_SLOTS[0]] = 0
+    adjustments.biases[ADJUSTED_SLOTS[0], 0] = 2.0**-10  # of the first and the last id
+    adjustments.bias_ids[ADJUSTED_SLOTS[0], 0] = 1
+    draws = 16
+    one = {name: getattr(adjustments, name)[:1].expand(draws) for name in ("kinds", "slots")}
+    one = {name: values.contiguous() for name, values in one.items()}
+    seeds = torch.arange(draws)
+    state = make_state(draws, device, top_k=1, seed=seeds, adjustments=replace(adjustments, **one))
+    rows = logits.expand(draws, -1).contiguous()
+    for backend in (reference, sampling):
+        assert set(backend.sample(rows, state).tolist()) == {1, 2}
 
 
 def test_rows_may_lie_apart(device):

@@ -1,11 +1,15 @@
 """The kernels at the two ends of a decode step against their twins."""
 
+from dataclasses import replace
+from types import ModuleType
+
 import pytest
 import torch
 
-from pagewire.limits import MAX_STOP_IDS
+from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.adjustments import BIASED, IN_PROMPT, MOST_COUNTED, PENALIZED
 from pagewire.worker.ops.reference import step as reference
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.triton import step as kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,6 +47,17 @@ def test_begin_decode(rows: int, hidden: int, dtype: torch.dtype) -> None:
     assert torch.equal(tables, want_tables)
 
 
+def make_adjustments(kinds: torch.Tensor) -> Adjustments:
+    return Adjustments(
+        kinds=kinds,
+        slots=torch.arange(SLOTS, dtype=torch.int32, device=DEVICE),
+        token_counts=torch.zeros(SLOTS, VOCAB + 14, dtype=torch.int16, device=DEVICE),
+        penalties=torch.zeros(SLOTS, 3, device=DEVICE),
+        bias_ids=torch.zeros(SLOTS, MAX_BIASES, dtype=torch.int32, device=DEVICE),
+        biases=torch.zeros(SLOTS, MAX_BIASES, device=DEVICE),
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 5, 11])
 def test_gather_sampling(rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
@@ -68,7 +83,16 @@ def test_gather_sampling(rows: int) -> None:
     slots = torch.randperm(SLOTS, generator=generator)[:rows].int().to(DEVICE)
     want = reference.gather_sampling(by_slot, slots, slots)
     got = kernels.gather_sampling(by_slot, slots, slots)
-    for name in SamplingState.__slots__:
+    for name in set(SamplingState.__slots__) - {"adjustments"}:
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    assert want.adjustments is None
+    assert got.adjustments is None
+
+    by_slot = replace(by_slot, adjustments=make_adjustments(ints(SLOTS)))
+    want = reference.gather_sampling(by_slot, slots, slots).adjustments
+    got = kernels.gather_sampling(by_slot, slots, slots).adjustments
+    assert torch.equal(want.kinds, by_slot.adjustments.kinds[slots])
+    for name in Adjustments.__slots__:
         assert torch.equal(getattr(got, name), getattr(want, name)), name
 
 
@@ -89,3 +113,23 @@ def test_end_decode(hidden: int, dtype: torch.dtype) -> None:
     assert want.tolist() == [10, -1, -1, 13, -1, 15]
     assert torch.equal(got, want)
     assert torch.equal(last, want_last)
+
+
+@pytest.mark.parametrize("backend", [reference, kernels])
+def test_end_decode_counts_tokens_of_slots_with_penalties(backend: ModuleType) -> None:
+    hidden = torch.zeros(6, 64, device=DEVICE)
+    hidden[1, 5] = float("nan")
+    tokens = torch.tensor([7, 7, 7, VOCAB - 1, 0, 9], dtype=torch.int32, device=DEVICE)
+    slots = torch.tensor([3, 0, 6, 1, 9, SLOTS - 1], dtype=torch.int32, device=DEVICE)
+    kinds = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
+    kinds[[0, 1, 9]], kinds[3], kinds[6] = PENALIZED, PENALIZED | BIASED, BIASED
+    adjustments = make_adjustments(kinds)
+    counts = adjustments.token_counts
+    counts[1, VOCAB - 1], counts[9, 0] = IN_PROMPT, IN_PROMPT + MOST_COUNTED
+    last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
+    for _ in range(2):
+        backend.end_decode(tokens, hidden, slots, last, adjustments)
+    assert counts[3, 7] == 2
+    assert counts[1, VOCAB - 1] == IN_PROMPT + 2
+    assert counts[9, 0] == IN_PROMPT + MOST_COUNTED == -1, "it counts no further"
+    assert counts.count_nonzero() == 3, "neither failed rows nor slots without penalties count"

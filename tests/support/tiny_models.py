@@ -66,7 +66,9 @@ def save_model(
     return model
 
 
-def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+def greedy_tokens(
+    model: PreTrainedModel, prompt: list[int], count: int, **generation: object
+) -> list[int]:
     """What transformers generates greedily after a prompt."""
     with torch.no_grad():
         output = model.generate(
@@ -76,6 +78,7 @@ def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int) -> list
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            **generation,
         )
     return output[0, len(prompt) :].tolist()
 

@@ -117,6 +117,30 @@ async def test_seeded_draws_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     assert len(set(alone)) > 5
 
 
+async def test_penalties_of_a_restarted_sequence_look_at_what_it_had(tmp_path: Path) -> None:
+    """What it draws is that of an undisturbed run, wherever it was preempted, in any slot."""
+    save_model(tmp_path, "qwen3", initializer_range=0.05)
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+
+    def sequence(seed: int, known: list[int], wanted: int, **fields: float) -> Sequence:
+        sampling = pb.SlotSampling(temperature=0.8, top_k=40, top_p=0.95, seed=seed, **fields)
+        return Sequence(prompt(9) + known, wanted, len(known), sampling=sampling)
+
+    async with local_worker(tmp_path, num_slots=3) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        first = [sequence(1, [], 40, **penalties), sequence(2, [], 40), sequence(1, [], 40)]
+        penalized, plain, same_seed = await driver.run(first, run_ahead=3)
+        assert penalized != same_seed
+        for at in (1, 13, 39):
+            again = [
+                sequence(2, plain[:at], 40 - at),
+                sequence(1, penalized[:at], 40 - at, **penalties),
+            ]
+            rest, penalized_rest = await driver.run(again, chunk=5, run_ahead=2)
+            assert rest == plain[at:]
+            assert penalized_rest == penalized[at:]
+
+
 async def test_stop_tokens_cannot_be_drawn_before_min_tokens(tmp_path: Path) -> None:
     model = save_model(tmp_path, "llama")
     free = greedy_tokens(model, prompt(12), 6)

@@ -1,5 +1,6 @@
 """The host's mirror of the slots: plans, and how malformed steps and bad sequences are told."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.adjustments import BIASED, IN_PROMPT, MOST_COUNTED, NO_TOKEN, PENALIZED
 from pagewire.worker.limits import Limits
 from pagewire.worker.slots import PlannedStep, Slots
 from pagewire.worker.step import HostCopies, PrefixGroup, Sampling, Start, Step, decode_step
@@ -58,6 +60,10 @@ def copying(
 ) -> Step:
     copies = HostCopies(ints(*saved), ints(*host), ints(*loaded_host), ints(*loaded))
     return replace(step(), host_copies=copies)
+
+
+def biased(biases: dict[int, float]) -> Sampling:
+    return Sampling(bias_ids=ints(*biases), biases=np.array([*biases.values()], np.float32))
 
 
 @pytest.fixture
@@ -210,6 +216,15 @@ def test_budget_counts_decodes_that_go_on(running: Slots) -> None:
         (start(2, 3, (1,), sampling=Sampling(top_k=2**31)), "top_k 2147483648"),
         (start(2, 3, (1,), sampling=Sampling(stop_token_ids=(1,) * 17)), "17 stop_token_ids"),
         (start(2, 3, (1,), sampling=Sampling(stop_token_ids=(100,))), "stop token id"),
+        (start(2, 3, (1,), sampling=Sampling(presence_penalty=math.nan)), "presence_penalty nan"),
+        (start(2, 3, (1,), sampling=Sampling(frequency_penalty=math.inf)), "frequency_penalty inf"),
+        (start(2, 3, (1,), sampling=Sampling(repetition_penalty=-1.0)), "repetition_penalty -1.0"),
+        (start(2, 3, (1,), sampling=biased({1: math.nan})), "biases are not all numbers"),
+        (start(2, 3, (1,), sampling=biased({100: 1.0})), "bias_ids do not ascend in the voc"),
+        (start(2, 3, (1,), sampling=biased({-1: 1.0})), "bias_ids do not ascend"),
+        (start(2, 3, (1,), sampling=biased({2: 1.0, 1: 1.0})), "bias_ids do not ascend"),
+        (start(2, 3, (1,), sampling=replace(biased({}), bias_ids=ints(1))), "1 bias_ids and 0"),
+        (start(2, 3, (1,), sampling=biased(dict.fromkeys(range(301), 1.0))), "301 bias_ids"),
     ],
 )
 def test_bad_sequence_fails_alone(running: Slots, bad: Start, words: str) -> None:
@@ -408,3 +423,57 @@ def test_copies_whose_lists_are_not_parallel_are_refused() -> None:
         decode_step(message)
     with pytest.raises(RequestError, match="loaded_blocks has 1 values and loaded_host_blocks 0"):
         decode_step(pb.Step(step=1, loaded_blocks=pack([1])))
+
+
+def test_only_starts_with_adjustments_say_more_of_them(slots: Slots) -> None:
+    penalized = Sampling(frequency_penalty=0.5)
+    known = {"token_ids": ints(7, 5, 7, 9, 9, 7), "num_generated": 3}
+    plan = slots.plan(
+        step(
+            start(0, 3, (1,)),
+            start(2, 6, (2, 3), sampling=penalized, **known),
+            start(1, 3, (4,), sampling=biased({2: -1.0, 90: 4.0})),
+            prefill=((0, 3), (1, 3), (2, 6)),
+        )
+    ).plan
+    assert plan.filtered
+    assert plan.starts is not None
+    assert plan.starts.adjustment_kinds.tolist() == [0, PENALIZED, BIASED]
+    assert plan.starts.penalized is not None
+    assert plan.starts.penalized.slots.tolist() == [2]
+    assert plan.starts.penalized.penalties.tolist() == [[1.0, 0.5, 0.0]]
+    assert plan.starts.penalized.seen_slots.tolist() == [2, 2, 2]
+    seen = zip(plan.starts.penalized.seen_ids, plan.starts.penalized.seen_counts, strict=True)
+    assert dict(seen) == {5: IN_PROMPT, 7: IN_PROMPT + 1, 9: 2}
+    assert plan.starts.biased is not None
+    assert plan.starts.biased.slots.tolist() == [1]
+    assert plan.starts.biased.ids[0, :3].tolist() == [2, 90, NO_TOKEN]
+    assert plan.starts.biased.biases[0, :3].tolist() == [-1.0, 4.0, 0.0]
+    # Only rows that sample count.
+    assert not slots.plan(step(decode=(0,))).plan.filtered
+    assert slots.plan(step(decode=(0, 1))).plan.filtered
+    plain = slots.plan(step(start(2, 3, (5,)), prefill=((2, 3),), decode=())).plan
+    assert plain.starts is not None
+    assert (plain.starts.penalized, plain.starts.biased, plain.filtered) == (None, None, False)
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_a_repetition_penalty_of_0_or_1_is_none(slots: Slots, off: float) -> None:
+    sampling = pb.SlotSampling(top_p=1.0, repetition_penalty=off)
+    begin = pb.SequenceStart(token_ids=pack([1, 2, 3]), blocks=pack([1]), sampling=sampling)
+    message = pb.Step(step=1, starts=[begin], prefill_slots=pack([0]), prefill_counts=pack([3]))
+    plan = slots.plan(decode_step(message)).plan
+    assert plan.starts is not None
+    assert plan.starts.penalized is None
+    assert not plan.filtered
+
+
+def test_what_is_counted_of_a_token_has_an_end() -> None:
+    long = Slots(replace(LIMITS, max_model_len=70_000, num_blocks=20_000))
+    tokens = np.full(40_000, 7, np.int32)
+    sampling = Sampling(presence_penalty=1.0)
+    begin = start(0, 0, sampling=sampling, token_ids=tokens, num_generated=39_999)
+    plan = long.plan(step(begin)).plan
+    assert plan.starts is not None
+    assert plan.starts.penalized is not None
+    assert plan.starts.penalized.seen_counts.tolist() == [IN_PROMPT + MOST_COUNTED]

@@ -148,10 +148,10 @@ class EagerBackend:
         hidden = self._decoder.hidden(batch, self._cache, self._slots.block_tables)
         if not len(plan.sample_slots):
             return indices, None  # [0]
-        logits, ops = self._decoder.logits(hidden), self._decoder.ops
-        state = ops.gather_sampling(self._slots.sampling, sample_slots, indices)
-        tokens = ops.sample(logits, state, plan.filtered)
-        tokens = ops.end_decode(tokens, hidden, sample_slots, self._slots.last_tokens)
+        logits = self._decoder.logits(hidden)
+        tokens = self._slots.draw(
+            self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
+        )
         return tokens, self._logprobs(logits, tokens, plan.logprobs)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor, Tensor]:

@@ -61,7 +61,7 @@ class GraphBackend(EagerBackend):
         self._inputs = torch.zeros(
             NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
         )
-        # By number of rows, by whether a row filters its distribution and whether rows share KV.
+        # By number of rows, by whether a row has filters or adjustments and whether rows share KV.
         self._captured: dict[tuple[int, bool, bool], CapturedStep] = {}
         self._shared_buckets = [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
         self._shared_buckets.append(self._buckets[-1])
@@ -184,9 +184,7 @@ class GraphBackend(EagerBackend):
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
-        sampling = ops.gather_sampling(state.sampling, slots, inputs[INDICES])
-        tokens = ops.sample(logits, sampling, filtered)
-        return ops.end_decode(tokens, hidden, slots, state.last_tokens)
+        return state.draw(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _pack(self, plan: StepPlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The packed inputs `[6, rows]` of a plan; rows beyond its own are the padding slot's."""

@@ -54,7 +54,7 @@ def empty_cache(
     """A cache of zeros."""
     layers = model.num_layers
     shape = (2 * layers, num_blocks, model.num_kv_heads, block_size, model.head_dim)
-    storage = _zeros(shape, dtype, device)
+    storage = zeros(shape, dtype, device)
     tensors = storage.unbind()
     return KVCache(storage, tensors[:layers], tensors[layers:])
 
@@ -91,7 +91,8 @@ def host_blocks_in(gigabytes: float, size: int) -> int:
 def measure_free_bytes(
     device: torch.device, utilization: float, profile: Callable[[], None]
 ) -> int:
-    """Bytes of a GPU that the KV cache may take: its share less weights and peak activations.
+    """Bytes of a GPU that the KV cache may take: its share less weights, the state of the slots
+    and peak activations.
 
     `profile` runs the largest forward pass, with the weights in place and no cache yet.
     """
@@ -107,7 +108,8 @@ def measure_free_bytes(
     return int(total * utilization - others - peak)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of which much may never be written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # numpy takes zeroed pages from the system, which cost memory once they are written only.

@@ -128,12 +128,11 @@ class MixedGraphs:
 
     def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
         """`[rows]` int32."""
-        ops, state = self._decoder.ops, self._slots
         hidden = self._residual[inputs[ROWS]]
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
-        sampling = ops.gather_sampling(state.sampling, inputs[SLOTS], inputs[INDICES])
-        tokens = ops.sample(logits, sampling, filtered)
-        return ops.end_decode(tokens, hidden, inputs[SLOTS], state.last_tokens)
+        return self._slots.draw(
+            self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
+        )
 
     def _pack_head(self, plan: StepPlan, chunks: Chunks, bucket: int) -> Int32Array:
         rows = len(plan.sample_slots)

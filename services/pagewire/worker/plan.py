@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
+from pagewire.worker.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.step import HostCopies, PrefixGroup
@@ -24,6 +25,9 @@ class SlotStarts:
     seed: NDArray[np.int64]  # [starts]
     min_tokens: Int32Array  # [starts]
     stop_token_ids: Int32Array  # [starts, 16], -1 is none
+    adjustment_kinds: Int32Array  # [starts], see `adjustment_kinds`
+    penalized: PenalizedStarts | None = None
+    biased: BiasedStarts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,8 @@ class StepPlan:
 
     Rows that sample are the decode rows, then the chunks that reach their last known token.
     `sample_indices` is each such token's index in its request. `filtered` is whether any of these
-    rows uses top_k, top_p or min_p. Arrays must not be written to: `decode_slots` is the same
-    object for as long as the rows stay the same.
+    rows uses top_k, top_p, min_p, penalties or biases. Arrays must not be written to:
+    `decode_slots` is the same object for as long as the rows stay the same.
     """
 
     starts: SlotStarts | None
@@ -121,6 +125,7 @@ def rehearsal(
             seed=np.array([0], np.int64),
             min_tokens=np.array([0], np.int32),
             stop_token_ids=np.full((1, MAX_STOP_IDS), -1, np.int32),
+            adjustment_kinds=np.array([0], np.int32),
         ),
         writes=None,
         decode_slots=np.full(decodes, pad, np.int32),

@@ -19,6 +19,12 @@ from numpy.typing import NDArray
 from pagewire.errors import invalid
 from pagewire.limits import INT32_MAX, MAX_LOGPROBS, MAX_STOP_IDS
 from pagewire.packing import Int32Array
+from pagewire.worker.adjustments import (
+    adjustment_fault,
+    adjustment_kinds,
+    biased_starts,
+    penalized_starts,
+)
 from pagewire.worker.host_copies import check_host_copies
 from pagewire.worker.limits import Limits
 from pagewire.worker.logprobs import LogprobRows
@@ -199,7 +205,8 @@ class Slots:
         self._tables[slot, : len(start.blocks)] = start.blocks
         self._tokens[slot] = start.token_ids
         sampling = start.sampling
-        self._filtered[slot] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        narrowed = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        self._filtered[slot] = narrowed or adjustment_kinds(sampling) > 0
         self._logprobs[slot] = _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         return True
 
@@ -419,7 +426,7 @@ def _sampling_fault(sampling: Sampling, limits: Limits) -> str | None:
         return f"a stop token id is not in the vocabulary of {limits.vocab_size}"
     if (sampling.logprobs or 0) > min(MAX_LOGPROBS, limits.vocab_size):
         return f"logprobs {sampling.logprobs} exceeds {min(MAX_LOGPROBS, limits.vocab_size)}"
-    return None
+    return adjustment_fault(sampling, limits.vocab_size)
 
 
 def _sampling(slots: Int32Array, starts: list[Start]) -> SlotStarts:
@@ -436,4 +443,7 @@ def _sampling(slots: Int32Array, starts: list[Start]) -> SlotStarts:
         seed=np.array([s.seed for s in drawn], np.int64),
         min_tokens=np.array([s.min_tokens for s in drawn], np.int32),
         stop_token_ids=stops,
+        adjustment_kinds=np.array([adjustment_kinds(s) for s in drawn], np.int32),
+        penalized=penalized_starts(starts),
+        biased=biased_starts(starts),
     )

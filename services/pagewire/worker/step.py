@@ -1,11 +1,11 @@
 """A step as it arrives: the wire message decoded into numpy arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pagewire.errors import invalid
-from pagewire.packing import Int32Array, unpack
+from pagewire.packing import Float32Array, Int32Array, unpack
 from pagewire.v1 import worker_pb2 as pb
 
 
@@ -21,6 +21,17 @@ class Sampling:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # ascending
+    biases: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens seen before are drawn less or more often."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,11 @@ def _start(message: pb.SequenceStart) -> Start:
             min_tokens=sampling.min_tokens,
             stop_token_ids=tuple(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty or 1.0,
+            bias_ids=_array("starts.sampling.bias_ids", sampling.bias_ids),
+            biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
         copied_block=message.copied_block,
     )
@@ -165,7 +181,7 @@ def _array(field: str, data: bytes) -> Int32Array:
         return unpack(data)
     except ValueError as error:
         raise invalid(
-            field, f"{field} has {len(data)} bytes; int32 values take a multiple of 4"
+            field, f"{field} has {len(data)} bytes; values of 4 bytes take a multiple of 4"
         ) from error
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewire.worker.adjustments import BIASED, MOST_COUNTED, PENALIZED
+
 # Below this temperature a row is greedy: 1 / temperature would leave the noise no bits.
 GREEDY_BELOW = 1e-5
 
@@ -25,8 +27,33 @@ MIX_FIRST = 0x85EBCA6B
 MIX_SECOND = 0xC2B2AE35
 
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
+# How many of the upper bits of a logit as float32 differ between logits as a model gives them. The
+# filters look at no more of any, so adjusted ones that differ in lower bits alone are tied.
+KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 # Under this, -log(1 - v) comes from its series, because 1 - v would round the digits of v away.
 SERIES_BELOW = 2.0**-6
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Biases and penalties. Only rows whose `kinds` say that there are some read the rest.
+
+    Attributes:
+        kinds: `[rows]` int32, bits: BIASED, PENALIZED.
+        slots: `[rows]` int32, where in the following the row's own are.
+        token_counts: `[slots, vocabulary or more]` int16, what a sequence has of each token: see
+            MOST_COUNTED.
+        penalties: `[slots, 3]` float32: repetition, of which 1 is off, frequency and presence.
+        bias_ids: `[slots, 300]` int32, ascending; NO_TOKEN behind the last.
+        biases: `[slots, 300]` float32, what is added to the logits of `bias_ids`.
+    """
+
+    kinds: Tensor
+    slots: Tensor
+    token_counts: Tensor
+    penalties: Tensor
+    bias_ids: Tensor
+    biases: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +69,7 @@ class SamplingState:
         index: `[rows]` int32, the index of the drawn token in its request, from 0.
         min_tokens: `[rows]` int32; the stop tokens cannot be drawn while `index` is below it.
         stop_token_ids: `[rows, 16]` int32, -1 is none.
+        adjustments: biases and penalties; None if no row has any.
     """
 
     temperature: Tensor
@@ -52,32 +80,33 @@ class SamplingState:
     index: Tensor
     min_tokens: Tensor
     stop_token_ids: Tensor
+    adjustments: Adjustments | None = None
 
 
 def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
     """Draw one token a row.
 
-    Temperature is applied first, then `min_p`, `top_k` and `top_p` on the resulting distribution,
-    `top_p` relative to the mass that the other two left. Tokens tied at a filter's boundary are
-    all kept. Of tied scores the lowest id wins.
+    Biases, bans and penalties come first (`adjusted_logits`), then temperature, then `min_p`,
+    `top_k` and `top_p` on the resulting distribution, `top_p` relative to the mass that the other
+    two left. Tokens tied at a filter's boundary are all kept. Of tied scores the lowest id wins.
 
     Args:
         logits: `[rows, vocabulary]`.
         state: the rows' parameters.
-        filtered: False promises that no row has a `top_k`, `top_p` or `min_p` set and that none
-            need be looked at.
+        filtered: False promises that no row has a `top_k`, `top_p`, `min_p`, bias or penalty and
+            that none need be looked at.
 
     Returns:
         `[rows]` int32 token ids.
     """
-    scores = ban_stop_tokens(logits.float(), state)  # [rows, vocabulary]
+    scores = adjusted_logits(logits, state, filtered)  # [rows, vocabulary]
     drawn = state.temperature >= GREEDY_BELOW
     if filtered:
         narrowed = (state.top_k > 0) | (state.top_p < 1) | (state.min_p > 0)
         rows = (drawn & narrowed).nonzero()[:, 0]
         if len(rows) > 0:
             narrow = scores[rows]
-            thresholds = kept_thresholds(narrow, state, rows)
+            thresholds = kept_thresholds(narrow, state, rows, logits.dtype)
             scores[rows] = narrow.masked_fill_(narrow < thresholds[:, None], -torch.inf)
     rows = drawn.nonzero()[:, 0]
     if len(rows) > 0:
@@ -89,7 +118,8 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log probability of each row's token and of its `k` most likely tokens.
 
-    They are of the softmax of the logits as the model gave them: before temperature and filters.
+    They are of the softmax of the logits as the model gave them: before biases, bans, penalties,
+    temperature and filters.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -106,6 +136,64 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     return chosen, ids.int(), top
 
 
+def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:
+    """Return logits as they are drawn from, `[rows, vocabulary]` float32, a copy.
+
+    Biases are added, then stop tokens that may not come yet get -inf, then comes `penalized`.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        state: the rows' parameters.
+        adjusted: False promises that no row has a bias or penalty.
+    """
+    vocabulary = logits.shape[1]
+    adjustments = state.adjustments if adjusted else None
+    scores = logits.float()
+    if adjustments is not None:
+        rows = (adjustments.kinds & BIASED).nonzero()[:, 0]
+        slots = adjustments.slots[rows]
+        # One column more than the vocabulary takes the writes of absent ids.
+        biases = scores.new_zeros(len(rows), vocabulary + 1)
+        ids = adjustments.bias_ids[slots].clamp(max=vocabulary)
+        biases.scatter_(1, ids.long(), adjustments.biases[slots])
+        scores = scores.index_add(0, rows, biases[:, :vocabulary])
+    scores = ban_stop_tokens(scores, state)
+    if adjustments is not None:
+        rows = (adjustments.kinds & PENALIZED).nonzero()[:, 0]
+        slots = adjustments.slots[rows]
+        seen = adjustments.token_counts[slots, :vocabulary]
+        scores[rows] = penalized(scores[rows], seen, adjustments.penalties[slots])
+    return scores
+
+
+def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
+    """Apply penalties to logits: repetition, then frequency and presence.
+
+    Args:
+        logits: `[n, vocabulary]` float32.
+        seen: `[n, vocabulary]` int16, their tokens' `token_counts`.
+        penalties: `[n, 3]`, see `Adjustments`.
+    """
+    repetition, frequency, presence = penalties.unsqueeze(-1).unbind(1)  # [n, 1] each
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    count = seen & MOST_COUNTED
+    return torch.where(seen != 0, repeated, logits) - (frequency * count + presence * (count > 0))
+
+
+def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> None:
+    """Add a token to the output of each slot with penalties; counts stay at MOST_COUNTED.
+
+    Args:
+        tokens: `[n]` int32.
+        slots: `[n]` int32, each with penalties at most once.
+        adjustments: by slot, counted in place.
+    """
+    rows = (adjustments.kinds[slots] & PENALIZED).nonzero()[:, 0]
+    at = slots[rows], tokens[rows]
+    seen = adjustments.token_counts[at]
+    adjustments.token_counts[at] = seen + ((seen & MOST_COUNTED) < MOST_COUNTED).short()
+
+
 def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
     """Return a copy of `[rows, vocabulary]` with -inf at stop tokens that may not come yet."""
     early = (state.index < state.min_tokens)[:, None] & (state.stop_token_ids >= 0)
@@ -117,28 +205,41 @@ def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
     return logits.masked_fill(banned[:, :vocabulary], -torch.inf)
 
 
-def kept_thresholds(logits: Tensor, state: SamplingState, rows: Tensor) -> Tensor:
+def kept_thresholds(
+    logits: Tensor, state: SamplingState, rows: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Return the logits `[n]` from which `top_k`, `top_p` and `min_p` keep tokens.
 
     Args:
         logits: `[n, vocabulary]` float32.
         state: the parameters, none of them greedy.
         rows: `[n]`, which rows of the state the logits belong to.
+        dtype: what the model gave them as: those of the same `KEY_BITS` are tied.
     """
     temperature, top_k = state.temperature[rows, None], state.top_k[rows, None]
     top_p, min_p = state.top_p[rows, None], state.min_p[rows, None]
     ordered = logits.sort(-1, descending=True).values
     peak = ordered[:, :1]
-    kept = ordered >= peak + min_p.log() * temperature  # log(0) = -inf keeps all
+    floor = peak + min_p.log() * temperature  # log(0) = -inf keeps all
 
     last = torch.where(top_k > 0, top_k, logits.shape[1]).clamp(max=logits.shape[1]) - 1
-    kept &= ordered >= ordered.gather(1, last.long())
+    floor = torch.maximum(floor, _least_tied(ordered.gather(1, last.long()), dtype))
 
+    kept = ordered >= floor
     mass = ((ordered - peak) * (1 / temperature)).exp().double().masked_fill_(~kept, 0)
     above = mass.cumsum(-1) - mass
     kept &= (above < top_p.double() * mass.sum(-1, keepdim=True)) | (top_p >= 1)
     kept[:, 0] = True
-    return ordered.gather(1, kept.sum(-1, keepdim=True) - 1)[:, 0]
+    pivot = _least_tied(ordered.gather(1, kept.sum(-1, keepdim=True) - 1), dtype)
+    return torch.maximum(floor, pivot)[:, 0]
+
+
+def _least_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The least float32 with the upper `KEY_BITS` of `x`; see `sampling_filters` for the keys."""
+    low = (1 << (32 - KEY_BITS[dtype])) - 1
+    bits = x.view(torch.int32)
+    least = torch.where(bits >= 0, bits & ~low, bits | low).view(torch.float32)
+    return torch.where(x.isinf(), x, least)
 
 
 def gumbel_noise(seed: Tensor, index: Tensor, vocabulary: int) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState, count_tokens
 
 # Rows of the packed inputs of a decode step, each `[rows]` int32.
 SLOTS, POSITIONS, INDICES, WRITE_SLOTS, WRITE_COLUMNS, WRITE_BLOCKS = range(6)
@@ -39,6 +41,9 @@ def begin_decode(
 
 def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> SamplingState:
     """The sampling parameters of rows: those of their slots, for token `indices [rows]`."""
+    adjustments = by_slot.adjustments
+    if adjustments is not None:
+        adjustments = replace(adjustments, kinds=adjustments.kinds[slots], slots=slots)
     return SamplingState(
         temperature=by_slot.temperature[slots],
         top_k=by_slot.top_k[slots],
@@ -48,10 +53,17 @@ def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> S
         index=indices,
         min_tokens=by_slot.min_tokens[slots],
         stop_token_ids=by_slot.stop_token_ids[slots],
+        adjustments=adjustments,
     )
 
 
-def end_decode(tokens: Tensor, hidden: Tensor, slots: Tensor, last_tokens: Tensor) -> Tensor:
+def end_decode(
+    tokens: Tensor,
+    hidden: Tensor,
+    slots: Tensor,
+    last_tokens: Tensor,
+    adjustments: Adjustments | None = None,
+) -> Tensor:
     """Keep each row's token for the next step; `[rows]` int32, -1 where `hidden` is not finite.
 
     Args:
@@ -60,7 +72,11 @@ def end_decode(tokens: Tensor, hidden: Tensor, slots: Tensor, last_tokens: Tenso
         slots: `[rows]` int32.
         last_tokens: `[slots]` int32, written in place; a failed row leaves token 0, which steps
             already on their way may decode once more.
+        adjustments: by slot; the tokens of rows with penalties are added to its counts, in place.
+            None promises that no row has any.
     """
     finite = torch.isfinite(hidden).all(dim=-1)
     last_tokens[slots] = tokens * finite
+    if adjustments is not None:
+        count_tokens(tokens[finite], slots[finite], adjustments)
     return torch.where(finite, tokens, FAILED)

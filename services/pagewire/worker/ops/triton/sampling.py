@@ -14,9 +14,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevic
 
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.triton.adjustments import (
+    adjusted_logits,
+    adjustment_arguments,
+    load_chunk,
+)
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.logprobs import logprobs
-from pagewire.worker.ops.triton.sampling_filters import kept_thresholds, load_chunk
+from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
 
 __all__ = ["SamplingState", "logprobs", "sample"]
 
@@ -86,8 +91,12 @@ def _draw_kernel(
     ids_ptr,
     vocabulary,
     run,
+    kinds_ptr,
+    adjusted_ptr,
+    adjusted_stride,
     CHUNK: tl.constexpr,
     FILTERED: tl.constexpr,
+    ADJUSTED: tl.constexpr,
     FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -108,7 +117,18 @@ def _draw_kernel(
     for first in range(start, min(start + run * CHUNK, vocabulary), CHUNK):
         ids = first + tl.arange(0, CHUNK)
         x = load_chunk(
-            logits_ptr, stride, row, ids, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr
+            logits_ptr,
+            stride,
+            row,
+            ids,
+            vocabulary,
+            index_ptr,
+            min_tokens_ptr,
+            stop_ids_ptr,
+            kinds_ptr,
+            adjusted_ptr,
+            adjusted_stride,
+            ADJUSTED,
         )
         needed = drawn
         if FILTERED:  # most chunks keep nothing of a filtered row: they need no noise
@@ -147,8 +167,8 @@ def _choose_kernel(
 def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
     """Twin of `reference.sampling.sample`; the rows of `logits` may lie apart.
 
-    With `filtered` False the filters' kernels are not launched: this is the variant to capture
-    for batches in which no row has a filter.
+    With `filtered` False the kernels of filters and adjustments are not launched: this is the
+    variant to capture for batches in which no row has any.
     """
     rows, vocabulary = logits.shape
     tokens = logits.new_empty(rows, dtype=torch.int32)
@@ -159,7 +179,10 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     run, runs = _runs(logits)
     scores = logits.new_empty((rows, runs), dtype=torch.float32)
     ids = torch.empty_like(scores, dtype=torch.int32)
-    thresholds = kept_thresholds(logits, state) if filtered else scores  # scores: not read
+    adjusted = adjusted_logits(logits, state, filtered)
+    thresholds = scores  # not read
+    if filtered:
+        thresholds = kept_thresholds(logits, state, adjusted)
     _draw_kernel[(runs, rows)](
         logits,
         logits.stride(0),
@@ -176,6 +199,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         CHUNK=CHUNK,
         FILTERED=filtered,
         FAST=logits.device.type != "cpu",
+        **adjustment_arguments(state, adjusted),
         **launch,
     )
     _choose_kernel[(rows,)](

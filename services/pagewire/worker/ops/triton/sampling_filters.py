@@ -15,34 +15,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.limits import MAX_STOP_IDS
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.triton.adjustments import adjustment_arguments, load_chunk
 from pagewire.worker.ops.triton.device import dependent_launch
 
 CHUNK = 4096
 WARPS = 4
 DIGIT_BITS = 4
 
-# How many of the upper bits of a logit as float32 differ between logits.
-_KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-
 _GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
-_STOP_IDS = tl.constexpr(MAX_STOP_IDS)
 _DIGIT_BITS = tl.constexpr(DIGIT_BITS)
 _DIGITS = tl.constexpr(1 << DIGIT_BITS)
-
-
-@triton.jit
-def load_chunk(logits_ptr, stride, row, ids, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr):
-    """Load one row's logits at `ids` as float32, -inf at stop tokens that may not come yet."""
-    logits = logits_ptr + row.to(tl.int64) * stride + ids
-    x = tl.load(logits, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
-    if tl.load(index_ptr + row) < tl.load(min_tokens_ptr + row):
-        for i in tl.static_range(_STOP_IDS):
-            stop = tl.load(stop_ids_ptr + row * _STOP_IDS + i)
-            x = tl.where(ids == stop, -float("inf"), x)
-    return x
 
 
 @triton.jit
@@ -138,10 +122,14 @@ def _search_kernel(
     step,
     steps,
     vocabulary,
+    kinds_ptr,
+    adjusted_ptr,
+    adjusted_stride,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     MASS: tl.constexpr,
     FIRST: tl.constexpr,
+    ADJUSTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Fix one digit of a pivot and sum a chunk for the next.
@@ -168,7 +156,18 @@ def _search_kernel(
     if searched | peaked:
         ids = chunk * CHUNK + tl.arange(0, CHUNK)
         x = load_chunk(
-            logits_ptr, stride, row, ids, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr
+            logits_ptr,
+            stride,
+            row,
+            ids,
+            vocabulary,
+            index_ptr,
+            min_tokens_ptr,
+            stop_ids_ptr,
+            kinds_ptr,
+            adjusted_ptr,
+            adjusted_stride,
+            ADJUSTED,
         )
         if peaked:
             tl.store(peaks_ptr + row * chunks + chunk, tl.max(x))
@@ -259,11 +258,14 @@ def _threshold_kernel(
     tl.store(thresholds_ptr + row, threshold)
 
 
-def kept_thresholds(logits: Tensor, state: SamplingState) -> Tensor:
-    """Twin of `reference.sampling.kept_thresholds`, but for every row of the state."""
+def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | None = None) -> Tensor:
+    """Twin of `reference.sampling.kept_thresholds`, but for every row of the state.
+
+    `adjusted` is what `adjusted_logits` gave for the state.
+    """
     rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
-    steps = _KEY_BITS[logits.dtype] // DIGIT_BITS
+    steps = reference.KEY_BITS[logits.dtype] // DIGIT_BITS
     peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
     prefixes = logits.new_empty((2 * steps, rows), dtype=torch.int32)
     sums = logits.new_empty((2 * steps, rows, chunks, 1 << DIGIT_BITS), dtype=torch.float32)
@@ -275,6 +277,7 @@ def kept_thresholds(logits: Tensor, state: SamplingState) -> Tensor:
         "launch_pdl": pdl,
         "num_warps": WARPS,
     }
+    adjustments = adjustment_arguments(state, adjusted)
     filters = (state.temperature, state.top_k, state.top_p, state.min_p)
     found = (peaks, prefixes, sums)
     for step in range(2 * steps):
@@ -292,6 +295,7 @@ def kept_thresholds(logits: Tensor, state: SamplingState) -> Tensor:
             CHUNK=CHUNK,
             MASS=step >= steps,
             FIRST=step % steps == 0,
+            **adjustments,
             **launch,
         )
     _threshold_kernel[(rows,)](*filters, *found, thresholds, steps, vocabulary, chunks, **launch)

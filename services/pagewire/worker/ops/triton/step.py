@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.reference.step import NUM_INPUTS
+from pagewire.worker.ops.triton.adjustments import count_token
 
 
 def begin_decode(
@@ -39,6 +42,9 @@ def begin_decode(
 def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> SamplingState:
     """See `ops.reference.step.gather_sampling`."""
     rows, stops = len(slots), by_slot.stop_token_ids.shape[1]
+    held = by_slot.adjustments
+    kinds = by_slot.top_k if held is None else held.kinds  # top_k: not read
+    out_kinds = torch.empty_like(kinds[:rows])
     out = SamplingState(
         temperature=torch.empty_like(by_slot.temperature[:rows]),
         top_k=torch.empty_like(by_slot.top_k[:rows]),
@@ -48,6 +54,7 @@ def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> S
         index=indices,
         min_tokens=torch.empty_like(by_slot.min_tokens[:rows]),
         stop_token_ids=torch.empty_like(by_slot.stop_token_ids[:rows]),
+        adjustments=None if held is None else replace(held, kinds=out_kinds, slots=slots),
     )
     _gather_kernel[(rows,)](
         slots,
@@ -58,6 +65,7 @@ def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> S
         by_slot.seed,
         by_slot.min_tokens,
         by_slot.stop_token_ids,
+        kinds,
         out.temperature,
         out.top_k,
         out.top_p,
@@ -65,13 +73,21 @@ def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> S
         out.seed,
         out.min_tokens,
         out.stop_token_ids,
+        out_kinds,
         STOPS=stops,
+        ADJUSTED=held is not None,
         num_warps=1,
     )
     return out
 
 
-def end_decode(tokens: Tensor, hidden: Tensor, slots: Tensor, last_tokens: Tensor) -> Tensor:
+def end_decode(
+    tokens: Tensor,
+    hidden: Tensor,
+    slots: Tensor,
+    last_tokens: Tensor,
+    adjustments: Adjustments | None = None,
+) -> Tensor:
     """See `ops.reference.step.end_decode`; one program a row."""
     out = torch.empty_like(tokens)
     _end_kernel[(len(tokens),)](
@@ -80,8 +96,12 @@ def end_decode(tokens: Tensor, hidden: Tensor, slots: Tensor, last_tokens: Tenso
         slots,
         last_tokens,
         out,
+        tokens if adjustments is None else adjustments.kinds,
+        tokens if adjustments is None else adjustments.token_counts,
+        0 if adjustments is None else adjustments.token_counts.stride(0),
         HIDDEN=hidden.shape[1],
         BLOCK=triton.next_power_of_2(hidden.shape[1]),
+        ADJUSTED=adjustments is not None,
     )
     return out
 
@@ -126,6 +146,7 @@ def _gather_kernel(
     seed_ptr,
     min_tokens_ptr,
     stops_ptr,
+    kinds_ptr,
     out_temperature_ptr,
     out_top_k_ptr,
     out_top_p_ptr,
@@ -133,7 +154,9 @@ def _gather_kernel(
     out_seed_ptr,
     out_min_tokens_ptr,
     out_stops_ptr,
+    out_kinds_ptr,
     STOPS: tl.constexpr,
+    ADJUSTED: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
@@ -143,6 +166,8 @@ def _gather_kernel(
     tl.store(out_min_p_ptr + row, tl.load(min_p_ptr + slot))
     tl.store(out_seed_ptr + row, tl.load(seed_ptr + slot))
     tl.store(out_min_tokens_ptr + row, tl.load(min_tokens_ptr + slot))
+    if ADJUSTED:
+        tl.store(out_kinds_ptr + row, tl.load(kinds_ptr + slot))
     columns = tl.arange(0, STOPS)
     tl.store(out_stops_ptr + row * STOPS + columns, tl.load(stops_ptr + slot * STOPS + columns))
 
@@ -154,8 +179,12 @@ def _end_kernel(
     slots_ptr,
     last_tokens_ptr,
     out_ptr,
+    kinds_ptr,
+    counts_ptr,
+    counts_stride,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    ADJUSTED: tl.constexpr,
 ):
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -163,6 +192,8 @@ def _end_kernel(
     values = tl.load(hidden_ptr + offsets, columns < HIDDEN, other=0.0).to(tl.float32)
     # NaN and infinity are the values whose difference with themselves is not 0.
     bad = tl.sum((values - values != 0.0).to(tl.int32), axis=0)
-    token = tl.load(tokens_ptr + row)
-    tl.store(last_tokens_ptr + tl.load(slots_ptr + row), tl.where(bad == 0, token, 0))
+    token, slot = tl.load(tokens_ptr + row), tl.load(slots_ptr + row)
+    tl.store(last_tokens_ptr + slot, tl.where(bad == 0, token, 0))
+    if ADJUSTED and bad == 0:
+        count_token(token, slot, kinds_ptr, counts_ptr, counts_stride)
     tl.store(out_ptr + row, tl.where(bad == 0, token, -1))

@@ -1,0 +1,207 @@
+"""Logits on their way from the model to a draw: biases, bans and penalties.
+
+Rows with biases or penalties are written out once, so that the kernels that come after keep their
+registers for their own work; any other row is read as the model gave it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker import adjustments
+from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.triton.device import dependent_launch
+
+CHUNK = 4096
+WARPS = 8
+# Programs of a chunk, each with a run of rows: most find nothing to adjust, so few are better.
+RUNS = 16
+# Rows begin where wide loads may.
+_ALIGNMENT = 16
+
+_STOP_IDS = tl.constexpr(MAX_STOP_IDS)
+_BIASES = tl.constexpr(MAX_BIASES)
+_BIAS_LANES = tl.constexpr(triton.next_power_of_2(MAX_BIASES))
+_NO_TOKEN = tl.constexpr(adjustments.NO_TOKEN)
+_BIASED = tl.constexpr(adjustments.BIASED)
+_PENALIZED = tl.constexpr(adjustments.PENALIZED)
+_MOST_COUNTED = tl.constexpr(adjustments.MOST_COUNTED)
+
+
+@triton.jit
+def load_chunk(
+    logits_ptr,
+    stride,
+    row,
+    ids,
+    vocabulary,
+    index_ptr,
+    min_tokens_ptr,
+    stop_ids_ptr,
+    kinds_ptr,
+    adjusted_ptr,
+    adjusted_stride,
+    ADJUSTED: tl.constexpr,
+):
+    """Load one row's logits at `ids` as float32, as they are drawn from."""
+    if ADJUSTED and tl.load(kinds_ptr + row) != 0:
+        adjusted = adjusted_ptr + row.to(tl.int64) * adjusted_stride + ids
+        x = tl.load(adjusted, mask=ids < vocabulary, other=-float("inf"))
+    else:
+        logits = logits_ptr + row.to(tl.int64) * stride + ids
+        x = tl.load(logits, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
+        x = _ban_stop_tokens(x, row, ids, index_ptr, min_tokens_ptr, stop_ids_ptr)
+    return x
+
+
+@triton.jit
+def _ban_stop_tokens(x, row, ids, index_ptr, min_tokens_ptr, stop_ids_ptr):
+    """Twin of `reference.sampling.ban_stop_tokens` for a chunk of one row."""
+    if tl.load(index_ptr + row) < tl.load(min_tokens_ptr + row):
+        for i in tl.static_range(_STOP_IDS):
+            stop = tl.load(stop_ids_ptr + row * _STOP_IDS + i)
+            x = tl.where(ids == stop, -float("inf"), x)
+    return x
+
+
+@triton.jit
+def _add_biases(x, ids, first, end, slot, bias_ids_ptr, biases_ptr):
+    """Add a slot's biases to a chunk. Its ids ascend, so those in the chunk are neighbours."""
+    bias_ids_ptr += slot * _BIASES
+    lane = tl.arange(0, _BIAS_LANES)
+    biased = tl.load(bias_ids_ptr + lane, mask=lane < _BIASES, other=_NO_TOKEN)
+    for i in range(tl.sum((biased < first).to(tl.int32)), tl.sum((biased < end).to(tl.int32))):
+        bias = tl.load(biases_ptr + slot * _BIASES + i)
+        x = tl.where(ids == tl.load(bias_ids_ptr + i), x + bias, x)
+    return x
+
+
+@triton.jit
+def _penalize(x, seen, penalties_ptr):
+    """Twin of `reference.sampling.penalized` for a chunk of one row."""
+    repetition = tl.load(penalties_ptr)
+    frequency, presence = tl.load(penalties_ptr + 1), tl.load(penalties_ptr + 2)
+    repeated = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    count = seen & _MOST_COUNTED
+    penalty = frequency * count.to(tl.float32) + tl.where(count > 0, presence, 0.0)
+    return tl.where(seen != 0, repeated, x) - penalty
+
+
+# `index` and `slots` are read value by value: compiled once, however those of few rows are aligned.
+@triton.jit(
+    do_not_specialize=["rows", "run"],
+    do_not_specialize_on_alignment=["index_ptr", "slots_ptr"],
+)
+def _adjust_kernel(
+    logits_ptr,
+    stride,
+    index_ptr,
+    min_tokens_ptr,
+    stop_ids_ptr,
+    kinds_ptr,
+    slots_ptr,
+    counts_ptr,
+    counts_stride,
+    penalties_ptr,
+    bias_ids_ptr,
+    biases_ptr,
+    adjusted_ptr,
+    adjusted_stride,
+    rows,
+    run,
+    vocabulary,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write a chunk of those of a run of rows that have adjustments to `adjusted`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first = tl.program_id(0) * CHUNK
+    ids = first + tl.arange(0, CHUNK)
+    known = ids < vocabulary
+    for i in range(run):
+        row = tl.program_id(1).to(tl.int64) * run + i
+        kinds = tl.load(kinds_ptr + row, mask=row < rows, other=0)
+        if kinds != 0:
+            slot = tl.load(slots_ptr + row)
+            x = tl.load(logits_ptr + row * stride + ids, mask=known).to(tl.float32)
+            if (kinds & _BIASED) != 0:
+                x = _add_biases(x, ids, first, first + CHUNK, slot, bias_ids_ptr, biases_ptr)
+            x = _ban_stop_tokens(x, row, ids, index_ptr, min_tokens_ptr, stop_ids_ptr)
+            if (kinds & _PENALIZED) != 0:
+                counts = counts_ptr + slot.to(tl.int64) * counts_stride + ids
+                seen = tl.load(counts, mask=known, other=0).to(tl.int32)
+                x = _penalize(x, seen, penalties_ptr + slot * 3)
+            tl.store(adjusted_ptr + row * adjusted_stride + ids, x, mask=known)
+
+
+@triton.jit
+def count_token(token, slot, kinds_ptr, counts_ptr, counts_stride):
+    """Twin of `reference.sampling.count_tokens` for one row."""
+    if (tl.load(kinds_ptr + slot) & _PENALIZED) != 0:
+        at = counts_ptr + slot.to(tl.int64) * counts_stride + token
+        seen = tl.load(at).to(tl.int32)
+        more = (seen & _MOST_COUNTED) < _MOST_COUNTED
+        tl.store(at, (seen + more.to(tl.int32)).to(tl.int16))
+
+
+def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor | None:
+    """Twin of `reference.sampling.adjusted_logits`, but writes no row that has no adjustments.
+
+    Returns:
+        `[rows, vocabulary or more]`; None without adjustments, or with `adjusted` False.
+    """
+    given = state.adjustments
+    if given is None or not adjusted:
+        return None
+    rows, vocabulary = logits.shape
+    columns = vocabulary + -vocabulary % _ALIGNMENT
+    out = logits.new_empty((rows, columns), dtype=torch.float32)
+    pdl = dependent_launch(logits.device)
+    run = triton.cdiv(rows, RUNS)
+    _adjust_kernel[(triton.cdiv(vocabulary, CHUNK), triton.cdiv(rows, run))](
+        logits,
+        logits.stride(0),
+        state.index,
+        state.min_tokens,
+        state.stop_token_ids,
+        given.kinds,
+        given.slots,
+        given.token_counts,
+        given.token_counts.stride(0),
+        given.penalties,
+        given.bias_ids,
+        given.biases,
+        out,
+        columns,
+        rows,
+        run,
+        vocabulary,
+        CHUNK=CHUNK,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=WARPS,
+    )
+    return out
+
+
+def adjustment_arguments(state: SamplingState, adjusted: Tensor | None) -> dict[str, Any]:
+    """What kernels take for `load_chunk` of what `adjusted_logits` gave for a state."""
+    given = state.adjustments
+    if given is None or adjusted is None:
+        not_read = {"kinds_ptr": state.temperature, "adjusted_ptr": state.temperature}
+        return {**not_read, "adjusted_stride": 0, "ADJUSTED": False}
+    return {
+        "kinds_ptr": given.kinds,
+        "adjusted_ptr": adjusted,
+        "adjusted_stride": adjusted.stride(0),
+        "ADJUSTED": True,
+    }
