@@ -5,11 +5,13 @@ over HTTP and over gRPC.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from pagewire.errors import invalid
 from pagewire.limits import (
     INT32_MAX,
+    MAX_BIASES,
     MAX_STOP_STRING_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -19,13 +21,21 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """How tokens are drawn; see SamplingParams of inference.proto.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `repetition_penalty` 1 are off. `logit_bias`
+    is by token id.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 2.0)
@@ -35,6 +45,20 @@ class SamplingParams:
             raise invalid("top_p", "top_p is 0; it must be above 0 and at most 1")
         if not 0 <= self.top_k <= INT32_MAX:
             raise invalid("top_k", f"top_k is {self.top_k}; it must be 0 (off) or positive")
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
+        if self.repetition_penalty == 0.0:
+            raise invalid(
+                "repetition_penalty", "repetition_penalty is 0; it must be above 0 and at most 2"
+            )
+        if len(self.logit_bias) > MAX_BIASES:
+            raise invalid(
+                "logit_bias",
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_BIASES} are allowed",
+            )
+        for token, bias in self.logit_bias.items():
+            _check_range(f"logit_bias.{token}", bias, -100.0, 100.0)
 
     @classmethod
     def from_proto(
@@ -42,6 +66,7 @@ class SamplingParams:
     ) -> "SamplingParams":
         """Checks a message, with `defaults` for what is absent; RequestError names the field."""
         given = {descriptor.name: value for descriptor, value in message.ListFields()}
+        given["logit_bias"] = dict(message.logit_bias)
         return replace(defaults, **given) if defaults else cls(**given)
 
 

@@ -34,7 +34,7 @@ PROMPTS = [
 
 
 def questions(count: int) -> list[Question]:
-    """Greedy and seeded, with log probabilities, stop strings and a prompt that others share."""
+    """Greedy and seeded, with log probabilities, penalties, stop strings and shared prompts."""
     made = []
     for number in range(count):
         body: dict[str, Any] = {
@@ -50,6 +50,9 @@ def questions(count: int) -> list[Question]:
             body["stream_options"] = {"include_usage": True}
         if number % 3 == 0:
             body["logprobs"] = 3
+        if number % 4 > 1:
+            body |= {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+            body["logit_bias"] = {str(number): 2.0}
         if number % 5 == 0:
             body["stop"] = ["the end", "\n\n"]
         made.append(Question("/v1/completions", body))

@@ -179,6 +179,8 @@ def test_a_killed_worker_costs_a_pause_and_no_beam(folder: Path, model: PreTrain
         ({"beam_search": pb.BeamSearch(width=2, length_penalty=float("nan"))}, "length_penalty"),
         ({"stop": pb.StopConditions(stop_token_ids=range(8))}, "stop tokens"),
         ({"sampling": pb.SamplingParams(temperature=0.7)}, "temperature"),
+        ({"sampling": pb.SamplingParams(repetition_penalty=1.1)}, "repetition_penalty"),
+        ({"sampling": pb.SamplingParams(logit_bias={1: 2})}, "logit_bias"),
         ({"sampling": pb.SamplingParams(top_p=0.7)}, "top_p"),
         ({"logprobs": 1}, "logprobs"),
         ({"resume_token_ids": [4]}, "resume_token_ids"),

@@ -418,6 +418,32 @@ BAD_REQUESTS = {
     ),
     "top_p": (pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(top_p=0)), "top_p"),
     "min_p": (pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(min_p=2)), "min_p"),
+    "presence": (
+        pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(presence_penalty=-3)),
+        "presence_penalty is -3.0; it must be between -2 and 2",
+    ),
+    "frequency": (
+        pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(frequency_penalty=math.inf)),
+        "frequency_penalty is inf",
+    ),
+    "repetition": (
+        pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(repetition_penalty=0)),
+        "repetition_penalty is 0; it must be above 0 and at most 2",
+    ),
+    "bias": (
+        pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(logit_bias={7: math.nan})),
+        "logit_bias.7 is nan; it must be between -100 and 100",
+    ),
+    "biases": (
+        pb.GenerateRequest(
+            prompt="a", sampling=pb.SamplingParams(logit_bias=dict.fromkeys(range(301), 1.0))
+        ),
+        "logit_bias has 301 entries; at most 300 are allowed",
+    ),
+    "biased id": (
+        pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(logit_bias={VOCAB: 1, 2: 1})),
+        "logit_bias: token id 300 is outside the model's vocabulary of 300 ids; remove it",
+    ),
     "no tokens": (pb.GenerateRequest(prompt="a", stop=pb.StopConditions(max_tokens=0)), "at least"),
     "stop": (pb.GenerateRequest(prompt="a", stop=pb.StopConditions(stop=[""])), "empty string"),
     "stops": (pb.GenerateRequest(prompt="a", stop=pb.StopConditions(stop=["a"] * 17)), "17"),

@@ -55,7 +55,7 @@ def reference() -> tuple[AutoModelForCausalLM, AutoTokenizer]:
     return model, AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
 
 
-def reference_answer(reference: tuple, question: str, max_tokens: int) -> str:
+def reference_answer(reference: tuple, question: str, max_tokens: int, **generation: object) -> str:
     model, tokenizer = reference
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
@@ -63,7 +63,7 @@ def reference_answer(reference: tuple, question: str, max_tokens: int) -> str:
         return_tensors="pt",
         return_dict=True,
     )
-    output = model.generate(**prompt, max_new_tokens=max_tokens, do_sample=False)
+    output = model.generate(**prompt, max_new_tokens=max_tokens, do_sample=False, **generation)
     return tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
@@ -100,6 +100,68 @@ def test_grpc_gives_the_same_text(stub: inference_pb2_grpc.InferenceStub, refere
     )
     text = "".join(response.text for response in stub.Generate(request))
     assert text == reference_answer(reference, QUESTIONS[1], 60)
+
+
+def test_repetition_penalty_is_that_of_transformers(
+    client: openai.OpenAI, stub: inference_pb2_grpc.InferenceStub, reference: tuple
+) -> None:
+    penalty, stop = {"repetition_penalty": 1.3}, pb.StopConditions(max_tokens=80)
+    plain = [reference_answer(reference, question, 80) for question in QUESTIONS]
+    want = [reference_answer(reference, question, 80, **penalty) for question in QUESTIONS]
+    assert want != plain
+    for question, text in zip(QUESTIONS, want, strict=True):
+        answer = chat(client, question, temperature=0, max_tokens=80, extra_body=penalty)
+        assert answer.choices[0].message.content == text
+        request = pb.GenerateRequest(
+            chat=pb.ChatInput(messages=[pb.ChatMessage(role="user", content=question)]),
+            sampling=pb.SamplingParams(temperature=0, **penalty),
+            stop=stop,
+        )
+        assert "".join(response.text for response in stub.Generate(request)) == text
+
+
+def test_penalties_and_biases_change_what_is_drawn(client: openai.OpenAI) -> None:
+    def tokens(**fields: Any) -> list[str]:
+        given = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}} | fields
+        answer = client.completions.create(
+            model=EMBEDDED_NAME, prompt=[5, 6, 7], logprobs=0, **given
+        )
+        return answer.choices[0].logprobs.tokens
+
+    plain, two = tokens(), {"40": 100, "41": 100}
+    assert len(plain) == 24
+    assert tokens(presence_penalty=2) != plain
+    assert tokens(frequency_penalty=2) != plain
+    assert tokens(presence_penalty=0, frequency_penalty=0, logit_bias={"40": -100}) == plain
+    assert len(set(tokens(logit_bias=two))) == 1
+    assert len(set(tokens(logit_bias=two, frequency_penalty=-2))) == 1
+    assert len(set(tokens(logit_bias=two, frequency_penalty=2))) == 2
+    # Choice i is what the prompt alone gives with seed + i.
+    drawn = {"temperature": 1.0, "presence_penalty": 1.0, "logit_bias": {"40": 2.5}}
+    answer = client.completions.create(
+        model=EMBEDDED_NAME, prompt=[5, 6, 7], seed=3, n=3, max_tokens=24, **drawn
+    )
+    for i, choice in enumerate(answer.choices):
+        alone = client.completions.create(
+            model=EMBEDDED_NAME, prompt=[5, 6, 7], seed=3 + i, max_tokens=24, **drawn
+        )
+        assert alone.choices[0].text == choice.text
+
+
+def test_biased_ids_outside_the_vocabulary_are_refused_with_the_same_words(
+    client: openai.OpenAI, stub: inference_pb2_grpc.InferenceStub
+) -> None:
+    with pytest.raises(openai.BadRequestError) as over_http:
+        client.completions.create(model=EMBEDDED_NAME, prompt="x", logit_bias={"99999999": 1})
+    assert over_http.value.param == "logit_bias"
+    request = pb.GenerateRequest(
+        prompt="x", sampling=pb.SamplingParams(logit_bias={99999999: 1}), model=EMBEDDED_NAME
+    )
+    with pytest.raises(grpc.RpcError) as over_grpc:
+        list(stub.Generate(request))
+    assert over_grpc.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "token id 99999999 is outside the model's vocabulary" in over_grpc.value.details()
+    assert over_grpc.value.details() in over_http.value.message
 
 
 def test_a_batch_of_prompts_mixes_text_lengths(client: openai.OpenAI) -> None:
@@ -218,10 +280,23 @@ def test_a_killed_worker_costs_a_pause_and_no_token(reference: tuple) -> None:
         assert "".join(chunks) == whole.choices[0].message.content
 
 
-def test_a_killed_worker_costs_no_token_of_any_choice() -> None:
+@pytest.mark.parametrize(
+    "adjusted",
+    [
+        {},
+        {
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.7,
+            "extra_body": {"repetition_penalty": 1.1},
+            "logit_bias": {"40": 1.5, "300": -3},
+        },
+    ],
+    ids=["plain", "penalties"],
+)
+def test_a_killed_worker_costs_no_token_of_any_choice(adjusted: dict[str, Any]) -> None:
     with running_stack() as stack:
         client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
-        fields = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 100}
+        fields = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 100} | adjusted
         whole = chat(client, QUESTIONS[3], **fields)
         texts, worker = ["", "", "", ""], 0
         for chunk in chat(client, QUESTIONS[3], stream=True, **fields):

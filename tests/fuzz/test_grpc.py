@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from pagewire.packing import pack
+from pagewire.packing import pack, pack_floats
 from pagewire.rpc import open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -50,7 +51,17 @@ GENERATE = (
     pb.GenerateRequest(
         model="pagewire-chat",
         chat=CHAT,
-        sampling=pb.SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1),
+        sampling=pb.SamplingParams(
+            temperature=0.5,
+            top_k=3,
+            top_p=0.9,
+            min_p=0.1,
+            seed=1,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.1,
+            logit_bias={3: 1.5, 200: -100},
+        ),
         stop=pb.StopConditions(max_tokens=3),
     ),
     pb.GenerateRequest(
@@ -206,7 +217,14 @@ STEPS = (
                 slot=slot,
                 token_ids=pack([1, 2, 3]),
                 blocks=pack([slot + 1]),
-                sampling=worker_pb.SlotSampling(temperature=0.5, top_p=0.9, seed=1),
+                sampling=worker_pb.SlotSampling(
+                    temperature=0.5,
+                    top_p=0.9,
+                    seed=1,
+                    frequency_penalty=0.5,
+                    bias_ids=pack([3, 7]),
+                    biases=pack_floats(np.array([1.5, -2.0], np.float32)),
+                ),
             )
             for slot in range(2)
         ],

@@ -100,8 +100,12 @@ def fill(rng: random.Random, message: Message, depth: int = 5, rate: float = 0.4
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             entries = getattr(message, field.name)
+            key, value = field.message_type.fields
             for _ in range(rng.randrange(3)):
-                fill(rng, entries[rng.choice(TEXTS)], depth - 1, rate)
+                if value.type == FieldDescriptor.TYPE_MESSAGE:
+                    fill(rng, entries[_scalar(rng, key)], depth - 1, rate)
+                else:
+                    entries[_scalar(rng, key)] = _scalar(rng, value)
         elif field.is_repeated:
             target = getattr(message, field.name)
             for _ in range(rng.randrange(4)):

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.errors import Code, RequestError
+from pagewire.packing import unpack, unpack_floats
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
+from pagewire.scheduler.requests import ModelLimits, parse_request
 from pagewire.scheduler.text_stream import TextStream
 from pagewire.scheduler.tokenizer import (
     ByteLevelDetokenizer,
@@ -43,12 +45,24 @@ def test_each_kind_has_its_detokenizer(byte_level: Tokenizer, byte_fallback: Tok
 
 def test_generation_config_gives_defaults(tmp_path: Path) -> None:
     folder = byte_level_folder(tmp_path)
-    (folder / "generation_config.json").write_text('{"temperature": 0.7, "top_k": null}')
+    (folder / "generation_config.json").write_text(
+        '{"temperature": 0.7, "top_k": null, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3}'
+    )
     defaults = Tokenizer(folder).default_sampling
-    assert defaults == SamplingParams(temperature=0.7)
-    given = pb.SamplingParams(temperature=0, top_p=0.5)
-    assert SamplingParams.from_proto(given, defaults) == SamplingParams(temperature=0, top_p=0.5)
+    assert defaults == SamplingParams(temperature=0.7, repetition_penalty=1.05)
+    given = pb.SamplingParams(temperature=0, top_p=0.5, repetition_penalty=1, logit_bias={3: 2})
+    resolved = SamplingParams(temperature=0, top_p=0.5, logit_bias={3: 2})
+    assert SamplingParams.from_proto(given, defaults) == resolved
     assert SamplingParams.from_proto(pb.SamplingParams(), defaults).temperature == 0.7
+
+
+def test_biases_travel_in_the_order_of_their_ids(byte_level: Tokenizer) -> None:
+    limits = ModelLimits(max_model_len=100, max_pool_tokens=100, vocab_size=10)
+    message = pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[1]))
+    message.sampling.logit_bias.update({7: 0, 9: 1.5, 3: -2})  # 0 is no bias
+    sampling = parse_request(message, byte_level, limits).sampling
+    assert unpack(sampling.bias_ids).tolist() == [3, 9]
+    assert unpack_floats(sampling.biases).tolist() == [-2.0, 1.5]
 
 
 def test_bytes_of_tokens_are_those_of_the_text(byte_level: Tokenizer) -> None:

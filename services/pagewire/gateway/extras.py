@@ -15,10 +15,6 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 # Field: the values that ask for nothing. null asks for nothing anywhere.
 COMMON: Neutral = {
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),

@@ -1,5 +1,6 @@
 """The fields that chat and completions share, and what they become for a scheduler."""
 
+import re
 import secrets
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import STREAM_OPTIONS, refuse_extras
-from pagewire.limits import INT32_MAX, MAX_CHOICES, MAX_LOGPROBS
+from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.v1 import inference_pb2 as pb
 
@@ -16,6 +17,9 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_SHOWN_CHARACTERS = 60
 
 
 class Strict(BaseModel):
@@ -60,6 +64,11 @@ class GenerationFields(Strict):
     top_k: Int32 | None = None
     min_p: float | None = None
     seed: Int64 | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    # By token id.
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     n: Int32 | None = None
     max_tokens: Int32 | None = None
     min_tokens: Count | None = None
@@ -109,6 +118,10 @@ class GenerationFields(Strict):
             "top_k": 0 if self.top_k == -1 else self.top_k,  # both mean off
             "min_p": self.min_p,
             "seed": self.seed,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": _by_token_id(self.logit_bias or {}),
         }
         params = {name: value for name, value in given.items() if value is not None}
         SamplingParams(**params)
@@ -133,3 +146,15 @@ class GenerationFields(Strict):
             ignore_eos=checked.ignore_eos,
             include_stop_str_in_output=checked.include_stop_str_in_output,
         )
+
+
+def _by_token_id(biases: dict[str, float]) -> dict[int, float]:
+    """`logit_bias` with numbers for keys, which JSON only has as strings."""
+    for key in biases:
+        if not _TOKEN_ID.fullmatch(key) or int(key) > INT32_MAX:
+            shown = key[:_SHOWN_CHARACTERS]
+            raise invalid(
+                "logit_bias",
+                f'logit_bias has the key {shown!r}; give token ids, such as {{"42": -100}}',
+            )
+    return {int(key): bias for key, bias in biases.items()}

@@ -24,6 +24,16 @@ Decode = Callable[[tuple[int, ...]], str]
 
 # Keeps a length to this power well within what a float holds.
 MOST_PENALTY = 10.0
+# Values of fields that a search has no use for.
+_NEUTRAL = {
+    "temperature": 0,
+    "top_k": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+}
 _GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_tokens=0)
 
 
@@ -144,11 +154,12 @@ def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
             f"{asked.width} beams and {num_stop_ids} stop tokens, the model's own included, are "
             f"more than {MAX_LOGPROBS}; lower the width or give fewer stop tokens",
         )
-    for name, neutral in (("temperature", 0), ("top_k", 0), ("top_p", 1), ("min_p", 0)):
+    for name, neutral in _NEUTRAL.items():
         if message.sampling.HasField(name) and getattr(message.sampling, name) != neutral:
             raise invalid(name, f"a beam search draws nothing; leave {name} out or at {neutral}")
     for name, given in (
         ("stop", len(message.stop.stop) > 0),
+        ("logit_bias", len(message.sampling.logit_bias) > 0),
         ("logprobs", message.HasField("logprobs")),
         ("resume_token_ids", len(message.resume_token_ids) > 0),
     ):

@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_REQUEST_ID_LENGTH
-from pagewire.packing import Int32Array
+from pagewire.packing import Int32Array, pack, pack_floats
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.scheduler.beam_request import check_beam_search
 from pagewire.scheduler.core.sequence import Sampling
@@ -84,6 +84,7 @@ def parse_request(
         raise invalid("resume_token_ids", _outside(resumed, limits.vocab_size))
     if not _in_vocabulary(stop.stop_token_ids, limits.vocab_size):
         raise invalid("stop_token_ids", _outside(stop.stop_token_ids, limits.vocab_size))
+    bias_ids, biases = _biases(params, limits.vocab_size)
     max_tokens = _resolve_max_tokens(len(prompt), stop.max_tokens, limits)
     if len(resumed) > max_tokens:
         raise invalid(
@@ -103,6 +104,11 @@ def parse_request(
             seed=random.getrandbits(63) if params.seed is None else params.seed,
             min_tokens=stop.min_tokens,
             logprobs=_logprobs(message, limits.vocab_size),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            bias_ids=bias_ids,
+            biases=biases,
         ),
         max_tokens=max_tokens,
         stop_ids=stop_ids,
@@ -175,6 +181,16 @@ def _logprobs(message: pb.GenerateRequest, vocab_size: int) -> int | None:
     if message.logprobs > most:
         raise invalid("logprobs", f"logprobs is {message.logprobs}; at most {most} are given")
     return int(message.logprobs)
+
+
+def _biases(params: SamplingParams, vocab_size: int) -> tuple[bytes, bytes]:
+    """`bias_ids` and `biases` of SlotSampling; a bias of 0 is none."""
+    if not _in_vocabulary(params.logit_bias, vocab_size):
+        outside = _outside(params.logit_bias, vocab_size)
+        raise invalid("logit_bias", f"logit_bias: {outside}; remove it")
+    given = sorted((token, bias) for token, bias in params.logit_bias.items() if bias)
+    biases = np.array([bias for _, bias in given], np.float32)
+    return pack([token for token, _ in given]), pack_floats(biases)
 
 
 def _default_true(message: Any, field: str) -> bool:

@@ -235,7 +235,7 @@ def _default_sampling(folder: Path) -> SamplingParams:
     """What generation_config.json recommends for requests that do not say otherwise."""
     path = folder / "generation_config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
-    names = ("temperature", "top_k", "top_p", "min_p")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     return SamplingParams(**{n: config[n] for n in names if config.get(n) is not None})
 
 

@@ -274,5 +274,10 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
             min_tokens=sampling.min_tokens,
             stop_token_ids=stop_ids,
             logprobs=sampling.logprobs,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            bias_ids=sampling.bias_ids,
+            biases=sampling.biases,
         ),
     )

@@ -40,6 +40,12 @@ class Sampling:
     min_tokens: int
     # How many of the likeliest tokens come with each log probability; None wants none at all.
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    # As they travel: ids in ascending order as int32, and the bias of each as float32.
+    bias_ids: bytes = b""
+    biases: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
