@@ -173,7 +173,6 @@ class Batching(RuleBasedStateMachine):
         threshold=st.sampled_from([0.5, 0.9, 1.0]),
         policy=st.sampled_from(sorted(POLICIES)),
         groups=st.booleans(),
-        free_tokens=st.sampled_from([0, 3, 8]),
         host=st.sampled_from([NO_HOST_MEMORY, *HOSTS]),
     )
     def start(
@@ -184,7 +183,6 @@ class Batching(RuleBasedStateMachine):
         threshold: float,
         policy: str,
         groups: bool,
-        free_tokens: int,
         host: HostMemory,
     ) -> None:
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
@@ -196,7 +194,6 @@ class Batching(RuleBasedStateMachine):
             budget,
             threshold,
             prefix_groups=groups,
-            free_tokens=free_tokens,
             host=host,
         )
         self.batch = self.admission.add_worker(limits)

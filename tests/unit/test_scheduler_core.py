@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
-from pagewire.scheduler.core.batch import RIDES, WorkerBatch
+from pagewire.scheduler.core.batch import WorkerBatch
 from pagewire.scheduler.core.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sampling, Sequence, State
@@ -542,36 +542,3 @@ def test_a_running_sequence_grows_into_what_was_kept() -> None:
         answer(worker, worker.plan())
     assert worker.preemptions == 0
     assert len(running.blocks) == 3
-
-
-def riding(num_decodes: int, prompt: int) -> list[int]:
-    """Prompt tokens of each step in which a prompt is computed beside decodes."""
-    limits = WorkerLimits(600, 16, 16, 2000, 1.0, prefix_caching=False, free_tokens=16)
-    worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
-    for arrival in range(num_decodes):
-        worker.admit(counted(4, 500, arrival))
-    if num_decodes:
-        answer(worker, worker.plan())
-    worker.admit(counted(prompt, 8, num_decodes))
-    computed = []
-    while sum(computed) < prompt:
-        plan = worker.plan()
-        computed.append(sum(plan.prefill_counts))
-        answer(worker, plan)
-        worker.check()
-    return computed
-
-
-def test_prompts_ride_along_with_few_decodes() -> None:
-    assert riding(4, prompt=30) == [12, 12, 6]
-    assert riding(12, prompt=10) == [4, 4, 2]
-
-
-def test_nobody_rides_for_longer_than_some_steps() -> None:
-    chunks = riding(4, prompt=1000)
-    assert chunks == [1000 - RIDES * 12] + [12] * RIDES
-
-
-def test_prompts_are_computed_at_once_beside_many_decodes_or_none() -> None:
-    assert riding(13, prompt=1000) == [1000]
-    assert riding(0, prompt=1000) == [1000]

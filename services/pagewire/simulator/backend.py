@@ -47,7 +47,6 @@ class SimulatedBackend:
 
     synchronous = False
     prefix_groups = False  # each row's time is that of reading all its KV
-    free_tokens = 0  # each takes its part of a line's time
 
     def __init__(
         self,

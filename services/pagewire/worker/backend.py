@@ -51,7 +51,6 @@ class Backend(Protocol):
 
     synchronous: bool
     prefix_groups: bool  # whether it makes use of `StepPlan.groups`
-    free_tokens: int  # see WorkerInfo of worker.proto
     weight_bytes: int
     kv_cache_bytes: int
     host_cache_bytes: int

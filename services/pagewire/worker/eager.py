@@ -40,7 +40,6 @@ class EagerBackend:
     """See `Backend`. On a CPU `submit` computes the step, on a GPU it queues it."""
 
     prefix_groups = False
-    free_tokens = 0
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
         """Takes memory for the slots and for the KV cache on the device of the weights."""

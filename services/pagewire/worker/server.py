@@ -118,7 +118,6 @@ def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
         kv_cache_bytes=loaded.backend.kv_cache_bytes,
         instance_id=uuid.uuid4().hex,
         prefix_groups=loaded.backend.prefix_groups,
-        free_tokens=loaded.backend.free_tokens,
         host_blocks=limits.host_blocks,
     )
 

@@ -21,9 +21,6 @@ from pagewire.scheduler.core.slot_table import Slots, SlotTable
 from pagewire.scheduler.core.step_plan import StepOutcome, StepPlan
 from pagewire.scheduler.core.worker_limits import WorkerLimits
 
-# Steps in which waiting prompts may ride along with decodes: some tenths of a second.
-RIDES = 64
-
 
 class WorkerBatch:
     """The sequences, slots and blocks of one worker.
@@ -397,7 +394,9 @@ class WorkerBatch:
 
     def _plan_prefill(self, plan: StepPlan) -> None:
         table = self.slots
-        budget = self._prefill_budget(len(plan.decode_slots))
+        budget = self.limits.max_num_batched_tokens - len(plan.decode_slots)
+        if len(plan.decode_slots):
+            budget = min(budget, self.chunk_tokens)
         completed = []
         for slot in self._prefilling:
             if budget <= 0:
@@ -426,22 +425,6 @@ class WorkerBatch:
         if completed:
             self._start_decoding(completed)
             plan.rows = np.concatenate([plan.rows, np.array(completed, dtype=np.intp)])
-
-    def _prefill_budget(self, num_decodes: int) -> int:
-        """Prompt tokens that a step may compute beside so many decodes.
-
-        While there are few decodes, some tokens beside them are free: the weights are read anyway.
-        So prompts ride along as far as that takes `RIDES` steps at most; what is more is computed
-        at once.
-        """
-        limits = self.limits
-        budget = limits.max_num_batched_tokens - num_decodes
-        if not num_decodes:
-            return budget
-        free = limits.free_tokens - num_decodes
-        if free * 4 >= limits.free_tokens > 0:
-            budget = min(budget, max(free, self._backlog - RIDES * free))
-        return min(budget, self.chunk_tokens)
 
     def _start_decoding(self, slots: list[int]) -> None:
         """Prefill of these slots ends in the step being planned, which samples a token of each."""

@@ -22,8 +22,6 @@ class WorkerLimits:
     whole_sequences: bool = False
     # The most tokens of a sequence, prompt and output together.
     max_model_len: int = INT32_MAX
-    # Tokens that a step computes in hardly more time than a single one.
-    free_tokens: int = 0
     # Where cached KV goes when its blocks on the device are needed.
     host: HostMemory = NO_HOST_MEMORY
 
