@@ -58,6 +58,14 @@ def test_keys_of_file_and_environment_add_up(tmp_path: Path) -> None:
     assert read_keys(None, "") is None
 
 
+def test_keys_of_the_environment_may_end_in_padding() -> None:
+    keys = [f"{new_key()}==", f"{new_key()}="]
+    ring = read_keys(None, f"{keys[0]},named={keys[1]}")
+    assert ring is not None
+    assert ring.names == {"environment-1", "named"}
+    assert all(ring.find(key.encode()) for key in keys)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

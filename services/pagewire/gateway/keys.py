@@ -156,8 +156,9 @@ def _of_environment(text: str) -> list[ApiKey]:
     for number, part in enumerate((part.strip() for part in text.split(",")), 1):
         if not part:
             continue
-        named, equals, key = part.rpartition("=")
-        name = named if equals else f"environment-{number}"
+        # A key may end in the padding of base64.
+        named, equals, _ = part.rstrip("=").partition("=")
+        name, key = (named, part[len(named) + 1 :]) if equals else (f"environment-{number}", part)
         if len(key) < SHORTEST_KEY:
             raise ValueError(
                 f"the key {number} of {ENVIRONMENT} has fewer than {SHORTEST_KEY} characters; "
