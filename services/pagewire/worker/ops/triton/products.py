@@ -70,17 +70,16 @@ def choose_algorithms(weights: Sequence[Tensor], tokens: Sequence[int], add: boo
     """
     features, k = weights[0].shape
     shapes = [Shape(count, features, k, weights[0].dtype, add) for count in tokens]
-    scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0].device)
     changed = 0
-    for shape in filter(_worth_measuring, shapes):
-        try:
+    try:
+        scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0].device)
+        for shape in filter(_worth_measuring, shapes):
             fastest = _fastest(shape, weights, scratch)
-        except (OSError, RuntimeError) as error:
-            log.warning("products keep torch's algorithms: %s", error)
-            return changed
-        if fastest is not None:
-            _chosen[shape] = fastest
-            changed += 1
+            if fastest is not None:
+                _chosen[shape] = fastest
+                changed += 1
+    except (OSError, RuntimeError) as error:  # no such library, no memory for the measurement
+        log.warning("products keep torch's algorithms: %s", error)
     return changed
 
 
