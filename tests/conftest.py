@@ -1,11 +1,16 @@
 """What must hold before any test module is imported."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+# A shell that runs the tests in the background has them ignore SIGINT, and so would all that they
+# start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Triton reads this once, when it is imported, and transformers imports it too.
 if not torch.cuda.is_available():
