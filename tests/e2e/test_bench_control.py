@@ -23,6 +23,7 @@ def test_it_measures_a_scheduler_on_simulated_workers(tmp_path: Path) -> None:
         text=True,
         check=False,
         timeout=120,
+        env={**os.environ, "PAGEWIRE_SCHEDULER_TOKEN": "a token of some length"},
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(output.read_text())

@@ -209,7 +209,8 @@ def test_nothing_outlives_a_run_that_is_killed() -> None:
     until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children), 10)
 
 
-def test_bench_offline_counts_every_token(tmp_path: Path) -> None:
+def test_bench_offline_counts_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWIRE_SCHEDULER_TOKEN", "a token of some length")
     requests = tmp_path / "requests.jsonl"
     lines = [{"prompt_token_ids": list(range(5, 25 + n)), "max_tokens": 8 + n} for n in range(6)]
     requests.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -16,6 +16,7 @@ from pagewire.cli.options import configured
 from pagewire.cli.results import write_json
 from pagewire.cli.settings import Setting
 from pagewire.cli.stack import Stack, control_settings, control_stack
+from pagewire.credentials import NO_CREDENTIALS, SCHEDULER_TOKEN, read_token
 from pagewire.models import served_name
 
 
@@ -92,7 +93,8 @@ def offline(
 
     async def measure(stack: Stack) -> tuple[float, OfflineResult]:
         start_to_ready = time.perf_counter() - started
-        return start_to_ready, await submit_all(stack.grpc_address, batch, sampling)
+        token = read_token(values["scheduler_token_file"], SCHEDULER_TOKEN)
+        return start_to_ready, await submit_all(stack.grpc_address, batch, sampling, token)
 
     measured = launch(control_stack, values, quiet, measure)
     if measured is None:
@@ -127,7 +129,9 @@ def read_requests(path: Path) -> list[Request]:
     return requests
 
 
-async def submit_all(address: str, requests: list[Request], sampling: Sampling) -> OfflineResult:
+async def submit_all(
+    address: str, requests: list[Request], sampling: Sampling, token: str | None = None
+) -> OfflineResult:
     """Runs requests over one Multiplex stream of the scheduler at `address`."""
     from pagewire.rpc import open_channel
     from pagewire.v1 import inference_pb2 as pb
@@ -136,7 +140,8 @@ async def submit_all(address: str, requests: list[Request], sampling: Sampling) 
     # Built before the clock starts: this is the client's work, not the engine's.
     messages = [_submit(stream, request, sampling) for stream, request in enumerate(requests)]
     async with open_channel(address) as channel:
-        call = pb_grpc.InferenceStub(channel).Multiplex()
+        metadata = NO_CREDENTIALS.with_token(token).metadata
+        call = pb_grpc.InferenceStub(channel).Multiplex(metadata=metadata)
         started = time.perf_counter()
         writer = asyncio.create_task(_write(call, messages))
         finishes: dict[int, pb.Finish] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.cli.errors import CommandError
+from pagewire.credentials import NO_CREDENTIALS, SCHEDULER_TOKEN, read_token
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Requests start within a few steps of each other; what they do then is given time to settle.
@@ -51,7 +52,9 @@ async def measure(address: str, load: Load, seconds: float, pids: dict[str, int]
     from pagewire.v1 import inference_pb2_grpc as pb_grpc
 
     async with open_channel(address) as channel:
-        call = pb_grpc.InferenceStub(channel).Multiplex()
+        # As its scheduler does, it takes the token of this environment.
+        credentials = NO_CREDENTIALS.with_token(read_token(None, SCHEDULER_TOKEN))
+        call = pb_grpc.InferenceStub(channel).Multiplex(metadata=credentials.metadata)
         writer = asyncio.create_task(_submit_all(call, load))
         counter = _Counter(load.running)
         while counter.started < load.running:
