@@ -100,5 +100,5 @@ def _seen(tokens: Int32Array, num_generated: int) -> tuple[Int32Array, Int32Arra
     prompt = len(tokens) - num_generated
     ids, places = np.unique(tokens, return_inverse=True)
     counts = np.bincount(places[prompt:], minlength=len(ids)).clip(max=MOST_COUNTED)
-    counts[np.unique(places[:prompt])] += IN_PROMPT
+    counts[places[:prompt]] += IN_PROMPT  # once, however often a place is named
     return ids, counts.astype(np.int32)

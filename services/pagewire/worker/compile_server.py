@@ -25,8 +25,6 @@ from pagewire.worker.compile_pool import Compiled, Job
 
 # A compilation takes some 200 MB.
 MOST_PROCESSES = 16
-# The worker goes first: it finds what is to be compiled, and has work of its own meanwhile.
-NICENESS = 5
 
 
 class TargetDriver:
@@ -73,7 +71,6 @@ class Forks:
 def main() -> None:
     """Serves one worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker that ends closes the pipe
-    os.nice(NICENESS)
     forks = Forks(min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
     forks.run(_build_launch_module)
     # What every fork would otherwise do again.

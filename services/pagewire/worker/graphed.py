@@ -37,8 +37,6 @@ from pagewire.worker.timer import DeviceTimer
 # Numbers of rows for which there is a step with shared prefixes.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
-STRIDE = 15  # odd, as variants alternate
-
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
@@ -80,14 +78,11 @@ class GraphBackend(EagerBackend):
         """Makes every kind of step once, for idle inputs: loads every kernel that there will be.
 
         Idle inputs are zeros: slot 0 has no blocks yet, so what is written lands in the scratch
-        block. It goes through the sizes in strides, because some of each kind need nearly all
-        kernels, and whoever compiles them should know of them early.
+        block.
         """
-        runs = [*self._mixed.runs(), *self._runs()]
         with torch.inference_mode():
-            for first in range(STRIDE):
-                for run in runs[first::STRIDE]:
-                    run()
+            for run in (*self._mixed.runs(), *self._runs()):
+                run()
         if self._host is not None:
             scratch = np.zeros(1, np.int32)
             self.copy(HostCopies(scratch, scratch, scratch, scratch))

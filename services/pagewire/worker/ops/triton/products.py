@@ -2,8 +2,8 @@
 
 On an H200 the first one that cuBLAS's heuristics name, which is what torch takes, is up to 30 %
 slower than the best of those they name at a hundred tokens, and up to 8 % at eight thousand. How
-much depends on shape and size, so a worker measures when it starts. What was not measured takes
-torch's.
+much depends on shape and size (`products_by_algorithm` in benchmarks/results/serving-h200.json), so
+a worker measures when it starts. What was not measured takes torch's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def product(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     if algorithm is None or not _fit(x, weight, out):
-        return torch.mm(x, weight.t(), out=out)
+        return _torch_product(x, weight, out)
     return multiply(x, weight, out, algorithm)
 
 
@@ -53,7 +53,7 @@ def product_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     """Add `x @ weight.T` to `residual [tokens, features]` and return that."""
     algorithm = _chosen.get(_shape(x, weight, add=True))
     if algorithm is None or not _fit(x, weight, residual):
-        return residual.addmm_(x, weight.t())
+        return _torch_add(x, weight, residual)
     return multiply(x, weight, residual, algorithm)
 
 
