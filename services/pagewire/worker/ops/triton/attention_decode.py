@@ -38,6 +38,7 @@ from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
+MERGED_VALUES = 4096  # that a warp of the merge holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,12 @@ def decode_attention(
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
-    programs = multiprocessors(q.device) * config.programs
-    merge_step = _merge_step(programs, rows * kv_heads)
+    processors, segments = multiprocessors(q.device), rows * kv_heads
+    programs = processors * config.programs
+    merge_step = _merge_step(programs, segments)
+    # A program of the merge first finds the pieces: once for a whole group, if there are enough.
+    merged_heads = group if segments >= processors else 1
+    padded_heads = triton.next_power_of_2(merged_heads)
     least_share = max(1, config.share // config.tile)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
@@ -149,7 +154,7 @@ def decode_attention(
         maxnreg=config.registers,
         **common,
     )
-    _merge_kernel[(rows, query_heads)](
+    _merge_kernel[(rows, query_heads // merged_heads)](
         out,
         pieces,
         sums,
@@ -161,8 +166,10 @@ def decode_attention(
         rows,
         least_share,
         programs,
+        HEADS=merged_heads,
+        PADDED_HEADS=padded_heads,
         STEP=merge_step,
-        num_warps=max(1, merge_step // 16),
+        num_warps=max(1, merge_step * padded_heads * head_dim // MERGED_VALUES),
         **common,
     )
     return out
@@ -191,7 +198,8 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
     if rows <= 16:
         return DecodeConfig(tile=64, warps=4, stages=3, programs=2, share=64)
     if head_dim > 64 and group <= 16:  # a larger group's output does not fit one warp's registers
-        return DecodeConfig(tile=32, warps=1, stages=2, programs=8, share=64)
+        tile = 16 if rows <= 64 else 32
+        return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=64)
     tile = 32 if head_dim > 64 else 64
     return DecodeConfig(tile=tile, warps=4, stages=3, programs=4, share=64)
 
@@ -401,12 +409,14 @@ def _merge_kernel(
     TILE: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     RANGES: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the pieces of one query head of one row, `STEP` at a time."""
+    """Merge the pieces of HEADS query heads of one KV head of one row, `STEP` at a time."""
     row = tl.program_id(0)
-    query_head = tl.program_id(1)
+    query_head = tl.program_id(1) * HEADS  # the first of them
     units = _row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES)
     share, longer = _cut(tl.sum(units, 0), programs, least_share)
     length = tl.load(lengths_ptr + row)
@@ -420,51 +430,72 @@ def _merge_kernel(
     segment = row_begin + (query_head // GROUP) * tiles
     first = _share_of(segment, share, longer)
     last = _share_of(segment + tiles - 1, share, longer)
-    dim = tl.arange(0, HEAD_DIM)
-    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + dim
+    head = tl.arange(0, PADDED_HEADS)
+    present = head < HEADS
+    at = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]  # [heads, head_dim]
+    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + at
     if PDL:  # by every program: whoever waits for this kernel waits for the one before it, too
         gdc_wait()
         gdc_launch_dependents()
     if length < 0:
         return
     if length == 0:  # no share has met this row
-        tl.store(to, tl.zeros([HEAD_DIM], out_ptr.dtype.element_ty))
+        zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
+        tl.store(to, zeros, mask=present[:, None])
         return
     if (first == last) & (count == 0):
         return
 
-    highest = tl.full([], LOWEST, tl.float32)
-    norm = tl.full([], 0.0, tl.float32)
-    out = tl.zeros([HEAD_DIM], tl.float32)
+    highest = tl.full([PADDED_HEADS], LOWEST, tl.float32)
+    norm = tl.zeros([PADDED_HEADS], tl.float32)
+    out = tl.zeros([PADDED_HEADS, HEAD_DIM], tl.float32)
     if first < last:
         for at_share in range(first, last + 1, STEP):
             program = at_share + tl.arange(0, STEP)
-            held = program <= last
             # The segment begins in its first share, as that share's last piece.
             piece = (program * 2 + tl.where(program == first, 1, 0)) * GROUP + query_head % GROUP
             highest, norm, out = _add_pieces(
-                highest, norm, out, pieces_ptr, sums_ptr, piece, held, dim, HEAD_DIM
-            )
+                highest, norm, out, pieces_ptr, sums_ptr, piece, program <= last, head, present,
+                HEAD_DIM,
+            )  # fmt: skip
     if RANGES:
         index = tl.arange(0, RANGES + 1)
         held = index < count + tl.where(first == last, 1, 0)
         piece = (row * (RANGES + 1) + index) * (KV_HEADS * GROUP) + query_head
         if count > 0:
             highest, norm, out = _add_pieces(
-                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, dim, HEAD_DIM
-            )
-    tl.store(to, (out / norm).to(out_ptr.dtype.element_ty))
+                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, head, present,
+                HEAD_DIM,
+            )  # fmt: skip
+    out = (out / norm[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(to, out, mask=present[:, None])
 
 
 @triton.jit
-def _add_pieces(highest, norm, out, pieces_ptr, sums_ptr, piece, held, dim, HEAD_DIM: tl.constexpr):
-    """Add the pieces numbered `piece [n]` where `held` to a merge under way."""
+def _add_pieces(
+    highest,  # [heads]
+    norm,  # [heads]
+    out,  # [heads, head_dim]
+    pieces_ptr,
+    sums_ptr,
+    piece,
+    held,
+    head,
+    present,
+    HEAD_DIM: tl.constexpr,
+):
+    """Add pieces to a merge under way: those numbered `piece + head`, where `held` and `present`.
+
+    `piece` and `held` are `[n]`, `head` and `present` `[heads]`.
+    """
+    piece = piece[:, None] + head[None, :]  # [n, heads]
+    held = held[:, None] & present[None, :]
     lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
-    at = piece[:, None] * HEAD_DIM + dim[None, :]  # [n, head_dim]
-    part = tl.load(pieces_ptr + at, mask=held[:, None], other=0.0)
+    at = piece[:, :, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, None, :]
+    part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, head_dim]
     new_highest = tl.maximum(highest, tl.max(lse, 0))
     decay = tl.exp2(highest - new_highest)
-    weight = tl.exp2(lse - new_highest)
+    weight = tl.exp2(lse - new_highest[None, :])
     norm = norm * decay + tl.sum(weight, 0)
-    out = out * decay + tl.sum(weight[:, None] * part, 0)
+    out = out * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
     return new_highest, norm, out

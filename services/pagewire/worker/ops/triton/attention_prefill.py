@@ -135,7 +135,7 @@ def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfi
         return PrefillConfig(rows=16, tile=16, warps=4, stages=1)
     if head_dim > 128:
         return PrefillConfig(rows=128, tile=32, warps=8, stages=2)
-    if rows <= 64:
+    if rows <= 1024:  # of few tokens: tiles that keep more multiprocessors busy
         return PrefillConfig(rows=64, tile=32, warps=4, stages=3)
     return PrefillConfig(rows=128, tile=64 if head_dim > 64 else 32, warps=8, stages=3)
 
