@@ -101,11 +101,12 @@ def decode_attention(
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
-    processors, segments = multiprocessors(q.device), rows * kv_heads
+    processors = multiprocessors(q.device)
     programs = processors * config.programs
-    merge_step = _merge_step(programs, segments)
-    # A program of the merge first finds the pieces: once for a whole group, if there are enough.
-    merged_heads = group if segments >= processors else 1
+    # Many segments have few pieces each, and where they are is found once for a whole group; few
+    # segments have many. Two ways only, so that few variants are compiled.
+    many = rows * kv_heads >= processors
+    merge_step, merged_heads = (8, group) if many else (64, 1)
     padded_heads = triton.next_power_of_2(merged_heads)
     least_share = max(1, config.share // config.tile)
     pdl = config.pdl and dependent_launch(q.device)
@@ -202,11 +203,6 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
         return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=64)
     tile = 32 if head_dim > 64 else 64
     return DecodeConfig(tile=tile, warps=4, stages=3, programs=4, share=64)
-
-
-def _merge_step(programs: int, segments: int) -> int:
-    """Return how many pieces are merged at a time: all that a segment has when all are alike."""
-    return min(64, max(8, int(triton.next_power_of_2(programs // segments + 2))))
 
 
 @triton.jit

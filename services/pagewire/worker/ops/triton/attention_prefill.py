@@ -122,8 +122,7 @@ def prefill_attention(
 
 def padded_chunks(chunks: int) -> int:
     """Round a chunk count up to one of a few sizes, so that few variants are compiled."""
-    sizes = (64, 256, int(triton.next_power_of_2(chunks)))
-    return next(size for size in sizes if chunks <= size)
+    return max(256, int(triton.next_power_of_2(chunks)))
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
