@@ -85,6 +85,11 @@ class Metrics:
         self.generation_seconds.observe(generation.ended_at - generation.started_at)
         if generation.finish is not None and generation.finish.HasField("queue_seconds"):
             self.queue_seconds.observe(generation.finish.queue_seconds)
+        if generation.finish is not None and generation.request.HasField("beam_search"):
+            # A search tells its tokens at its end only.
+            self.prompt_tokens.inc(generation.finish.usage.prompt_tokens)
+            self.generated_tokens.inc(generation.finish.usage.completion_tokens)
+            return
         tokens = len(generation.tokens)
         if tokens == 0:
             return

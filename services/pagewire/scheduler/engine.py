@@ -7,6 +7,7 @@ worker's answer, a worker gained or lost. Nothing polls.
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable
 
 from pagewire.config import SchedulerConfig
@@ -83,7 +84,7 @@ class Engine:
         `moved` is whether it has run or waited elsewhere before. One without an id is given one.
         """
         self._arrivals += 1
-        message.request_id = message.request_id or f"request-{self._arrivals}"
+        message.request_id = message.request_id or f"request-{uuid.uuid4().hex}"
         moved = moved or bool(message.resume_token_ids)
         received = time.monotonic()
         request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
