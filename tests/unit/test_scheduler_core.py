@@ -48,9 +48,10 @@ def test_a_block_released_twice_is_an_error() -> None:
     pool.check()
 
 
-def test_a_slot_is_free_again_only_when_steps_that_name_it_are_answered() -> None:
+@pytest.mark.parametrize("max_tokens", [10, 2])  # the second step is the last one of its own
+def test_a_slot_is_free_again_only_when_steps_that_name_it_are_answered(max_tokens: int) -> None:
     worker = batch(num_slots=1)
-    worker.admit(sequence(3, 10))
+    worker.admit(sequence(3, max_tokens))
     first, second = worker.plan(), worker.plan()
     assert first is not None
     assert second is not None

@@ -16,7 +16,7 @@ from pagewire.v1 import inference_pb2 as pb
 # Rows of one message; it must stay far below the largest that gRPC sends.
 PAGE_ROWS = 1 << 16
 
-Numbers = list[int] | NDArray[np.int64]
+Numbers = list[int] | NDArray[np.integer]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class DeltaBuffer:
     def add_rows(
         self,
         streams: NDArray[np.int64],
-        indices: NDArray[np.int64],
+        indices: Int32Array,
         tokens: Int32Array,
         texts: list[bytes],
         text_sizes: NDArray[np.int64],

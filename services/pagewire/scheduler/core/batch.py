@@ -207,11 +207,11 @@ class WorkerBatch:
         self._answered = number
         table = self.slots
         valid = table.live[rows] & (tokens >= 0)
-        if np.count_nonzero(valid) < len(valid):
-            rows, tokens = rows[valid], tokens[valid]
-        indices = table.append(rows, tokens)
+        kept = valid.nonzero()[0]
+        if len(kept) < len(rows):
+            rows, tokens = rows[kept], tokens[kept]
+        indices, ended = table.append(rows, tokens)
         stopped = table.stopped(rows, tokens)
-        ended = indices + 1 >= table.limit[rows]
         for slot in completed:
             if table.live[slot]:
                 sequence = table.sequence(slot)

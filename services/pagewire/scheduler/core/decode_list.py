@@ -1,7 +1,5 @@
 """The slots that decode one token in every step, and which of them share blocks."""
 
-import numpy as np
-
 from pagewire.scheduler.core.prefix_groups import PrefixGroups
 from pagewire.scheduler.core.slot_table import SlotTable
 from pagewire.scheduler.core.step_plan import NO_SLOTS, StepPlan
@@ -14,7 +12,7 @@ class DecodeList:
     left.
     """
 
-    __slots__ = ("_dirty", "_groups", "_groups_unsent", "_table", "_unsent", "slots")
+    __slots__ = ("_dirty", "_groups", "_groups_unsent", "_latest", "_table", "_unsent", "slots")
 
     def __init__(self, table: SlotTable, prefix_groups: bool) -> None:
         """`prefix_groups`: whether the worker wants to know which slots share blocks."""
@@ -24,6 +22,8 @@ class DecodeList:
         # Dirty: a slot entered or left the list; unsent: the worker does not know the list yet.
         self._dirty = False
         self._unsent = False
+        # The last step planned, and so the last one of a slot that leaves the list.
+        self._latest = 0
         self._groups = PrefixGroups() if prefix_groups else None
         self._groups_unsent = False
 
@@ -32,6 +32,8 @@ class DecodeList:
         if self._table.decoding[slot] != decoding:
             self._table.decoding[slot] = decoding
             self._dirty = True
+            if not decoding:
+                self._table.last_step[slot] = self._latest
 
     def discard(self, slot: int) -> None:
         """The slot's sequence leaves."""
@@ -58,14 +60,15 @@ class DecodeList:
     def advance(self, number: int) -> None:
         """Step `number` decodes a token of each; those that reach their limit leave the list."""
         table = self._table
+        self._latest = number
         if not len(self.slots):
             return
         table.computed += table.decoding
         table.sampled += table.decoding
-        np.copyto(table.last_step, number, where=table.decoding)
         last = ((table.sampled >= table.limit) & table.decoding).nonzero()[0]
         if len(last):
             table.decoding[last] = False
+            table.last_step[last] = number
             self._dirty = True
 
     def sent(self) -> None:

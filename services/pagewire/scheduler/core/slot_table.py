@@ -11,6 +11,9 @@ from pagewire.scheduler.core.sequence import Sequence
 # Positions in the arrays of a table, as numpy takes them without a conversion.
 Slots = NDArray[np.intp]
 
+# Outputs lie far apart in memory: they are written for so many steps at once.
+STEPS_HELD = 32
+
 
 class SlotTable:
     """Arrays [num_slots] that a steady decode step touches with a few vectorized operations.
@@ -23,8 +26,8 @@ class SlotTable:
     """
 
     __slots__ = (
+        "_appended",
         "_output",
-        "_room",
         "_stoppers",
         "capacity",
         "computed",
@@ -39,8 +42,8 @@ class SlotTable:
     )
 
     def __init__(self, num_slots: int) -> None:
-        def column() -> NDArray[np.int64]:
-            return np.zeros(num_slots, dtype=np.int64)
+        def column() -> Int32Array:
+            return np.zeros(num_slots, dtype=np.int32)
 
         self.computed = column()
         self.capacity = column()
@@ -48,15 +51,16 @@ class SlotTable:
         self.sampled = column()
         self.received = column()
         self.limit = column()
-        self.last_step = column()
+        # The last step that names a slot; while it decodes nobody asks, so it is set afterwards.
+        self.last_step = np.zeros(num_slots, dtype=np.int64)
         # A slot is live from admission until its sequence ends; a dead one may still be named
         # by steps in flight, whose tokens are dropped.
         self.live = np.zeros(num_slots, dtype=bool)
         self.decoding = np.zeros(num_slots, dtype=bool)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._output = np.zeros((num_slots, 256), dtype=np.int32)
-        # Tokens that surely fit into each output before it must grow.
-        self._room = 256
+        # Slots, indices and tokens that are not in the outputs yet.
+        self._appended: list[tuple[Slots, Int32Array, Int32Array]] = []
         # How many sequences each token id stops; the last entry, 0, is for all ids from there on.
         self._stoppers = np.zeros(1, dtype=np.int32)
 
@@ -73,11 +77,11 @@ class SlotTable:
         self._count_stoppers(sequence, 1)
         self._reserve(generated)
         self._output[slot, :generated] = sequence.output
-        self._room = min(self._room, self._output.shape[1] - generated)
 
     def vacate(self, slot: int) -> None:
         """The sequence leaves the slot and takes its output along."""
         sequence = self.sequence(slot)
+        self._write_out()
         sequence.output = array("i", self._output[slot, : self.received[slot]].tobytes())
         self._count_stoppers(sequence, -1)
         self.sequences[slot] = None
@@ -94,17 +98,18 @@ class SlotTable:
         slot = sequence.slot
         return 0 <= slot < len(self.sequences) and self.sequences[slot] is sequence
 
-    def append(self, slots: Slots, tokens: Int32Array) -> NDArray[np.int64]:
-        """Adds one token to each of distinct slots; returns the index of each in its output."""
-        if self._room == 0:
-            longest = int(self.received[self.live].max(initial=0))
-            self._reserve(longest + 1)
-            self._room = self._output.shape[1] - longest
-        self._room -= 1
+    def append(self, slots: Slots, tokens: Int32Array) -> tuple[Int32Array, NDArray[np.bool_]]:
+        """Adds one token to each of distinct slots.
+
+        Returns the index of each in its output, and which are the last that the output may have.
+        """
         indices = self.received[slots]
-        self._output[slots, indices] = tokens
-        self.received[slots] = indices + 1
-        return indices
+        received = indices + 1
+        self.received[slots] = received
+        self._appended.append((slots, indices, tokens))
+        if len(self._appended) == STEPS_HELD:
+            self._write_out()
+        return indices, received >= self.limit[slots]
 
     def stopped(self, slots: Slots, tokens: Int32Array) -> NDArray[np.bool_]:
         """Which of live slots [n] end by the token that each has got, one of its stop ids."""
@@ -120,6 +125,13 @@ class SlotTable:
             grown[: len(self._stoppers)] = self._stoppers
             self._stoppers = grown
         self._stoppers[ids] += change
+
+    def _write_out(self) -> None:
+        """Brings the outputs up to date."""
+        self._reserve(int(self.received.max()))
+        for slots, indices, tokens in self._appended:
+            self._output[slots, indices] = tokens
+        self._appended.clear()
 
     def _reserve(self, length: int) -> None:
         """Grows the output buffer to hold `length` tokens a slot."""

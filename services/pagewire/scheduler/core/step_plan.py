@@ -56,7 +56,7 @@ class StepOutcome:
 
     slots: Slots
     tokens: Int32Array
-    indices: NDArray[np.int64]
+    indices: Int32Array
     stopped: NDArray[np.bool_]
     ended: NDArray[np.bool_]
     valid: NDArray[np.bool_]
