@@ -1,5 +1,7 @@
 """Delivery by arrays: the same text, token by token, as feeding each stream on its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,6 +117,23 @@ def test_a_slot_forgets_the_request_before(tokenizer: Tokenizer) -> None:
     streams.deliver(outcome([5], 0), {})
     assert list(taken(first)) == [1]
     assert [entry[3] for entry in taken(second)[2]] == [12]
+
+
+def test_rows_of_the_same_slots_go_to_whoever_is_in_them_now(tokenizer: Tokenizer) -> None:
+    first, second = DeltaBuffer(), DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    for slot in range(2):
+        streams.occupy(slot, open_request(tokenizer, slot, first))
+    step = outcome([5, 6], 0)
+    streams.deliver(step, {})
+    streams.deliver(replace(step, indices=step.indices + 1), {})
+    assert {stream: len(news) for stream, news in taken(first).items()} == {0: 2, 1: 2}
+    request = open_request(tokenizer, 7, second)
+    request.text = None
+    streams.occupy(1, request)
+    streams.deliver(step, {})
+    assert list(taken(first)) == [0]
+    assert [entry[1:3] for entry in taken(second)[7]] == [(6, "")]
 
 
 def test_whole_tokens_have_a_text_of_their_own() -> None:

@@ -6,17 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagewire.packing import Int32Array, pack_unsigned
+from pagewire.packing import Int32Array, UInt32Array, pack, pack_unsigned
 from pagewire.scheduler.logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
 # Rows of one message; it must stay far below the largest that gRPC sends.
 PAGE_ROWS = 1 << 16
-
-Numbers = list[int] | NDArray[np.integer]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,15 +42,16 @@ class DeltaBuffer:
 
     def add_rows(
         self,
-        streams: NDArray[np.int64],
+        streams: bytes,
         indices: Int32Array,
         tokens: Int32Array,
         texts: list[bytes],
-        text_sizes: NDArray[np.int64],
+        text_sizes: UInt32Array,
         prompts: Mapping[int, int] = MappingProxyType({}),
         candidates: Mapping[int, Candidates] = MappingProxyType({}),
     ) -> None:
-        """One new token of each of several requests; the arrays and `texts` are parallel.
+        """One new token of each of several requests; the arrays and `texts` are parallel, and so
+        are `streams`, the numbers of the requests as they travel.
 
         `prompts` has the sizes of prompts that are to be told, `candidates` those of the tokens
         that have some, both by their place in the arrays.
@@ -65,9 +61,9 @@ class DeltaBuffer:
         for row, size in prompts.items():
             _pad(self.prompt_tokens, self.entries + row, 0)
             self.prompt_tokens.append(size)
-        self._add_entries(streams, indices, text_sizes)
-        self.token_ids.append(tokens.tobytes())
-        self.text += texts
+        self._add_entries(len(texts), streams, pack(indices), pack_unsigned(text_sizes))
+        self.token_ids.append(pack(tokens))
+        self.text.append(b"".join(texts))
         self.ready.set()
         if self.entries >= PAGE_ROWS:
             self._pages.append(self._page())
@@ -79,7 +75,7 @@ class DeltaBuffer:
             data = text.encode()
             _pad(self.token_counts, self.entries, 1)
             self.token_counts.append(0)
-            self._add_entries([stream], [index], [len(data)])
+            self._add_entries(1, *(pack_unsigned([value]) for value in (stream, index, len(data))))
             self.text.append(data)
         self.finished.append(pb.StreamFinish(stream=stream, finish=finish))
         self.ready.set()
@@ -94,45 +90,35 @@ class DeltaBuffer:
             self.read.set()
         return page
 
-    def _add_entries(
-        self,
-        streams: Numbers,
-        indices: Numbers,
-        text_sizes: Numbers,
-    ) -> None:
-        self.entries += len(streams)
-        self.streams.append(pack_unsigned(streams))
-        self.indices.append(pack_unsigned(indices))
-        self.text_sizes.append(pack_unsigned(text_sizes))
+    def _add_entries(self, count: int, streams: bytes, indices: bytes, text_sizes: bytes) -> None:
+        self.entries += count
+        self.streams.append(streams)
+        self.indices.append(indices)
+        self.text_sizes.append(text_sizes)
 
     def _page(self) -> pb.MultiplexResponse:
         """Everything that is on no page yet."""
-        if self.token_counts:
-            _pad(self.token_counts, self.entries, 1)
-        if self.prompt_tokens:
-            _pad(self.prompt_tokens, self.entries, 0)
         message = pb.MultiplexResponse(
             streams=b"".join(self.streams),
             indices=b"".join(self.indices),
-            token_counts=self.token_counts,
             text_sizes=b"".join(self.text_sizes),
-            prompt_tokens=self.prompt_tokens,
             token_ids=b"".join(self.token_ids),
             text=b"".join(self.text),
-            finished=self.finished,
         )
+        if self.token_counts:
+            _pad(self.token_counts, self.entries, 1)
+            message.token_counts.extend(self.token_counts)
+            self.token_counts.clear()
+        if self.prompt_tokens:
+            _pad(self.prompt_tokens, self.entries, 0)
+            message.prompt_tokens.extend(self.prompt_tokens)
+            self.prompt_tokens.clear()
+        if self.finished:
+            message.finished.extend(self.finished)
+            self.finished.clear()
         self.candidates.move_to(message, self.entries)
         self.entries = 0
-        for part in (
-            self.streams,
-            self.indices,
-            self.token_counts,
-            self.text_sizes,
-            self.prompt_tokens,
-            self.token_ids,
-            self.text,
-            self.finished,
-        ):
+        for part in (self.streams, self.indices, self.text_sizes, self.token_ids, self.text):
             part.clear()
         return message
 

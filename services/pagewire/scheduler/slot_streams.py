@@ -1,16 +1,38 @@
 """Where the tokens of one worker's slots go, as arrays: clients, stream numbers, text."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX
+from pagewire.packing import Int32Array, UInt32Array, pack_unsigned
 from pagewire.scheduler.core.slot_table import Slots
 from pagewire.scheduler.core.step_plan import StepOutcome
+from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.logprobs import Candidates
 from pagewire.scheduler.open_request import Request
+from pagewire.scheduler.text_stream import TextStream
 from pagewire.scheduler.token_texts import TokenTexts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Client:
+    """Which of some rows are one client's."""
+
+    buffer: DeltaBuffer
+    rows: Slots | None  # None for all
+    streams: bytes  # their stream numbers, as they travel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Addresses:
+    """Where the tokens of `slots [n]` go: the same in every step as long as the slots are."""
+
+    slots: Slots
+    silence: Int32Array  # [n], or-ed to the tokens
+    clients: list[_Client]
 
 
 class SlotStreams:
@@ -23,6 +45,7 @@ class SlotStreams:
     def __init__(self, num_slots: int, texts: TokenTexts) -> None:
         self._texts = texts
         self._requests: list[Request | None] = [None] * num_slots
+        self._text: list[TextStream | None] = [None] * num_slots
         self._streams = np.zeros(num_slots, np.int64)
         self._clients = np.zeros(num_slots, np.int64)  # identities of their buffers
         # Or-ed to the tokens of a request without text: ids outside the vocabulary have none.
@@ -31,10 +54,13 @@ class SlotStreams:
         self._one_by_one = np.zeros(num_slots, np.bool_)
         # Slots whose request has not been told the size of its prompt.
         self._fresh: set[int] = set()
+        self._latest: _Addresses | None = None
 
     def occupy(self, slot: int, request: Request) -> None:
         """A request takes a slot."""
+        self._latest = None
         self._requests[slot] = request
+        self._text[slot] = request.text
         self._streams[slot] = request.stream
         self._clients[slot] = id(request.buffer)
         self._silence[slot] = INT32_MAX if request.text is None else 0
@@ -66,56 +92,67 @@ class SlotStreams:
         `candidates` has those of the rows that have some.
         """
         slots = outcome.slots
-        texts, sizes, partial = self._texts.lookup(outcome.tokens | self._silence[slots])
+        to = self._latest
+        if to is None or to.slots is not slots:
+            to = self._latest = self._addresses(slots)
+        texts, sizes, partial = self._texts.lookup(outcome.tokens | to.silence)
         ended = outcome.stopped | outcome.ended
         singly = (self._one_by_one[slots] | partial | outcome.stopped).nonzero()[0]
         if len(singly):
-            self._decode(outcome, singly, texts, ended)
-            sizes[singly] = [len(texts[row]) for row in singly.tolist()]
-        self._hand_out(outcome, texts, sizes, candidates)
+            sizes[singly] = self._decode(outcome, singly, texts, ended)
+        self._hand_out(outcome, to.clients, texts, sizes, candidates)
         return ended.nonzero()[0].tolist()
+
+    def _addresses(self, slots: Slots) -> _Addresses:
+        streams, ids = self._streams[slots], self._clients[slots]
+        clients = []
+        for client in dict.fromkeys(ids.tolist()):
+            rows = (ids == client).nonzero()[0]
+            buffer = self.owner(int(slots[rows[0]])).buffer
+            alone = len(rows) == len(slots)
+            clients.append(_Client(buffer, None if alone else rows, pack_unsigned(streams[rows])))
+        return _Addresses(slots, self._silence[slots], clients)
 
     def _decode(
         self, outcome: StepOutcome, rows: Slots, texts: list[bytes], ended: NDArray[np.bool_]
-    ) -> None:
-        """Replaces the texts of some rows, and marks those that a stop string has ended."""
+    ) -> list[int]:
+        """Replaces the texts of some rows, and marks those that a stop string has ended; the sizes
+        of the texts."""
         slots, tokens = outcome.slots[rows].tolist(), outcome.tokens[rows].tolist()
-        stopped = outcome.stopped[rows].tolist()
+        stopped, sizes = outcome.stopped[rows].tolist(), []
         for row, slot, token, at_stop in zip(rows.tolist(), slots, tokens, stopped, strict=True):
-            request = self.owner(slot)
-            text = request.text
-            if text is None:
-                continue
-            silent = at_stop and not request.include_stop_token
-            texts[row] = b"" if silent else text.feed(token).encode()
-            if text.stop_string is not None:
-                ended[row] = True
-            self._one_by_one[slot] = not text.by_table
+            text = self._text[slot]
+            piece = b""
+            if text is not None and not (at_stop and not self.owner(slot).include_stop_token):
+                piece = text.feed(token).encode()
+                self._one_by_one[slot] = not text.by_table
+                if text.stop_string is not None:
+                    ended[row] = True
+            texts[row] = piece
+            sizes.append(len(piece))
+        return sizes
 
     def _hand_out(
         self,
         outcome: StepOutcome,
+        clients: list[_Client],
         texts: list[bytes],
-        sizes: NDArray[np.int64],
+        sizes: UInt32Array,
         candidates: Mapping[int, Candidates],
     ) -> None:
         """Gives each client the rows of its requests."""
-        slots = outcome.slots
-        streams, clients = self._streams[slots], self._clients[slots]
-        prompts = self._report_prompts(slots) if self._fresh else {}
-        if np.count_nonzero(clients == clients[0]) == len(clients):
-            buffer = self.owner(int(slots[0])).buffer
-            buffer.add_rows(
-                streams, outcome.indices, outcome.tokens, texts, sizes, prompts, candidates
-            )
-            return
-        for client in dict.fromkeys(clients.tolist()):
-            rows = (clients == client).nonzero()[0]
+        indices, tokens = outcome.indices, outcome.tokens
+        prompts = self._report_prompts(outcome.slots) if self._fresh else {}
+        for client in clients:
+            rows, streams = client.rows, client.streams
+            if rows is None:
+                client.buffer.add_rows(streams, indices, tokens, texts, sizes, prompts, candidates)
+                return
             named = rows.tolist()
-            self.owner(int(slots[rows[0]])).buffer.add_rows(
-                streams[rows],
-                outcome.indices[rows],
-                outcome.tokens[rows],
+            client.buffer.add_rows(
+                streams,
+                indices[rows],
+                tokens[rows],
                 [texts[row] for row in named],
                 sizes[rows],
                 {i: prompts[row] for i, row in enumerate(named) if row in prompts},
