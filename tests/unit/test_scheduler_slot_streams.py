@@ -1,6 +1,7 @@
 """Delivery by arrays: the same text, token by token, as feeding each stream on its own."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +135,16 @@ def test_rows_of_the_same_slots_go_to_whoever_is_in_them_now(tokenizer: Tokenize
     streams.deliver(step, {})
     assert list(taken(first)) == [0]
     assert [entry[1:3] for entry in taken(second)[7]] == [(6, "")]
+
+
+def test_a_byte_that_continues_no_character_needs_no_decoding_of_its_own(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer(byte_level_folder(tmp_path))
+    first, second = tokenizer.encode("ä", add_special_tokens=False)
+    texts, _, partial = tokenizer.token_texts.lookup(np.array([first, second], np.int32))
+    assert texts == [b"", "\ufffd".encode()]
+    assert partial.tolist() == [True, False]
 
 
 def test_whole_tokens_have_a_text_of_their_own() -> None:

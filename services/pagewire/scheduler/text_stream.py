@@ -22,7 +22,7 @@ class TextStream:
 
     @property
     def by_table(self) -> bool:
-        """Whether the text of a token that is whole characters is the same as anywhere else.
+        """Whether the text of the next token is the one in TokenTexts, if it has one there.
 
         Such a token need not be fed: it leaves nothing behind.
         """

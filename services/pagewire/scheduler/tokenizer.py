@@ -140,7 +140,8 @@ class ByteLevelDetokenizer:
     __slots__ = ("_bytes", "_held", "_texts")
 
     def __init__(self, token_bytes: list[bytes], token_texts: list[str | None]) -> None:
-        """`token_texts` has the text of tokens that are whole characters, None for the others."""
+        """`token_texts` has the text of each token where a character may begin, None for tokens
+        that end within one."""
         self._bytes = token_bytes
         self._texts = token_texts
         self._held = b""  # the beginning of a character
@@ -255,7 +256,8 @@ def _byte_fallback_ids(backend: Backend) -> frozenset[int]:
 def _byte_level_table(
     backend: Backend, special_ids: frozenset[int]
 ) -> tuple[list[bytes], list[str | None]] | None:
-    """Bytes and, where they are whole characters, text of each id; None if not byte-level."""
+    """Bytes of each id, and its text where a character may begin, None if it ends within one;
+    None if not byte-level."""
     spec = json.loads(backend.to_str())
     if not _is_byte_level(spec.get("decoder")):
         return None
@@ -266,7 +268,7 @@ def _byte_level_table(
     for token, index in vocab.items():
         if index not in special_ids:
             token_bytes[index] = _token_bytes(token, byte_of)
-    return token_bytes, [_whole_text(data) for data in token_bytes]
+    return token_bytes, [_text_of_itself(data) for data in token_bytes]
 
 
 def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
@@ -296,8 +298,7 @@ def _bytes_of_characters() -> dict[str, int]:
     return table
 
 
-def _whole_text(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
+def _text_of_itself(data: bytes) -> str | None:
+    """The text of a token that comes where a character may begin; None if it ends within one."""
+    text, size = utf_8_decode(data, "replace", False)
+    return text if size == len(data) else None
