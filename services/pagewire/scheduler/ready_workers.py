@@ -63,7 +63,9 @@ class ReadyWorkers:
     def __init__(self) -> None:
         self.by_link: dict[WorkerLink, ReadyWorker] = {}
         self._by_batch: dict[WorkerBatch, ReadyWorker] = {}
-        self._last_limits: ModelLimits | None = None
+        # What they can take; None before the first of them was there. While all are lost it is
+        # what they could take, so that requests wait for their return.
+        self.limits: ModelLimits | None = None
 
     def __iter__(self) -> Iterator[ReadyWorker]:
         return iter(self.by_link.values())
@@ -71,6 +73,7 @@ class ReadyWorkers:
     def add(self, worker: ReadyWorker) -> None:
         """A worker has connected."""
         self.by_link[worker.link] = self._by_batch[worker.batch] = worker
+        self._update_limits()
         limits = worker.batch.limits
         log.info(
             "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d in the host's memory, "
@@ -87,30 +90,15 @@ class ReadyWorkers:
 
     def remove(self, link: WorkerLink) -> ReadyWorker | None:
         """A connection is gone; what it led to, None if that was not ready."""
-        self._last_limits = self.limits
         worker = self.by_link.pop(link, None)
         if worker is not None:
             del self._by_batch[worker.batch]
+            self._update_limits()
         return worker
 
     def of(self, batch: WorkerBatch) -> ReadyWorker:
         """The worker of a batch."""
         return self._by_batch[batch]
-
-    @property
-    def limits(self) -> ModelLimits | None:
-        """What they can take; None before the first of them was there.
-
-        While all are lost it is what they could take, so that requests wait for their return.
-        """
-        if not self.by_link:
-            return self._last_limits
-        infos = [worker.info for worker in self]
-        return ModelLimits(
-            max_model_len=max(info.max_model_len for info in infos),
-            max_pool_tokens=max((info.num_blocks - 1) * info.block_size for info in infos),
-            vocab_size=max(info.vocab_size for info in infos),
-        )
 
     def batches(self) -> list[WorkerBatch]:
         """What runs on each; may be asked on any thread."""
@@ -128,3 +116,12 @@ class ReadyWorkers:
         for worker in self:
             for sequence in sequences:
                 worker.batch.forget(sequence.arrival)
+
+    def _update_limits(self) -> None:
+        infos = [worker.info for worker in self]
+        if infos:
+            self.limits = ModelLimits(
+                max_model_len=max(info.max_model_len for info in infos),
+                max_pool_tokens=max((info.num_blocks - 1) * info.block_size for info in infos),
+                vocab_size=max(info.vocab_size for info in infos),
+            )

@@ -18,6 +18,8 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 
 LOAD_INTERVAL = 0.1
+# While steps come, they come sooner than this, and no timer wakes the process between them.
+LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
@@ -54,11 +56,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """A gateway's stream: reads requests beside writing the news of all of them."""
         buffer = DeltaBuffer()
         reader = asyncio.create_task(self._read(requests, buffer))
-        ticker = asyncio.create_task(_tick(buffer))
         try:
             await self._write(context, buffer, reader)
         finally:
-            ticker.cancel()
             reader.cancel()
             self._engine.abort_all(buffer)
 
@@ -119,6 +119,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Sends news until the gateway closes its side."""
         loop = asyncio.get_running_loop()
         models, load, sent_at, beat_at = None, None, 0.0, 0.0
+        timer = loop.call_soon(buffer.ready.set)
         while not reader.done():
             now = loop.time()
             response = buffer.take()
@@ -133,6 +134,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     load, changed, beat_at = new_load, True, now
                     response.load.CopyFrom(new_load)
                 sent_at = now
+                timer.cancel()
+                timer = loop.call_later(LOAD_INTERVAL_WITHOUT_NEWS, buffer.ready.set)
             response.draining = self._engine.draining
             if changed:
                 await context.write(response)
@@ -140,13 +143,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if isinstance(reader.exception(), DecodeError):
             await _abort(context, Code.INVALID_ARGUMENT, UNDECODABLE)
         await reader
-
-
-async def _tick(buffer: DeltaBuffer) -> None:
-    """Lets the writer look at the load at its interval, also when no request has news."""
-    while True:
-        await asyncio.sleep(LOAD_INTERVAL)
-        buffer.ready.set()
 
 
 def _response(
