@@ -267,7 +267,7 @@ async def test_reader_that_lags_gets_everything(
     peer.step = 0.0
     prompts, tokens = [f"prompt {i}" for i in range(128)], 400
     body = {"prompt": prompts, "stream": True, "max_tokens": tokens, "seed": SEED}
-    reader, writer = await raw_request(served.url, body, buffer=4096)
+    reader, writer = await raw_request(served.url, body)
     await eventually(lambda: peer.submitted and peer.running == 0, 30)
     texts, chunks = [""] * len(prompts), 0
     while (line := (await asyncio.wait_for(reader.readline(), 20)).decode()) != "data: [DONE]\n":

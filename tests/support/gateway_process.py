@@ -21,6 +21,8 @@ _RUN = (
     "from pagewire.gateway.server import run_gateway; "
     "run_gateway(GatewayConfig(**json.loads(sys.argv[1])))"
 )
+# A window of less than a segment of the loopback's is filled at the rate of TCP's timers.
+_RECEIVED = 1 << 16
 _SCHEDULER = Path(__file__).with_name("scripted_scheduler.py")
 
 
@@ -102,18 +104,18 @@ def scheduler(
 
 
 async def raw_request(
-    url: str, body: dict[str, Any], buffer: int = 1 << 16
+    url: str, body: dict[str, Any]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Sends a completion request on a connection that the test reads and closes as it likes.
 
-    `buffer` bytes are received before the test reads them, and little more.
+    Little more than `_RECEIVED` bytes are received before the test reads them.
     """
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED)
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
-    reader, writer = await asyncio.open_connection(sock=connection, limit=buffer)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=_RECEIVED)
     data = json.dumps(body).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"

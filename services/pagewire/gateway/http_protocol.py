@@ -6,7 +6,10 @@ likes, and who never reads holds a request open for ever.
 """
 
 import asyncio
+import fcntl
 import json
+import struct
+import termios
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -90,15 +93,25 @@ class HttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.head_seconds, close)
 
     def _look_again(self) -> None:
-        # Nothing is written meanwhile, so the buffer shrinks if the client takes anything.
-        self._unread = self.transport.get_write_buffer_size()
+        # Nothing is written meanwhile, so less waits if the client takes anything.
+        self._unread = self._waiting_bytes()
         self._unread_timer = self.loop.call_later(self.unread_seconds, self._look_at_unread)
 
     def _look_at_unread(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unread:
+        if self._waiting_bytes() < self._unread:
             self._look_again()
         else:
             self.transport.abort()
+
+    def _waiting_bytes(self) -> int:
+        """Bytes that the client's machine has not acknowledged, here and in the kernel.
+
+        The kernel takes megabytes and asks for more only when a third of them is gone, which a
+        slow reader may need minutes for: the transport's buffer alone does not show that it reads.
+        """
+        connection = self.transport.get_extra_info("socket").fileno()
+        (sent,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+        return int(sent) + self.transport.get_write_buffer_size()
 
     def _forget_unread(self) -> None:
         if self._unread_timer is not None:
