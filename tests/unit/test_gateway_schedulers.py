@@ -13,8 +13,10 @@ from pagewire.gateway import schedulers as schedulers_module
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.multiplex import Link
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.v1 import inference_pb2 as pb
+from support.failing_calls import fails_when_cancelled
 from support.scripted_scheduler import MODEL, ScriptedScheduler, token_at
 from support.waiting import eventually
 
@@ -462,6 +464,16 @@ async def test_a_suspect_that_is_refused_does_not_wait_for_itself(
         schedulers.generation_ended(link, run, finish)
     await asyncio.wait_for(run.mailbox.take(), 3)
     assert run.tokens.tolist() == tokens_of("hi", 8)
+
+
+async def test_links_close_whose_calls_fail_when_they_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Link, "_session", fails_when_cancelled)
+    schedulers = Schedulers(parse_addresses("127.0.0.1:1"), Metrics(), resume_seconds=1.0)
+    await schedulers.start()
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(schedulers.close(), 5)
 
 
 def test_a_token_clears_of_suspicion() -> None:

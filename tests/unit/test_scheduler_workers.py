@@ -1,5 +1,6 @@
 """Which workers a scheduler is linked to, as lists and names change."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pagewire.addresses import Address
 from pagewire.scheduler.worker_link import WorkerLink
 from pagewire.scheduler.workers import Workers
 from pagewire.v1 import worker_pb2 as pb
+from support.failing_calls import fails_when_cancelled
 from support.scripted_worker import ScriptedWorker
 from support.waiting import eventually
 
@@ -121,3 +123,14 @@ async def test_a_worker_of_another_scheduler_is_not_taken_back(
     await listed.list(target)
     await eventually(lambda: listed.events.told[2:] == ["ready", "lost"])
     await worker.stop()
+
+
+async def test_a_link_ends_whose_call_fails_when_it_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WorkerLink, "_serve", fails_when_cancelled)
+    link = asyncio.create_task(WorkerLink("127.0.0.1:1", Events()).run())
+    await asyncio.sleep(0.01)
+    link.cancel()
+    done, _ = await asyncio.wait([link], timeout=5)
+    assert done

@@ -150,14 +150,14 @@ class Link:
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.CancelledError:
                 # gRPC also raises this when the other side cancels the call.
-                if self._closing:
-                    raise
                 reason = "the scheduler cancelled the stream"
                 if self._silent:
                     reason = f"no sign of life for {SILENT_HEARTBEATS * HEARTBEAT_SECONDS:g} s"
             except Exception:
                 reason = "a message could not be handled"
                 log.exception("scheduler %s", self.target)
+            if self._closing:  # gRPC may answer a cancellation by an error of the call
+                return
             if self.connected:
                 log.warning("scheduler %s lost: %s", self.target, reason)
                 back_off = FIRST_BACK_OFF

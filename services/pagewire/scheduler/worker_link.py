@@ -110,12 +110,13 @@ class WorkerLink:
                 self._report(error.code(), error.details() or "")
             except asyncio.CancelledError:
                 # gRPC raises this, too, when a call was cancelled, by whichever side.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if _cancelled():
                     raise
                 self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
             except ValueError as error:
                 log.error("worker %s broke the protocol: %s", self.address, error)
+            if _cancelled():  # gRPC may answer a cancellation by an error of the call
+                return
             if time.monotonic() - started > LAST_BACKOFF:
                 backoff = FIRST_BACKOFF
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
@@ -215,6 +216,12 @@ class WorkerLink:
             )
         assert isinstance(message, pb.RunResponse)
         return message
+
+
+def _cancelled() -> bool:
+    """Whether somebody wants the task that asks to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _serving(health: grpc.aio.UnaryStreamCall) -> bool:
