@@ -350,7 +350,7 @@ class Batching(RuleBasedStateMachine):
             if self.batch.slots.live[slot]:
                 self.waiting.push(self.batch.finish(slot, State.PENDING, sound=False))
         assert not step.garbage & {*outcome.slots.tolist()}, "a token came from garbage"
-        for slot in outcome.slots[outcome.stopped | outcome.ended].tolist():
+        for slot in outcome.slots[[*{*outcome.stopped, *outcome.ended}]].tolist():
             self.batch.finish(slot, State.COMPLETED, keep=keep)
 
     @invariant()

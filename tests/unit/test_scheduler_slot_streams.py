@@ -14,7 +14,7 @@ from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.open_request import Request
 from pagewire.scheduler.slot_streams import SlotStreams
 from pagewire.scheduler.text_stream import TextStream
-from pagewire.scheduler.token_texts import TokenTexts
+from pagewire.scheduler.token_texts import PARTIAL, TokenTexts
 from pagewire.scheduler.tokenizer import Tokenizer
 from support.tokenizer_folders import byte_fallback_folder, byte_level_folder
 
@@ -41,14 +41,13 @@ def open_request(
 
 def outcome(tokens: list[int], index: int, stopped: tuple[int, ...] = ()) -> StepOutcome:
     rows = len(tokens)
-    marks = np.isin(np.arange(rows), stopped)
     return StepOutcome(
         slots=np.arange(rows),
         tokens=np.array(tokens, np.int32),
-        indices=np.full(rows, index, np.int64),
-        stopped=marks,
-        ended=np.zeros(rows, np.bool_),
-        valid=np.ones(rows, np.bool_),
+        indices=np.full(rows, index, np.int32),
+        stopped=[*stopped],
+        ended=[],
+        valid=None,
     )
 
 
@@ -142,14 +141,13 @@ def test_a_byte_that_continues_no_character_needs_no_decoding_of_its_own(
 ) -> None:
     tokenizer = Tokenizer(byte_level_folder(tmp_path))
     first, second = tokenizer.encode("ä", add_special_tokens=False)
-    texts, _, partial = tokenizer.token_texts.lookup(np.array([first, second], np.int32))
+    texts, sizes = tokenizer.token_texts.lookup(np.array([first, second], np.int32))
     assert texts == [b"", "\ufffd".encode()]
-    assert partial.tolist() == [True, False]
+    assert sizes.tolist() == [PARTIAL, 3]
 
 
 def test_whole_tokens_have_a_text_of_their_own() -> None:
     texts = TokenTexts(["a", None, "äö"])
-    found, sizes, partial = texts.lookup(np.array([0, 1, 2, 3, 1000], np.int32))
+    found, sizes = texts.lookup(np.array([0, 1, 2, 3, 1000], np.int32))
     assert found == [b"a", b"", "äö".encode(), b"", b""]
-    assert sizes.tolist() == [1, 0, 4, 0, 0]
-    assert partial.tolist() == [False, True, False, False, False]
+    assert sizes.tolist() == [1, PARTIAL, 4, 0, 0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from pagewire.packing import Int32Array, UInt32Array, pack, pack_unsigned
+from pagewire.packing import Int32Array, pack, pack_unsigned
 from pagewire.scheduler.logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
@@ -46,7 +46,7 @@ class DeltaBuffer:
         indices: Int32Array,
         tokens: Int32Array,
         texts: list[bytes],
-        text_sizes: UInt32Array,
+        text_sizes: Int32Array,
         prompts: Mapping[int, int] = MappingProxyType({}),
         candidates: Mapping[int, Candidates] = MappingProxyType({}),
     ) -> None:
@@ -61,7 +61,7 @@ class DeltaBuffer:
         for row, size in prompts.items():
             _pad(self.prompt_tokens, self.entries + row, 0)
             self.prompt_tokens.append(size)
-        self._add_entries(len(texts), streams, pack(indices), pack_unsigned(text_sizes))
+        self._add_entries(len(texts), streams, pack(indices), pack(text_sizes))
         self.token_ids.append(pack(tokens))
         self.text.append(b"".join(texts))
         self.ready.set()

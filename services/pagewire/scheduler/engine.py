@@ -355,7 +355,7 @@ class Engine:
     ) -> None:
         """Hands one token of each row to its client, and ends the sequences that are done."""
         streams = worker.streams
-        if logprobs is not None:
+        if logprobs is not None and outcome.valid is not None:
             logprobs = logprobs.of(outcome.valid)
         if self._searches:
             outcome, logprobs = self._searches.take(worker, outcome, logprobs)
@@ -372,7 +372,7 @@ class Engine:
             request = streams.owner(slot)
             worker.batch.finish(slot, State.COMPLETED)
             token = int(outcome.tokens[row])
-            finish = request.end_after(token, bool(outcome.stopped[row]), bool(outcome.ended[row]))
+            finish = request.end_after(token, row in outcome.stopped, row in outcome.ended)
             assert finish is not None
             self.close(request, State.COMPLETED, finish)
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX
-from pagewire.packing import Int32Array, UInt32Array, pack_unsigned
+from pagewire.packing import Int32Array, pack_unsigned
 from pagewire.scheduler.core.slot_table import Slots
 from pagewire.scheduler.core.step_plan import StepOutcome
 from pagewire.scheduler.delivery import DeltaBuffer
@@ -31,7 +30,7 @@ class _Addresses:
     """Where the tokens of `slots [n]` go: the same in every step as long as the slots are."""
 
     slots: Slots
-    silence: Int32Array  # [n], or-ed to the tokens
+    silence: Int32Array | None  # [n], or-ed to the tokens; None if nobody goes without text
     clients: list[_Client]
 
 
@@ -95,13 +94,16 @@ class SlotStreams:
         to = self._latest
         if to is None or to.slots is not slots:
             to = self._latest = self._addresses(slots)
-        texts, sizes, partial = self._texts.lookup(outcome.tokens | to.silence)
-        ended = outcome.stopped | outcome.ended
-        singly = (self._one_by_one[slots] | partial | outcome.stopped).nonzero()[0]
-        if len(singly):
-            sizes[singly] = self._decode(outcome, singly, texts, ended)
+        tokens = outcome.tokens if to.silence is None else outcome.tokens | to.silence
+        texts, sizes = self._texts.lookup(tokens)
+        singly = (self._one_by_one[slots] | (sizes < 0)).nonzero()[0].tolist()
+        if outcome.stopped:
+            singly = sorted({*singly, *outcome.stopped})
+        ended = {*outcome.stopped, *outcome.ended}
+        if singly:
+            self._decode(outcome, singly, texts, sizes, ended)
         self._hand_out(outcome, to.clients, texts, sizes, candidates)
-        return ended.nonzero()[0].tolist()
+        return sorted(ended)
 
     def _addresses(self, slots: Slots) -> _Addresses:
         streams, ids = self._streams[slots], self._clients[slots]
@@ -111,33 +113,38 @@ class SlotStreams:
             buffer = self.owner(int(slots[rows[0]])).buffer
             alone = len(rows) == len(slots)
             clients.append(_Client(buffer, None if alone else rows, pack_unsigned(streams[rows])))
-        return _Addresses(slots, self._silence[slots], clients)
+        silence = self._silence[slots]
+        return _Addresses(slots, silence if silence.any() else None, clients)
 
     def _decode(
-        self, outcome: StepOutcome, rows: Slots, texts: list[bytes], ended: NDArray[np.bool_]
-    ) -> list[int]:
-        """Replaces the texts of some rows, and marks those that a stop string has ended; the sizes
-        of the texts."""
+        self,
+        outcome: StepOutcome,
+        rows: list[int],
+        texts: list[bytes],
+        sizes: Int32Array,
+        ended: set[int],
+    ) -> None:
+        """Replaces the texts of some rows and their sizes; adds to `ended` the rows that a stop
+        string has ended."""
         slots, tokens = outcome.slots[rows].tolist(), outcome.tokens[rows].tolist()
-        stopped, sizes = outcome.stopped[rows].tolist(), []
-        for row, slot, token, at_stop in zip(rows.tolist(), slots, tokens, stopped, strict=True):
+        for row, slot, token in zip(rows, slots, tokens, strict=True):
             text = self._text[slot]
             piece = b""
+            at_stop = row in outcome.stopped
             if text is not None and not (at_stop and not self.owner(slot).include_stop_token):
                 piece = text.feed(token).encode()
                 self._one_by_one[slot] = not text.by_table
                 if text.stop_string is not None:
-                    ended[row] = True
+                    ended.add(row)
             texts[row] = piece
-            sizes.append(len(piece))
-        return sizes
+        sizes[rows] = [len(texts[row]) for row in rows]
 
     def _hand_out(
         self,
         outcome: StepOutcome,
         clients: list[_Client],
         texts: list[bytes],
-        sizes: UInt32Array,
+        sizes: Int32Array,
         candidates: Mapping[int, Candidates],
     ) -> None:
         """Gives each client the rows of its requests."""

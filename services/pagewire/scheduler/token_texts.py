@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pagewire.packing import Int32Array, UInt32Array
+from pagewire.packing import Int32Array
+
+# Stands for the size of the text of a token that has none.
+PARTIAL = -1
 
 
 class TokenTexts:
@@ -20,14 +22,10 @@ class TokenTexts:
         data = [b"" if text is None else text.encode() for text in texts]
         # One more entry, for ids outside.
         self._bytes = np.array([*data, b""], object)
-        self._sizes = np.array([*map(len, data), 0], np.uint32)
-        self._partial = np.array([*(text is None for text in texts), False])
+        sizes = [PARTIAL if text is None else len(data[i]) for i, text in enumerate(texts)]
+        self._sizes = np.array([*sizes, 0], np.int32)
 
-    def lookup(self, tokens: Int32Array) -> tuple[list[bytes], UInt32Array, NDArray[np.bool_]]:
-        """Texts of `tokens [n]`, their sizes in bytes, and which tokens are partial."""
+    def lookup(self, tokens: Int32Array) -> tuple[list[bytes], Int32Array]:
+        """Texts of `tokens [n]`, and their sizes in bytes: PARTIAL for tokens that have none."""
         texts: list[bytes] = self._bytes.take(tokens, mode="clip").tolist()
-        return (
-            texts,
-            self._sizes.take(tokens, mode="clip"),
-            self._partial.take(tokens, mode="clip"),
-        )
+        return texts, self._sizes.take(tokens, mode="clip")

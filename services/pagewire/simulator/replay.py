@@ -158,7 +158,7 @@ class Replay:
         self._output_tokens += len(outcome.slots)
         self._note_pauses(batch, outcome, now)
         self._note_first_tokens(batch, outcome, now)
-        for row in np.flatnonzero(outcome.ended).tolist():
+        for row in outcome.ended:
             sequence = batch.finish(int(outcome.slots[row]), State.COMPLETED)
             sequence.owner.last_token = now
 

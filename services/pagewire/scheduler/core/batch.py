@@ -200,25 +200,29 @@ class WorkerBatch:
         """
         if not self.in_flight or self.in_flight[0].number != number:
             raise ValueError(f"answer to step {number}, which is not the oldest in flight")
-        rows, completed = self.in_flight[0].rows, self.in_flight[0].completed
+        plan = self.in_flight[0]
+        rows = plan.rows
         if len(tokens) != len(rows):
             raise ValueError(f"step {number} has {len(rows)} rows, its answer {len(tokens)}")
         self.in_flight.popleft()
         self._answered = number
         table = self.slots
-        valid = table.live[rows] & (tokens >= 0)
-        kept = valid.nonzero()[0]
-        if len(kept) < len(rows):
-            rows, tokens = rows[kept], tokens[kept]
-        indices, ended = table.append(rows, tokens)
+        valid = tokens >= 0
+        if self._retiring:  # else nobody has left whom a step in flight names
+            valid &= table.live[rows]
+        complete = np.count_nonzero(valid) == len(rows)
+        if not complete:
+            rows, tokens = rows[valid], tokens[valid]
+        indices = table.append(rows, tokens)
         stopped = table.stopped(rows, tokens)
-        for slot in completed:
+        ended = table.full(rows) if plan.ends else []
+        for slot in plan.completed:
             if table.live[slot]:
                 sequence = table.sequence(slot)
                 if table.received[slot] > sequence.num_generated:  # else its row failed
                     self._sharing.prove(sequence)
         self._release_answered()
-        return StepOutcome(rows, tokens, indices, stopped, ended, valid)
+        return StepOutcome(rows, tokens, indices, stopped, ended, None if complete else valid)
 
     def finish(
         self, slot: int, state: State, sound: bool = True, *, keep: bool = False
@@ -312,7 +316,7 @@ class WorkerBatch:
             self._grow_all({*full.tolist(), *self._stalled}, plan)
             self._decode.refresh()
         self._decode.put_into(plan)
-        self._decode.advance(plan.number)
+        self._decode.advance(plan)
 
     def _append_blocks(self, slots: Slots, plan: StepPlan) -> None:
         """Gives each slot one more block; the pool has enough."""
@@ -423,10 +427,10 @@ class WorkerBatch:
                 self._sharing.drop_copy(sequence.slot)
             self._to_start = [s for s in self._to_start if s.slot not in named]
         if completed:
-            self._start_decoding(completed)
+            self._start_decoding(completed, plan)
             plan.rows = np.concatenate([plan.rows, np.array(completed, dtype=np.intp)])
 
-    def _start_decoding(self, slots: list[int]) -> None:
+    def _start_decoding(self, slots: list[int], plan: StepPlan) -> None:
         """Prefill of these slots ends in the step being planned, which samples a token of each."""
         table = self.slots
         for slot in slots:
@@ -435,6 +439,8 @@ class WorkerBatch:
             table.sampled[slot] += 1
             if table.sampled[slot] < table.limit[slot]:
                 self._decode.set(slot, True)
+            else:
+                plan.ends = True
 
     def _withdraw(self, slot: int) -> None:
         """Takes a slot out of whatever future steps would compute of it."""

@@ -98,25 +98,23 @@ class SlotTable:
         slot = sequence.slot
         return 0 <= slot < len(self.sequences) and self.sequences[slot] is sequence
 
-    def append(self, slots: Slots, tokens: Int32Array) -> tuple[Int32Array, NDArray[np.bool_]]:
-        """Adds one token to each of distinct slots.
-
-        Returns the index of each in its output, and which are the last that the output may have.
-        """
+    def append(self, slots: Slots, tokens: Int32Array) -> Int32Array:
+        """Adds one token to each of distinct slots [n]; the index of each in its output."""
         indices = self.received[slots]
-        received = indices + 1
-        self.received[slots] = received
+        self.received[slots] = indices + 1
         self._appended.append((slots, indices, tokens))
         if len(self._appended) == STEPS_HELD:
             self._write_out()
-        return indices, received >= self.limit[slots]
+        return indices
 
-    def stopped(self, slots: Slots, tokens: Int32Array) -> NDArray[np.bool_]:
-        """Which of live slots [n] end by the token that each has got, one of its stop ids."""
-        found = np.zeros(len(slots), dtype=np.bool_)
-        for row in self._stoppers.take(tokens, mode="clip").nonzero()[0].tolist():
-            found[row] = int(tokens[row]) in self.sequence(int(slots[row])).stop_ids
-        return found
+    def full(self, slots: Slots) -> list[int]:
+        """The rows of `slots` whose outputs are as long as they may be."""
+        return (self.received[slots] >= self.limit[slots]).nonzero()[0].tolist()
+
+    def stopped(self, slots: Slots, tokens: Int32Array) -> list[int]:
+        """The rows of live slots [n] that end by the token that each has got, a stop id of it."""
+        rows = self._stoppers.take(tokens, mode="clip").nonzero()[0].tolist()
+        return [row for row in rows if int(tokens[row]) in self.sequence(slots[row]).stop_ids]
 
     def _count_stoppers(self, sequence: Sequence, change: int) -> None:
         ids = sorted({token for token in sequence.stop_ids if token >= 0})

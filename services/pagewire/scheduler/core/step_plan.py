@@ -38,6 +38,8 @@ class StepPlan:
     rows: Slots = field(default_factory=lambda: NO_SLOTS)
     # Slots whose last known token is computed in this step.
     completed: list[int] = field(default_factory=list)
+    # Whether a sequence gets the last token that it may have.
+    ends: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -47,27 +49,28 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """New tokens of live sequences; all arrays but `valid` are parallel [n].
+    """New tokens of live sequences: parallel arrays [n], and rows of them, ascending.
 
-    `indices` are positions in the outputs. `stopped` marks tokens that are stop ids, `ended`
-    those that are the last by length. The caller finishes the sequences of both. `valid` marks
-    the rows of the answer that are such tokens.
+    `indices` are positions in the outputs. `stopped` are the rows of tokens that are stop ids,
+    `ended` those of tokens that are the last by length. The caller finishes the sequences of both.
+    `valid` marks the rows of the answer that are such tokens, None for all of them.
     """
 
     slots: Slots
     tokens: Int32Array
     indices: Int32Array
-    stopped: NDArray[np.bool_]
-    ended: NDArray[np.bool_]
-    valid: NDArray[np.bool_]
+    stopped: list[int]
+    ended: list[int]
+    valid: NDArray[np.bool_] | None
 
     def only(self, rows: NDArray[np.bool_]) -> "StepOutcome":
-        """Those of some rows."""
+        """Those of the rows that are marked."""
+        places = (np.cumsum(rows) - 1).tolist()
         return StepOutcome(
             self.slots[rows],
             self.tokens[rows],
             self.indices[rows],
-            self.stopped[rows],
-            self.ended[rows],
+            [places[row] for row in self.stopped if rows[row]],
+            [places[row] for row in self.ended if rows[row]],
             self.valid,
         )
