@@ -1,16 +1,13 @@
 """Constant load on a scheduler over one Multiplex stream, and what it costs there."""
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pagewire.cli.errors import CommandError
 from pagewire.credentials import NO_CREDENTIALS, SCHEDULER_TOKEN, read_token
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 # Requests start within a few steps of each other; what they do then is given time to settle.
 _SETTLE_SECONDS = 2.0
 
@@ -155,5 +152,5 @@ async def _submit_all(call: Any, load: Load) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time that a process has used, with all its threads, in user and kernel mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    # The number that clock_getcpuclockid(3) has for a process on Linux. /proc counts in 10 ms.
+    return time.clock_gettime(~pid << 3 | 2)
