@@ -6,10 +6,9 @@ likes, and who never reads holds a request open for ever.
 """
 
 import asyncio
-import fcntl
 import json
+import socket
 import struct
-import termios
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +20,8 @@ from pagewire.gateway.errors import ApiError
 HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 30.0
 UNREAD_SECONDS = 60.0
+# Where Linux has `tcpi_bytes_acked` in what TCP_INFO gives.
+_BYTES_ACKED = struct.Struct("120xQ")
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -32,7 +33,7 @@ class HttpProtocol(HttpToolsProtocol):
     head_bytes = HEAD_BYTES
     head_seconds = HEAD_SECONDS
     unread_seconds = UNREAD_SECONDS
-    _unread = 0  # bytes that waited at the last look
+    _taken = 0  # bytes, as of the last look
     _unread_timer: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     _incoming = 0  # bytes of the head that is not complete yet
@@ -93,25 +94,25 @@ class HttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.head_seconds, close)
 
     def _look_again(self) -> None:
-        # Nothing is written meanwhile, so less waits if the client takes anything.
-        self._unread = self._waiting_bytes()
+        self._taken = self._bytes_taken()
         self._unread_timer = self.loop.call_later(self.unread_seconds, self._look_at_unread)
 
     def _look_at_unread(self) -> None:
-        if self._waiting_bytes() < self._unread:
+        if self._bytes_taken() > self._taken:
             self._look_again()
         else:
             self.transport.abort()
 
-    def _waiting_bytes(self) -> int:
-        """Bytes that the client's machine has not acknowledged, here and in the kernel.
+    def _bytes_taken(self) -> int:
+        """What the client's machine has acknowledged.
 
-        The kernel takes megabytes and asks for more only when a third of them is gone, which a
-        slow reader may need minutes for: the transport's buffer alone does not show that it reads.
+        The transport's buffer does not show that a client reads slowly: the kernel holds megabytes
+        and asks for more only when a third of them is gone, and TLS has buffers of its own.
         """
-        connection = self.transport.get_extra_info("socket").fileno()
-        (sent,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
-        return int(sent) + self.transport.get_write_buffer_size()
+        with self.transport.get_extra_info("socket").dup() as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+        (acknowledged,) = _BYTES_ACKED.unpack(info)
+        return int(acknowledged)
 
     def _forget_unread(self) -> None:
         if self._unread_timer is not None:
