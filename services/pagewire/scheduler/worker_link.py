@@ -110,9 +110,8 @@ class WorkerLink:
                 self._report(error.code(), error.details() or "")
             except asyncio.CancelledError:
                 # gRPC raises this, too, when a call was cancelled, by whichever side.
-                if _cancelled():
-                    raise
-                self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
+                if not _cancelled():
+                    self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
             except ValueError as error:
                 log.error("worker %s broke the protocol: %s", self.address, error)
             if _cancelled():  # gRPC may answer a cancellation by an error of the call

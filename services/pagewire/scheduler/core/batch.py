@@ -207,9 +207,7 @@ class WorkerBatch:
         self.in_flight.popleft()
         self._answered = number
         table = self.slots
-        valid = tokens >= 0
-        if self._retiring:  # else nobody has left whom a step in flight names
-            valid &= table.live[rows]
+        valid = table.live[rows] & (tokens >= 0)
         complete = np.count_nonzero(valid) == len(rows)
         if not complete:
             rows, tokens = rows[valid], tokens[valid]

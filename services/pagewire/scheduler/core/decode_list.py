@@ -12,16 +12,7 @@ class DecodeList:
     left.
     """
 
-    __slots__ = (
-        "_dirty",
-        "_groups",
-        "_groups_unsent",
-        "_latest",
-        "_steps_left",
-        "_table",
-        "_unsent",
-        "slots",
-    )
+    __slots__ = ("_dirty", "_groups", "_groups_unsent", "_latest", "_table", "_unsent", "slots")
 
     def __init__(self, table: SlotTable, prefix_groups: bool) -> None:
         """`prefix_groups`: whether the worker wants to know which slots share blocks."""
@@ -33,8 +24,6 @@ class DecodeList:
         self._unsent = False
         # The last step planned, and so the last one of a slot that leaves the list.
         self._latest = 0
-        # Until the first of the slots reaches its limit.
-        self._steps_left = 0
         self._groups = PrefixGroups() if prefix_groups else None
         self._groups_unsent = False
 
@@ -59,8 +48,6 @@ class DecodeList:
             self._dirty = False
             self._unsent = True
             self._regroup()
-            left = self._table.limit[self.slots] - self._table.sampled[self.slots]
-            self._steps_left = int(left.min()) if len(left) else 0
 
     def put_into(self, plan: StepPlan) -> None:
         """The plan's decode rows, and what of them the worker does not know yet."""
@@ -78,9 +65,8 @@ class DecodeList:
             return
         table.computed += table.decoding
         table.sampled += table.decoding
-        self._steps_left -= 1
-        if self._steps_left <= 0:
-            last = ((table.sampled >= table.limit) & table.decoding).nonzero()[0]
+        last = ((table.sampled >= table.limit) & table.decoding).nonzero()[0]
+        if len(last):
             table.decoding[last] = False
             table.last_step[last] = plan.number
             self._dirty = plan.ends = True
