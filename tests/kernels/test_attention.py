@@ -181,6 +181,36 @@ def test_prefill_of_many_chunks(device):
     compare_prefill(chunks, (2, 1, 16), torch.float16, device)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode_beside_prefill(heads, dtype, device):
+    """As in a step: the queries of decode rows, then those of chunks."""
+    query_heads, kv_heads, head_dim = heads
+    rows, counts = len(LENGTHS), [count for count, _ in CHUNKS]
+    starts = list(accumulate(counts, initial=rows))
+    of_all = make_cache([*LENGTHS, *(n for _, n in CHUNKS)], kv_heads, head_dim, dtype, device)
+    scale = head_dim**-0.5
+    of_rows = (of_all.tables, of_all.slots[:rows], of_all.lengths[:rows], scale)
+    of_chunks = (
+        of_all.tables,
+        of_all.slots[rows:],
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        of_all.lengths[rows:],
+        scale,
+        max(counts),
+    )
+    q = torch.randn(starts[-1], query_heads, head_dim, device=device).to(dtype)
+    out = torch.full_like(q, torch.nan)
+    cache = (of_all.k, of_all.v)
+    attention.prefill_attention(q, *cache, *of_chunks, out=out)
+    attention.decode_attention(q[:rows], *cache, *of_rows, beside_prefill=True, out=out[:rows])
+    expected = torch.full_like(q, torch.nan, dtype=torch.float32)
+    cache = (of_all.clean_k.float(), of_all.clean_v.float())
+    reference.prefill_attention(q.float(), *cache, *of_chunks, out=expected)
+    reference.decode_attention(q[:rows].float(), *cache, *of_rows, out=expected[:rows])
+    assert_near(out, expected.to(dtype), TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("bad", ["strides", "head_dim", "heads"])
 def test_layouts_that_are_not_read_are_refused(bad, device):
     cache = make_cache([3], 2, 48 if bad == "head_dim" else 32, torch.float32, device)

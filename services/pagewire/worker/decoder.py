@@ -111,18 +111,6 @@ class Decoder:
         """`[tokens, heads, head_dim]`."""
         decodes = batch.num_decodes
         out = torch.empty_like(queries)
-        if decodes:
-            self.ops.decode_attention(
-                queries[:decodes],
-                keys,
-                values,
-                block_tables,
-                batch.slots[:decodes],
-                batch.decode_lengths,
-                self._scale,
-                shared=batch.shared,
-                out=out[:decodes],
-            )
         if batch.prefill is not None:
             self.ops.prefill_attention(
                 queries,
@@ -135,5 +123,18 @@ class Decoder:
                 self._scale,
                 batch.prefill.longest,
                 out=out,
+            )
+        if decodes:
+            self.ops.decode_attention(
+                queries[:decodes],
+                keys,
+                values,
+                block_tables,
+                batch.slots[:decodes],
+                batch.decode_lengths,
+                self._scale,
+                shared=batch.shared,
+                beside_prefill=batch.prefill is not None,
+                out=out[:decodes],
             )
         return out

@@ -28,6 +28,7 @@ def decode_attention(
     scale: float,
     *,
     shared: SharedRanges | None = None,
+    beside_prefill: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from one new token of each sequence to all of its cached tokens.
@@ -42,6 +43,8 @@ def decode_attention(
         scale: multiplies the scores, usually `head_dim ** -0.5`.
         shared: KV ranges that rows have in common. The Triton twin reads each once; the result is
             the same without them, and they are not looked at here.
+        beside_prefill: the call before this one was `prefill_attention` with the same queries; the
+            Triton twins then run side by side.
         out: like `q`, takes the result; a new tensor when None.
 
     Returns:

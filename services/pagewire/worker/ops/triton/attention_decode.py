@@ -7,6 +7,11 @@ over the whole device, and the grid depends on nothing but the device. Lengths a
 device only: a captured CUDA graph stays right as they grow. They are read while the kernel in
 front, the one that makes the queries, may still run: what wrote them must have ended before that.
 
+Where the kernel in front is attention too, of the batch's prefill chunks or of the rows' shared
+prefixes, decode attention needs nothing of it and runs beside it: one computes while the other
+reads. That kernel waits for the queries before it lets anybody start, so they are there. Whoever
+waits for decode attention must find both done: it waits for its neighbour when its own work is.
+
 Rows of length 0, which pad a captured batch, have no units: a tile apiece would make the program
 that meets them begin one segment after another while all others have long ended. A program walks
 the *segments* (one row, one KV head) that its share touches. A segment that lies
@@ -73,6 +78,7 @@ def decode_attention(
     scale: float,
     *,
     shared: SharedRanges | None = None,
+    beside_prefill: bool = False,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -87,6 +93,7 @@ def decode_attention(
             length 0 gives zeros, a negative length leaves the row of `out` as it is.
         scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
         shared: KV ranges that rows have in common; none when None.
+        beside_prefill: what was launched just before is `prefill_attention` with the same queries.
         out: like `q`, takes the result; a new tensor when None.
         config: the schedule; chosen by dtype, head size and rows when None.
 
@@ -146,6 +153,7 @@ def decode_attention(
         scale * LOG2_E,
         rows,
         least_share,
+        int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
         BLOCK_M=max(16, triton.next_power_of_2(group)),
@@ -264,7 +272,7 @@ def _row_range(
     return length, begin, tables_ptr + tl.load(slots_ptr + row, mask=held, other=0) * table_stride
 
 
-@triton.jit(do_not_specialize=["rows", "least_share"])
+@triton.jit(do_not_specialize=["rows", "least_share", "beside"])
 def _decode_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
@@ -282,6 +290,7 @@ def _decode_kernel(
     scale_log2,
     rows,
     least_share,  # units
+    beside,  # whether the kernel in front runs on meanwhile
     table_stride,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -323,7 +332,8 @@ def _decode_kernel(
     dim = tl.arange(0, HEAD_DIM)
     present = (head_row < GROUP)[:, None]
     if PDL:
-        gdc_wait()
+        if beside == 0:
+            gdc_wait()
         gdc_launch_dependents()
 
     while unit < stop:
@@ -332,7 +342,8 @@ def _decode_kernel(
         end_tile = tl.minimum(tiles, tile + stop - unit)
         at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_M, head_dim]
         heads_at = (row * KV_HEADS + head) * (GROUP * HEAD_DIM)
-        q = tl.load(q_ptr + heads_at + at, mask=present, other=0.0)
+        # From L2, like keys and values: what a multiprocessor holds may be older without a wait.
+        q = tl.load(q_ptr + heads_at + at, mask=present, other=0.0, cache_modifier=".cg")
 
         highest = tl.full([BLOCK_M], LOWEST, tl.float32)
         norm = tl.zeros([BLOCK_M], tl.float32)
@@ -384,6 +395,8 @@ def _decode_kernel(
                 tiles = tl.maximum(tl.cdiv(length - begin, TILE), 1)
         position = begin + within % tiles * TILE + tl.arange(0, TILE)
         block = lookup(table_ptr, position, length, BLOCK_SIZE)
+    if PDL:
+        gdc_wait()  # for a neighbour; a second time, it costs nothing
 
 
 @triton.jit(do_not_specialize=["rows", "least_share", "programs"])

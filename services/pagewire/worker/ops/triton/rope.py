@@ -113,8 +113,8 @@ def _norm_rotate(
     present,
     weight_ptr,
     eps,
-    cos_sin_ptr,
-    position,
+    cos,
+    sin,
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
 ):
@@ -123,9 +123,6 @@ def _norm_rotate(
     dim = tl.arange(0, HALF)[None, None, :]
     first = tl.load(x_ptr + at, mask=present, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + at + HALF, mask=present, other=0.0).to(tl.float32)
-    angle = (position * HEAD_DIM)[:, None, None] + dim
-    cos = tl.load(cos_sin_ptr + angle)  # [tokens, 1, head_dim / 2]
-    sin = tl.load(cos_sin_ptr + angle + HALF)
     if NORM:
         mean_square = tl.sum(first * first + second * second, 2) / HEAD_DIM
         inverse = tl.rsqrt(mean_square + eps)[:, :, None]
@@ -136,10 +133,9 @@ def _norm_rotate(
 
 @triton.jit
 def _cache_at(
-    slots_ptr,
     tables_ptr,
     table_stride,
-    token,
+    slot,
     here,
     position,
     head,
@@ -148,7 +144,6 @@ def _cache_at(
     BLOCK_SIZE: tl.constexpr,
 ):
     """Return where the heads of the tokens begin in the cache, `[tokens, heads, 1]`."""
-    slot = tl.load(slots_ptr + token, mask=here, other=0)
     block = tl.load(tables_ptr + slot * table_stride + position // BLOCK_SIZE, mask=here, other=0)
     page = block.to(tl.int64)[:, None] * KV_HEADS + head[None, :]
     return ((page * BLOCK_SIZE + (position % BLOCK_SIZE)[:, None]) * HEAD_DIM)[:, :, None]
@@ -186,18 +181,23 @@ def _qk_norm_rope_kv_write_kernel(
     K_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     HALF: tl.constexpr = HEAD_DIM // 2
     Q_GROUPS: tl.constexpr = (QUERY_HEADS + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
     group = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = token < tokens
-    position = tl.load(positions_ptr + token, mask=here, other=0)
     heads = tl.arange(0, HEADS)
     dim = tl.arange(0, HALF)[None, None, :]
+    # The step's inputs are older than the kernel in front, which need not have ended for them.
+    position = tl.load(positions_ptr + token, mask=here, other=0)
+    slot = tl.load(slots_ptr + token, mask=here, other=0)
+    angle = (position * HEAD_DIM)[:, None, None] + dim
+    cos = tl.load(cos_sin_ptr + angle)  # [tokens, 1, head_dim / 2]
+    sin = tl.load(cos_sin_ptr + angle + HALF)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     line = token.to(tl.int64)[:, None] * (QUERY_HEADS + 2 * KV_HEADS)  # [tokens, 1]
 
     if group < Q_GROUPS:
@@ -205,7 +205,7 @@ def _qk_norm_rope_kv_write_kernel(
         present = (here[:, None] & (head < QUERY_HEADS)[None, :])[:, :, None]
         at = ((line + head[None, :]) * HEAD_DIM)[:, :, None] + dim
         first, second = _norm_rotate(
-            qkv_ptr, at, present, q_norm_ptr, eps, cos_sin_ptr, position, HEAD_DIM, Q_NORM
+            qkv_ptr, at, present, q_norm_ptr, eps, cos, sin, HEAD_DIM, Q_NORM
         )
         to = ((token.to(tl.int64)[:, None] * QUERY_HEADS + head[None, :]) * HEAD_DIM)[:, :, None]
         _store(q_ptr, to + dim, present, first, second, HALF)
@@ -214,11 +214,11 @@ def _qk_norm_rope_kv_write_kernel(
         present = (here[:, None] & (head < KV_HEADS)[None, :])[:, :, None]
         at = ((line + QUERY_HEADS + head[None, :]) * HEAD_DIM)[:, :, None] + dim
         to = _cache_at(
-            slots_ptr, tables_ptr, table_stride, token, here, position, head,
+            tables_ptr, table_stride, slot, here, position, head,
             HEAD_DIM, KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
         first, second = _norm_rotate(
-            qkv_ptr, at, present, k_norm_ptr, eps, cos_sin_ptr, position, HEAD_DIM, K_NORM
+            qkv_ptr, at, present, k_norm_ptr, eps, cos, sin, HEAD_DIM, K_NORM
         )
         _store(k_ptr, to + dim, present, first, second, HALF)
     else:
@@ -226,7 +226,7 @@ def _qk_norm_rope_kv_write_kernel(
         present = (here[:, None] & (head < KV_HEADS)[None, :])[:, :, None]
         at = ((line + QUERY_HEADS + KV_HEADS + head[None, :]) * HEAD_DIM)[:, :, None] + dim
         to = _cache_at(
-            slots_ptr, tables_ptr, table_stride, token, here, position, head,
+            tables_ptr, table_stride, slot, here, position, head,
             HEAD_DIM, KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
         first = tl.load(qkv_ptr + at, mask=present).to(tl.float32)
