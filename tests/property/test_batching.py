@@ -173,6 +173,7 @@ class Batching(RuleBasedStateMachine):
         threshold=st.sampled_from([0.5, 0.9, 1.0]),
         policy=st.sampled_from(sorted(POLICIES)),
         groups=st.booleans(),
+        ridge_tokens=st.sampled_from([0, 3, 5]),
         host=st.sampled_from([NO_HOST_MEMORY, *HOSTS]),
     )
     def start(
@@ -183,6 +184,7 @@ class Batching(RuleBasedStateMachine):
         threshold: float,
         policy: str,
         groups: bool,
+        ridge_tokens: int,
         host: HostMemory,
     ) -> None:
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
@@ -194,6 +196,7 @@ class Batching(RuleBasedStateMachine):
             budget,
             threshold,
             prefix_groups=groups,
+            ridge_tokens=ridge_tokens,
             host=host,
         )
         self.batch = self.admission.add_worker(limits)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
-from pagewire.scheduler.core.batch import WorkerBatch
+from pagewire.scheduler.core.batch import RIDES, WorkerBatch
 from pagewire.scheduler.core.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sampling, Sequence, State
@@ -543,3 +543,45 @@ def test_a_running_sequence_grows_into_what_was_kept() -> None:
         answer(worker, worker.plan())
     assert worker.preemptions == 0
     assert len(running.blocks) == 3
+
+
+def chunks_beside(num_decodes: int, *prompts: int) -> list[int]:
+    """Prompt tokens of each step in which prompts are computed beside decodes, with a ridge at 16
+    tokens."""
+    limits = WorkerLimits(800, 16, 16, 2000, 1.0, prefix_caching=False, ridge_tokens=16)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+    for arrival in range(num_decodes):
+        worker.admit(counted(4, 500, arrival))
+    if num_decodes:
+        answer(worker, worker.plan())
+    for arrival, prompt in enumerate(prompts, num_decodes):
+        worker.admit(counted(prompt, 100, arrival))
+    chunks = []
+    while sum(chunks) < sum(prompts):
+        plan = worker.plan()
+        chunks.append(sum(plan.prefill_counts))
+        answer(worker, plan)
+        worker.check()
+    return chunks
+
+
+def test_prompts_ride_along_with_few_decodes() -> None:
+    assert chunks_beside(4, 30) == [12, 12, 6]
+    assert chunks_beside(8, 20) == [8, 8, 4]
+
+
+def test_a_prompt_that_begins_to_decode_leaves_less_room_for_the_next() -> None:
+    assert chunks_beside(4, 12, 22) == [12, 11, 11]
+
+
+def test_nobody_rides_for_longer_than_some_steps() -> None:
+    assert chunks_beside(4, 1000) == [1000 - RIDES * 12] + [12] * RIDES
+
+
+def test_prompts_are_computed_at_once_beside_many_decodes_or_none() -> None:
+    assert chunks_beside(9, 1000) == [1000]
+    assert chunks_beside(0, 1000) == [1000]
+
+
+def test_prompts_are_computed_at_once_while_more_is_queued_than_a_step_holds() -> None:
+    assert chunks_beside(4, 1999, 10) == [1996, 12, 1]

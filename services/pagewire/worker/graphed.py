@@ -29,6 +29,7 @@ from pagewire.worker.ops.reference.step import (
     WRITE_SLOTS,
 )
 from pagewire.worker.plan import StepPlan, TableWrites, rehearsal
+from pagewire.worker.ridge import measure_ridge
 from pagewire.worker.shared_prefixes import SharedPrefixes
 from pagewire.worker.staging import Staging
 from pagewire.worker.step import HostCopies
@@ -100,6 +101,7 @@ class GraphBackend(EagerBackend):
             plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
         self._measure_costs()
+        self.ridge_tokens = measure_ridge(self, self.limits, self._seconds_of)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
 

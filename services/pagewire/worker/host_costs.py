@@ -1,16 +1,15 @@
 """What copying blocks and computing prompts takes on this device, measured before it serves."""
 
-from collections.abc import Callable
-from statistics import median
+from functools import partial
 
 import numpy as np
 
 from pagewire.worker.backend import Backend, HostCosts
 from pagewire.worker.limits import Limits
+from pagewire.worker.measuring import SecondsOf, computing, median_seconds
 from pagewire.worker.plan import rehearsal
 from pagewire.worker.step import HostCopies
 
-REPEATS = 3
 COPIED_BLOCKS = 64
 # Tokens of the prompts that are timed.
 CPU_TOKENS = 64
@@ -19,13 +18,11 @@ GPU_TOKENS = 2048
 _NONE = np.zeros(0, np.int32)
 
 
-def measure_costs(
-    backend: Backend, limits: Limits, seconds_of: Callable[[Callable[[], None]], float]
-) -> HostCosts:
+def measure_costs(backend: Backend, limits: Limits, seconds_of: SecondsOf) -> HostCosts:
     """Times copies of blocks that no sequence has yet, and prompts of the padding slot.
 
     `seconds_of` calls a function and says how long what that did takes on the device. There are
-    host blocks. Each cost is above 0, however fast the clock thinks it is.
+    host blocks.
     """
     count = min(COPIED_BLOCKS, limits.num_blocks - 1, limits.host_blocks)
     blocks = np.arange(1, count + 1, dtype=np.int32)
@@ -37,23 +34,16 @@ def measure_costs(
     def load() -> None:
         backend.copy(HostCopies(_NONE, _NONE, host, blocks))
 
-    def seconds(run: Callable[[], None]) -> float:
-        run()
-        return max(1e-9, median(seconds_of(run) for _ in range(REPEATS)))
-
+    seconds = partial(median_seconds, seconds_of)
     most = min(limits.max_num_batched_tokens, max(1, limits.max_model_len // 2))
     tokens = min(most, CPU_TOKENS if backend.synchronous else GPU_TOKENS)
     behind = limits.max_model_len - tokens
 
-    def prefill(begin: int) -> Callable[[], None]:
+    def prefill(begin: int) -> float:
         plan = rehearsal(limits, 0, chunks=1, chunk_length=tokens, chunk_start=begin)
+        return seconds(computing(backend, plan))
 
-        def run() -> None:
-            backend.wait(backend.submit(plan))
-
-        return run
-
-    first, last = seconds(prefill(0)), seconds(prefill(behind))
+    first, last = prefill(0), prefill(behind)
     pair = max(0.0, (last - first) / (tokens * behind)) if behind else 0.0
     pairs_of_first = tokens * (tokens - 1) / 2
     return HostCosts(

@@ -67,6 +67,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             service.load(info)
             await _unless(stop, launcher.call(loaded.backend.warm_up))
             add_host_costs(info, loaded.backend.host_costs)
+            info.ridge_tokens = loaded.backend.ridge_tokens
             timeline.mark("warm-up")
     except Exception as error:
         _refuse_to_start(error)

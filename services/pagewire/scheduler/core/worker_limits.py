@@ -22,6 +22,8 @@ class WorkerLimits:
     whole_sequences: bool = False
     # The most tokens of a sequence, prompt and output together.
     max_model_len: int = INT32_MAX
+    # Up to so many tokens, a step with decodes prefills for less than one without them; or 0.
+    ridge_tokens: int = 0
     # Where cached KV goes when its blocks on the device are needed.
     host: HostMemory = NO_HOST_MEMORY
 
