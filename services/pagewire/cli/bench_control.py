@@ -20,7 +20,11 @@ from pagewire.config import SchedulerConfig, SimulatedWorkerConfig
 from pagewire.simulator.addresses import addresses_of
 
 _PROMPT = 64
-_MAX_TOKENS = 16_000
+# More than requests get together, and more than one gets, on any processor of today.
+_MOST_TOKENS_PER_SECOND = 2_000_000
+_MOST_STEPS_PER_SECOND = 12_000
+# Of a measurement, beside its window: until all requests run, and until they have settled.
+_MARGIN_SECONDS = 6.0
 _VOCABULARY = 4096
 _GRACE = 10.0
 
@@ -40,6 +44,11 @@ class Scenario:
     def total(self) -> int:
         """Requests that run at once."""
         return self.workers * self.running
+
+    def tokens_for(self, seconds: float) -> int:
+        """More than a request gets in that time: none ends while it is measured."""
+        steps = 1000 if self.speedup else _MOST_STEPS_PER_SECOND
+        return int(seconds * min(steps, _MOST_TOKENS_PER_SECOND / self.running))
 
 
 SCENARIOS = (
@@ -126,14 +135,15 @@ def _cpu_per_step_of_256(window: Window) -> float:
 
 async def _run(scenario: Scenario, seconds: float, detokenize: bool) -> Window:
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
+        max_tokens = scenario.tokens_for(seconds + _MARGIN_SECONDS)
         workers = SimulatedWorkerConfig(
             worker_address=f"unix:{folder}/worker",
             count=scenario.workers,
             speedup=scenario.speedup,
             num_slots=scenario.running,
             # Enough that nobody is preempted.
-            num_blocks=scenario.running * (_PROMPT + _MAX_TOKENS) // 16 + 1,
-            max_model_len=_PROMPT + _MAX_TOKENS,
+            num_blocks=scenario.running * (_PROMPT + max_tokens) // 16 + 1,
+            max_model_len=_PROMPT + max_tokens,
         )
         addresses = addresses_of(workers.worker_address, workers.count)
         scheduler = SchedulerConfig(
@@ -145,7 +155,7 @@ async def _run(scenario: Scenario, seconds: float, detokenize: bool) -> Window:
             [_service("scheduler", "scheduler", scheduler, address)],
         )
         supervisor = Supervisor(tiers, quiet)
-        load = Load(scenario.total, _PROMPT, _MAX_TOKENS, _VOCABULARY, detokenize)
+        load = Load(scenario.total, _PROMPT, max_tokens, _VOCABULARY, detokenize)
         async with running(supervisor):
             return await measure(address, load, seconds, {**supervisor.pids, "client": os.getpid()})
 

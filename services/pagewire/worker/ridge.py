@@ -5,10 +5,14 @@ computed. Between the two, at the ridge of the roofline, a prompt's tokens ride 
 in time that is spent anyway. In a small model the kernels' own latencies outweigh that.
 """
 
+import logging
+
 from pagewire.worker.backend import Backend
 from pagewire.worker.limits import Limits
 from pagewire.worker.measuring import SecondsOf, computing, median_seconds
 from pagewire.worker.plan import rehearsal
+
+log = logging.getLogger(__name__)
 
 # The size of captured steps next above the 206 operations that an H200 computes in bfloat16
 # (989 TFLOP/s) in the time of reading a byte (4.8 TB/s); a token takes one for a byte of weights.
@@ -36,4 +40,11 @@ def measure_ridge(backend: Backend, limits: Limits, seconds_of: SecondsOf) -> in
 
     decodes = seconds(0)
     riding, at_once = seconds(1) - decodes, (seconds(CHUNKS) - decodes) / CHUNKS
+    log.info(
+        "a prompt token beside %d decodes takes %.1f us in a step of %d tokens, %.1f in a large one",
+        DECODES,
+        riding / length * 1e6,
+        TOKENS,
+        at_once / length * 1e6,
+    )
     return TOKENS if riding < WORTHWHILE * at_once else 0
