@@ -1,6 +1,7 @@
 """The commands that run one service each, and ask one for its health."""
 
 import asyncio
+import gc
 import os
 from typing import Annotated, Any
 
@@ -63,8 +64,12 @@ def worker(values: dict[str, Any]) -> None:
     # Both are at work beside the next line, which imports torch.
     pool = early_pool(config)
     begin_context(config)
+    # What is imported stays, and there is much of it: nobody looks for garbage in it, now or later.
+    gc.disable()
     from pagewire.worker.server import run_worker
 
+    gc.freeze()
+    gc.enable()
     run_worker(config, pool)
 
 

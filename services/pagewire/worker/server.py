@@ -1,6 +1,7 @@
 """The worker process: start, readiness, drain, end."""
 
 import asyncio
+import gc
 import logging
 import uuid
 from functools import partial
@@ -68,6 +69,9 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             await _unless(stop, launcher.call(loaded.backend.warm_up))
             add_host_costs(info, loaded.backend.host_costs)
             info.ridge_tokens = loaded.backend.ridge_tokens
+            # Collections while it serves then look at what came since, and end soon.
+            gc.collect()
+            gc.freeze()
             timeline.mark("warm-up")
     except Exception as error:
         _refuse_to_start(error)
