@@ -41,7 +41,8 @@ def measure_ridge(backend: Backend, limits: Limits, seconds_of: SecondsOf) -> in
     decodes = seconds(0)
     riding, at_once = seconds(1) - decodes, (seconds(CHUNKS) - decodes) / CHUNKS
     log.info(
-        "a prompt token beside %d decodes takes %.1f us in a step of %d tokens, %.1f in a large one",
+        "a prompt token beside %d decodes takes %.1f us in a step of %d tokens, %.1f in a large "
+        "one",
         DECODES,
         riding / length * 1e6,
         TOKENS,
