@@ -3,11 +3,13 @@
 import asyncio
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +18,9 @@ from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
+from pagewire.gateway.answer import PacedJson
 from pagewire.gateway.http_protocol import HEAD_BYTES, HttpProtocol
+from support.certificates import Authority
 from support.gateway_process import GatewayProcess, gateway
 
 ORIGIN = "https://page.example"
@@ -102,13 +106,16 @@ async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
 
 
 @asynccontextmanager
-async def _served(protocol: type[HttpProtocol], app: Any) -> AsyncIterator[tuple[str, int]]:
+async def _served(
+    protocol: type[HttpProtocol], app: Any, keep_alive: float = 5, **tls: Any
+) -> AsyncIterator[tuple[str, int]]:
     """The address of a server of an application, over this protocol."""
     config = Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None)
     config.load()
+    config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0
+        lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0, **tls
     )
     async with server:
         yield server.sockets[0].getsockname()
@@ -151,6 +158,35 @@ async def test_an_answer_that_nobody_reads_ends(reads: bool) -> None:
             got += len(await reader.readexactly(1 << 16))
             await asyncio.sleep(0.05)
         await reader.readexactly(size - got)
+        writer.close()
+
+
+async def test_a_whole_answer_may_be_read_slowly_behind_tls(tmp_path: Path) -> None:
+    """For longer than a connection is kept and its end is waited for."""
+    size = 24 << 20
+    identity = Authority(tmp_path).identity("gateway")
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_tls.load_cert_chain(identity.cert, identity.key)
+    client_tls = ssl.create_default_context(cafile=identity.ca)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PacedJson("x" * size)(scope, receive, send)
+
+    tls = {"ssl": server_tls, "ssl_shutdown_timeout": 0.5}
+    async with _served(HttpProtocol, app, 0.5, **tls) as address:
+        connection = socket.create_connection(address)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 19)
+        reader, writer = await asyncio.open_connection(
+            sock=connection, limit=1 << 16, ssl=client_tls, server_hostname="127.0.0.1"
+        )
+        writer.write(START + b"\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        began, body = time.monotonic(), b""
+        while time.monotonic() - began < 3:
+            body += await reader.readexactly(1 << 16)
+            await asyncio.sleep(0.05)
+        body += await reader.readexactly(size + len('""') - len(body))
+        assert json.loads(body) == "x" * size
         writer.close()
 
 

@@ -1,7 +1,7 @@
 """From a checked request to its HTTP answer."""
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from pagewire.gateway.accounts import Permit
 from pagewire.gateway.job import Job
@@ -10,6 +10,27 @@ from pagewire.gateway.reply import usage
 from pagewire.gateway.run import Run
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.gateway.sse import EventStream
+
+# As much as a connection holds before it asks to wait.
+_PIECE_BYTES = 64 << 10
+
+
+class PacedJson(JSONResponse):
+    """JSON that is handed to the connection piece by piece, as the client takes it.
+
+    What a connection has been given as a whole counts as sent, and behind TLS it would be closed
+    after some time, whether or not a slow client has read it.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends head and body."""
+        head = {"type": "http.response.start", "status": self.status_code}
+        await send({**head, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for begin in range(0, len(body), _PIECE_BYTES):
+            end = begin + _PIECE_BYTES
+            piece = {"type": "http.response.body", "body": body[begin:end]}
+            await send({**piece, "more_body": end < len(body)})
 
 
 async def answer(job: Job, schedulers: Schedulers, receive: Receive, permit: Permit) -> Response:
@@ -35,4 +56,4 @@ async def answer(job: Job, schedulers: Schedulers, receive: Receive, permit: Per
         {**job.reply.whole(index, output.text, output.finish), "logprobs": output.logprobs}
         for index, output in enumerate(outputs(job, run.generations))
     ]
-    return JSONResponse(job.reply.envelope.wrap(choices, usage=usage(run.generations)))
+    return PacedJson(job.reply.envelope.wrap(choices, usage=usage(run.generations)))
