@@ -1,6 +1,6 @@
-"""Times decode steps on a GPU: the graph alone, and the steps of a worker chained back to back.
+"""Times steps on a GPU: decodes alone, by themselves and chained back to back, and with a prompt.
 
-    python benchmarks/decode_step.py --model DIR [--profile] [--output FILE.json]
+    python benchmarks/steps.py --model DIR [--profile] [--output FILE.json]
 
 DIR needs a config.json only: the weights are random. `graph` is the median of replays of the
 captured step, `chained` the time a step takes when steps are submitted one ahead, host work and
@@ -20,8 +20,9 @@ from pagewire.config import WorkerConfig
 from pagewire.worker.graphed import GraphBackend
 from pagewire.worker.limits import Limits
 from pagewire.worker.loading import load_worker
-from pagewire.worker.plan import SlotStarts, StepPlan, TableWrites
+from pagewire.worker.plan import Chunks, SlotStarts, StepPlan, TableWrites
 
+# Rows and their KV tokens.
 POINTS = [
     (1, 504),
     (8, 720),
@@ -33,6 +34,15 @@ POINTS = [
     (64, 2048),
     (512, 768),
 ]
+# Rows, their KV tokens, prompt tokens computed beside them, and how many of the prompt came before.
+MIXED = [
+    (30, 600, 98, 200),
+    (30, 600, 226, 200),
+    (30, 600, 470, 0),
+    (30, 600, 4000, 0),
+    (200, 600, 1000, 0),
+]
+PROFILED = [(32, 720), (64, 720), (256, 720), (512, 768)]
 
 
 def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
@@ -86,6 +96,21 @@ def decode_plan(rows: int, position: int) -> StepPlan:
     )
 
 
+def mixed_plan(rows: int, position: int, count: int, before: int) -> StepPlan:
+    """The same with `count` prompt tokens, behind `before` others, in the slot after those."""
+    slots = np.arange(rows, dtype=np.int32)
+    chunk = Chunks(
+        slots=np.array([rows], np.int32),
+        starts=np.array([0, count], np.int32),
+        tokens=np.arange(count, dtype=np.int32),
+        positions=before + np.arange(count, dtype=np.int32),
+        lengths=np.array([before + count], np.int32),
+        samples=np.array([False]),
+    )
+    fields = decode_fields(slots, position) | {"chunks": chunk}
+    return StepPlan(starts=None, writes=None, **fields)
+
+
 def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
     """Median time of replaying the graph that serves `rows` rows."""
     plain = sorted(key for key in backend._captured if key[1:] == (False, False))
@@ -101,28 +126,35 @@ def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
     return statistics.median(times)
 
 
-def chained_ms(backend: GraphBackend, rows: int, context: int, steps: int = 100) -> float:
+def chained_ms(backend: GraphBackend, plan: StepPlan, steps: int = 100) -> float:
     """Time a step when each is submitted before the one ahead of it is waited for."""
-    handle = backend.submit(decode_plan(rows, context))
-    backend.wait(handle)
+    backend.wait(backend.submit(plan))
     begin = time.perf_counter()
-    handle = backend.submit(decode_plan(rows, context))
+    handle = backend.submit(plan)
     for _ in range(steps - 1):
-        following = backend.submit(decode_plan(rows, context))
+        following = backend.submit(plan)
         backend.wait(handle)
         handle = following
     backend.wait(handle)
     return (time.perf_counter() - begin) / steps * 1e3
 
 
-def profile(backend: GraphBackend, rows: int, context: int) -> str:
+def profile(backend: GraphBackend, plan: StepPlan) -> str:
     """Where the time of a step goes, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(5):
-            backend.wait(backend.submit(decode_plan(rows, context)))
+            backend.wait(backend.submit(plan))
     return str(
         prof.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60)
     )
+
+
+def give_blocks(backend: GraphBackend, slots: int, tokens: int) -> None:
+    """Lets the first slots hold so many tokens each, in blocks that lie in no order."""
+    limits = backend.limits
+    columns = -(-tokens // limits.block_size)
+    blocks = 1 + np.random.default_rng(0).permutation(limits.num_blocks - 1)[: slots * columns]
+    backend.wait(backend.submit(start_plan(limits, slots, blocks.reshape(slots, columns))))
 
 
 def main() -> None:
@@ -140,13 +172,10 @@ def main() -> None:
     ready = time.perf_counter()
     print(f"loaded in {loaded - begin:.1f} s, warm in {ready - loaded:.1f} s more", flush=True)
     results = []
-    rng = np.random.default_rng(0)
     for rows, context in POINTS:
-        columns = -(-(context + 1) // worker.limits.block_size)
-        blocks = 1 + rng.permutation(worker.limits.num_blocks - 1)[: rows * columns]
-        plan = start_plan(worker.limits, rows, blocks.reshape(rows, columns))
-        backend.wait(backend.submit(plan))
-        chained = chained_ms(backend, rows, context)
+        give_blocks(backend, rows, context + 1)
+        plan = decode_plan(rows, context)
+        chained = chained_ms(backend, plan)
         graph = graph_ms(backend, rows)
         results.append({"rows": rows, "context": context, "graph_ms": graph, "chained_ms": chained})
         print(
@@ -154,11 +183,21 @@ def main() -> None:
             f"{rows / chained * 1e3:9.0f} tok/s, idle {100 * (1 - graph / chained):4.1f} %",
             flush=True,
         )
-        if options.profile and (rows, context) in ((64, 720), (128, 720), (256, 720), (512, 768)):
-            print(profile(backend, rows, context), flush=True)
+        if options.profile and (rows, context) in PROFILED:
+            print(profile(backend, plan), flush=True)
+    for rows, context, count, before in MIXED:
+        give_blocks(backend, rows + 1, max(context + 1, before + count))
+        plan = mixed_plan(rows, context, count, before)
+        chained = chained_ms(backend, plan)
+        results.append(
+            {"rows": rows, "context": context, "prompt": [before, count], "chained_ms": chained}
+        )
+        print(f"B={rows:4d} ctx={context:5d} + {count:4d} behind {before}: {chained:7.3f} ms")
+        if options.profile:
+            print(profile(backend, plan), flush=True)
     if options.output:
         facts = {
-            "command": f"python benchmarks/decode_step.py --model {options.model}",
+            "command": f"python benchmarks/steps.py --model {options.model}",
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "load_s": loaded - begin,
