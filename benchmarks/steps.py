@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     begin = time.perf_counter()
-    worker = load_worker(WorkerConfig(model=options.model, load_format="dummy"))
+    worker = load_worker(WorkerConfig(model=options.model, load_format="dummy", num_slots=512))
     backend = worker.backend
     assert isinstance(backend, GraphBackend)
     loaded = time.perf_counter()

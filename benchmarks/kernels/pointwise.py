@@ -62,17 +62,21 @@ class Model(Shapes):
             "o": Product("linear_add", width, self.hidden),
             "gate_up": Product("norm_gate_up_silu_mul", self.hidden, 2 * self.intermediate),
             "down": Product("linear_add", self.intermediate, self.hidden),
-            "lm_head": Product("norm_linear", self.hidden, self.vocabulary),
+            "lm_head": Product("norm_linear", self.hidden, self.vocabulary, folded=False),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One of the linear operations with the shape `[rows, k]` of its weight."""
+    """One of the linear operations with the shape `[rows, k]` of its weight.
+
+    `folded`: the weight holds that of a norm in front of it.
+    """
 
     op: str
     k: int
     rows: int
+    folded: bool = True
 
     @property
     def bytes(self) -> int:
@@ -97,7 +101,7 @@ class Inputs:
     def __init__(self, shape: Product, tokens: int, copies: int | None = None) -> None:
         copies = copies or max(3, -(-ROTATE_BYTES // shape.bytes))
         self.x = randn(tokens, shape.k)
-        self.norm = randn(shape.k)
+        self.norm = None if shape.folded else randn(shape.k)
         self.weights = [randn(shape.rows, shape.k, scale=shape.k**-0.5) for _ in range(copies)]
         self.stream = randn(tokens, shape.rows)
 
@@ -124,7 +128,7 @@ class CublasPath:
     """The same operations from cuBLAS and this project's pointwise kernels."""
 
     @staticmethod
-    def norm_linear(x: Tensor, g: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(x: Tensor, g: Tensor | None, eps: float, weight: Tensor) -> Tensor:
         return F.linear(norm.rms_norm(x, g, eps), weight)
 
     @staticmethod
@@ -132,7 +136,7 @@ class CublasPath:
         return residual.addmm_(x, weight.t())
 
     @staticmethod
-    def norm_gate_up_silu_mul(x: Tensor, g: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_gate_up_silu_mul(x: Tensor, g: Tensor | None, eps: float, weight: Tensor) -> Tensor:
         return activation.silu_mul(F.linear(norm.rms_norm(x, g, eps), weight))
 
     @staticmethod
@@ -264,19 +268,24 @@ class Decoder:
         stream = F.embedding(self.last[:rows], self.embedding)
         positions = self.lengths[:rows] - 1
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            qkv = ops.norm_linear(stream, self.norm, EPS, layer["qkv"])
-            out = self.attend(qkv, positions, cache) if attention else qkv[:, : layer["o"].shape[1]]
+            if attention:
+                out = self.attend(stream, layer["qkv"], positions, cache)
+            else:
+                qkv = ops.norm_linear(stream, None, EPS, layer["qkv"])
+                out = qkv[:, : layer["o"].shape[1]]
             ops.linear_add(out, layer["o"], stream)
-            act = ops.norm_gate_up_silu_mul(stream, self.norm, EPS, layer["gate_up"])
+            act = ops.norm_gate_up_silu_mul(stream, None, EPS, layer["gate_up"])
             ops.linear_add(act, layer["down"], stream)
         return ops.norm_linear(stream, self.norm, EPS, self.lm_head)
 
-    def attend(self, qkv: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
-        rows = len(qkv)
+    def attend(
+        self, stream: Tensor, qkv: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        rows = len(stream)
         slots, lengths = self.slots[:rows], self.lengths[:rows]
-        weights = (self.head_norm, self.head_norm)
+        norms = (self.head_norm, self.head_norm)
         place = (self.cos_sin, positions, slots, self.tables)
-        q = self.ops.qk_norm_rope_kv_write(qkv, *weights, EPS, *place, *cache)
+        q = self.ops.norm_qkv_rope_kv_write(stream, EPS, qkv, None, *norms, *place, *cache)
         scale = self.model.head_dim**-0.5
         return self.ops.decode_attention(q, *cache, self.tables, slots, lengths, scale).flatten(1)
 

@@ -18,7 +18,7 @@ from pagewire.rpc import open_channel
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from support.step_driver import Sequence, StepDriver
-from support.tiny_models import VOCAB, greedy_tokens, save_model
+from support.tiny_models import VOCAB, greedy_tokens, save_model, served_bytes
 from support.worker_process import (
     SERVING,
     GrpcStream,
@@ -81,9 +81,8 @@ async def test_generates_over_grpc_what_transformers_generates(
     expected = [greedy_tokens(model, prompt, 24) for prompt in prompts()]
     async with channel_to(worker) as channel:
         info = await worker_pb2_grpc.WorkerStub(channel).GetWorkerInfo(pb.GetWorkerInfoRequest())
-        parameters = sum(p.numel() for p in model.parameters())
         assert info.instance_id
-        assert info.weight_bytes == 4 * parameters
+        assert info.weight_bytes == served_bytes(model)
         assert info.kv_cache_bytes == 128 * 2 * 3 * 2 * 16 * 16 * 4
         fields = (info.model, info.block_size, info.num_blocks, info.num_slots, info.vocab_size)
         assert fields == ("tiny", 16, 128, 16, VOCAB)
@@ -104,7 +103,7 @@ async def test_generates_over_grpc_what_transformers_generates(
         assert f'pagewire_worker_tokens_total{{phase="decode"}} {float(3 * 23)}' in metrics
         assert f'pagewire_worker_tokens_total{{phase="prefill"}} {float(59)}' in metrics
         assert f"pagewire_worker_steps_total {float(driver.number)}" in metrics
-        assert f"pagewire_worker_weight_bytes {float(4 * parameters)}" in metrics
+        assert f"pagewire_worker_weight_bytes {float(served_bytes(model))}" in metrics
         assert "pagewire_worker_step_seconds_bucket" in metrics
 
         reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(

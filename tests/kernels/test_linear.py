@@ -100,7 +100,7 @@ class TestAgainstTwin:
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 70])
 def test_dispatch_computes_the_same(tokens, device):
-    """Whatever the tables choose, also for shapes that no table names."""
+    """Whatever the tables choose, also for shapes that no table names, and with folded norms."""
     dtype = DTYPES[0]
     a = Inputs(tokens, 96, 48, dtype, device)
     tolerance = 2 * FUSED_TOLERANCE[dtype]
@@ -108,9 +108,12 @@ def test_dispatch_computes_the_same(tokens, device):
     out = linear.norm_linear(a.x, a.norm, EPS, a.weight, a.bias)
     expected = reference.norm_linear(a.x, a.norm, EPS, a.weight, a.bias)
     assert_near(out, expected, tolerance)
-    out = linear.norm_gate_up_silu_mul(a.x, a.norm, EPS, a.gate_up)
-    expected = reference.norm_gate_up_silu_mul(a.x, a.norm, EPS, a.gate_up)
-    assert_near(out, expected, tolerance)
+    for norm in (a.norm, None):
+        out = linear.norm_linear(a.x, norm, EPS, a.weight)
+        assert_near(out, reference.norm_linear(a.x, norm, EPS, a.weight), tolerance)
+        out = linear.norm_gate_up_silu_mul(a.x, norm, EPS, a.gate_up)
+        expected = reference.norm_gate_up_silu_mul(a.x, norm, EPS, a.gate_up)
+        assert_near(out, expected, tolerance)
     expected = reference.linear_add(a.x, a.weight, a.residual.clone())
     assert_near(linear.linear_add(a.x, a.weight, a.residual), expected, tolerance)
 

@@ -41,6 +41,21 @@ def test_add_rms_norm(tokens, hidden, dtype, device):
     assert torch.equal(stream, expected_stream)
 
 
+def test_weight_is_optional(device):
+    x = torch.randn(5, 100, device=device)
+    out = norm.rms_norm(x, None, 1e-6)
+    assert_near(out, reference.rms_norm(x, torch.ones(100, device=device), 1e-6), 2e-6)
+    assert_near(reference.rms_norm(x, None, 1e-6), out, 2e-6)
+
+
+def test_few_values_are_scaled_late_and_never_in_float16(device):
+    few = torch.empty(128, 4096, dtype=torch.bfloat16, device=device)
+    assert norm.scales_late(few)
+    assert norm.scales_late(few.float())
+    assert not norm.scales_late(few.half())
+    assert not norm.scales_late(torch.empty(136, 4096, dtype=torch.bfloat16, device=device))
+
+
 def test_rows_may_lie_apart(device):
     x = torch.randn(5, 96, device=device)
     weight = torch.randn(64, device=device)

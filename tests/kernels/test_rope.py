@@ -54,16 +54,22 @@ def empty_caches(arguments: tuple, heads: tuple[int, int, int], dtype: torch.dty
     return [torch.full(shape, torch.nan, dtype=dtype, device=tables.device) for _ in range(2)]
 
 
-def compare(arguments, heads, dtype, config=None) -> None:
+def compare(arguments, heads, dtype, config=None, unscaled=None, waited_for=False) -> None:
     caches = empty_caches(arguments, heads, dtype)
     expected_caches = empty_caches(arguments, heads, dtype)
     with poisoned_outputs():
-        q = rope.qk_norm_rope_kv_write(*arguments, *caches, config=config)
-    expected = reference.qk_norm_rope_kv_write(*arguments, *expected_caches)
+        q = rope.qk_norm_rope_kv_write(
+            *arguments, *caches, unscaled=unscaled, waited_for=waited_for, config=config
+        )
+    expected = reference.qk_norm_rope_kv_write(*arguments, *expected_caches, unscaled)
     assert_near(q, expected, TOLERANCE[dtype])
-    for cache, expected_cache in zip(caches, expected_caches, strict=True):
+    assert_same_writes(caches, expected_caches, TOLERANCE[dtype])
+
+
+def assert_same_writes(caches: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for cache, expected_cache in zip(caches, expected, strict=True):
         assert torch.equal(cache.isnan(), expected_cache.isnan())
-        assert_near(cache.nan_to_num(), expected_cache.nan_to_num(), TOLERANCE[dtype])
+        assert_near(cache.nan_to_num(), expected_cache.nan_to_num(), tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,6 +90,39 @@ def test_norms_are_optional(norms, device):
 def test_tiles(config, device):
     heads = (5, 3, 32)
     compare(make_arguments(11, heads, torch.float16, device), heads, torch.float16, config)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [64, 100])
+@pytest.mark.parametrize("config", [None, RopeConfig(2, 8, 2)], ids=str)
+def test_what_is_not_scaled_yet_is_scaled(hidden, config, dtype, device):
+    heads = (5, 3, 32)
+    for normed in (True, False):
+        arguments = make_arguments(11, heads, dtype, device, (normed, normed))
+        x = (3 * torch.randn(11, hidden, device=device)).to(dtype)
+        compare(arguments, heads, dtype, config, unscaled=x, waited_for=normed)
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("biased", [False, True])
+def test_projection_and_what_follows_it(tokens, biased, device):
+    """Normalized, projected and rotated: the parts one after another, and the backends' ways."""
+    heads, dtype = (4, 2, 32), torch.float32
+    _, *norms, eps, cos_sin, positions, slots, tables = make_arguments(tokens, heads, dtype, device)
+    x = 3 * torch.randn(tokens, 64, device=device)
+    weight = torch.randn(256, 64, device=device)
+    bias = torch.randn(256, device=device) if biased else None
+    normed = x / (x.square().mean(1, keepdim=True) + eps).sqrt()
+    qkv = torch.nn.functional.linear(normed, weight, bias)
+    place = (cos_sin, positions, slots, tables)
+    whole = (qkv, *norms, eps, *place)
+    expected_caches = empty_caches(whole, heads, dtype)
+    expected = reference.qk_norm_rope_kv_write(*whole, *expected_caches)
+    for module in (reference, rope):
+        caches = empty_caches(whole, heads, dtype)
+        q = module.norm_qkv_rope_kv_write(x, eps, weight, bias, *norms, *place, *caches)
+        assert_near(q, expected, 1e-5)
+        assert_same_writes(caches, expected_caches, 1e-5)
 
 
 def test_twin_rotates_as_llama_does(device):

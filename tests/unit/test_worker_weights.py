@@ -13,7 +13,7 @@ from pagewire.worker.checkpoint import load_weights
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import read_model_config
 from pagewire.worker.weights import Weights, dummy_weights
-from support.tiny_models import save_model
+from support.tiny_models import save_model, served_bytes
 
 CPU = torch.device("cpu")
 
@@ -28,23 +28,28 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_projections_are_fused_in_order(tmp_path: Path) -> None:
+def test_projections_are_fused_in_order_and_hold_the_norms(tmp_path: Path) -> None:
     model = save_model(tmp_path, "qwen3")
     weights = load(tmp_path)
-    attention, mlp = model.model.layers[1].self_attn, model.model.layers[1].mlp
-    layer = weights.layers[1]
+    source, layer = model.model.layers[1], weights.layers[1]
+    attention, mlp = source.self_attn, source.mlp
+    before, behind = source.input_layernorm.weight, source.post_attention_layernorm.weight
+    assert not torch.equal(before, behind)
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    assert torch.equal(layer.qkv, torch.cat([p.weight for p in projections]))
-    assert torch.equal(layer.gate_up, torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+    assert torch.equal(layer.qkv, torch.cat([p.weight for p in projections]) * before)
+    gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+    assert torch.equal(layer.gate_up, gate_up * behind)
+    assert layer.input_norm is None
+    assert layer.post_norm is None
     assert torch.equal(weights.head, model.lm_head.weight)
-    assert weights.nbytes == 4 * sum(p.numel() for p in model.parameters())
+    assert weights.nbytes == served_bytes(model)
 
 
 def test_tied_head_is_the_embedding_and_counted_once(tmp_path: Path) -> None:
     model = save_model(tmp_path, "qwen2")
     weights = load(tmp_path)
     assert weights.head is weights.embedding
-    assert weights.nbytes == 4 * sum(p.numel() for p in model.parameters())
+    assert weights.nbytes == served_bytes(model)
 
 
 def test_shards_equal_the_single_file(tmp_path: Path) -> None:
@@ -141,4 +146,4 @@ def test_dummy_weights_depend_on_the_seed_only(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.tensors(), again.tensors(), strict=True))
     assert not torch.equal(first.embedding, other.embedding)
     assert first.embedding.float().std().item() == pytest.approx(model.initializer_range, rel=0.05)
-    assert torch.equal(first.layers[0].input_norm, torch.ones(64, dtype=torch.bfloat16))
+    assert torch.equal(first.norm, torch.ones(64, dtype=torch.bfloat16))

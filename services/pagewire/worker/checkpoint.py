@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import ModelConfig
-from pagewire.worker.weights import Weights, empty_weights, named_views
+from pagewire.worker.weights import Weights, empty_weights, named_views, with_norms_folded
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def load_weights(
         name, view = next(iter(missing.items()))
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise SetupError(f"{folder}: tensor {name} {list(view.shape)} is missing{more}")
-    return weights
+    return with_norms_folded(weights)
 
 
 def _files(folder: Path) -> list[Path]:

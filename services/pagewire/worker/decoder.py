@@ -85,12 +85,13 @@ class Decoder:
     ) -> None:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        qkv = ops.norm_linear(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
-        queries = ops.qk_norm_rope_kv_write(
-            qkv,
+        queries = ops.norm_qkv_rope_kv_write(
+            residual,
+            eps,
+            layer.qkv,
+            layer.qkv_bias,
             layer.q_norm,
             layer.k_norm,
-            eps,
             self.cos_sin,
             batch.positions,
             batch.slots,
@@ -102,7 +103,7 @@ class Decoder:
         ops.linear_add(attended.flatten(1), layer.output, residual)
         if layer.output_bias is not None:
             residual += layer.output_bias
-        gated = ops.norm_gate_up_silu_mul(residual, layer.post_norm, eps, layer.gate_up)
+        gated = ops.norm_gate_up_silu_mul(residual, None, eps, layer.gate_up)
         ops.linear_add(gated, layer.down, residual)
 
     def _attend(

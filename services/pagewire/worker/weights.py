@@ -1,7 +1,7 @@
 """The weights of a model on its device, fused where the decoder multiplies them together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,17 +14,19 @@ class LayerWeights:
     """One layer. Matrices are `[out_features, in_features]`; an absent one is None.
 
     `qkv` holds the rows of the query, key and value projections, `gate_up` those of the gate and
-    up projections, in this order.
+    up projections, in this order. The norms in front of both are there while weights are loaded;
+    then `with_norms_folded` multiplies them into the matrices, which is as good: a norm's weight
+    scales the columns of what follows it.
     """
 
-    input_norm: Tensor  # [hidden]
+    input_norm: Tensor | None  # [hidden]
     qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
     qkv_bias: Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     output: Tensor  # [hidden, heads * head_dim]
     output_bias: Tensor | None  # [hidden]
-    post_norm: Tensor  # [hidden]
+    post_norm: Tensor | None  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]
     down: Tensor  # [hidden, intermediate]
 
@@ -84,6 +86,21 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     )
 
 
+def with_norms_folded(weights: Weights) -> Weights:
+    """The same weights with the norms of the layers in the matrices, which it overwrites.
+
+    In bfloat16 a weight is rounded once more for it, and what it is multiplied by once less.
+    """
+    return replace(weights, layers=tuple(_with_norms_folded(layer) for layer in weights.layers))
+
+
+def _with_norms_folded(layer: LayerWeights) -> LayerWeights:
+    for norm, matrix in ((layer.input_norm, layer.qkv), (layer.post_norm, layer.gate_up)):
+        if norm is not None:
+            matrix *= norm
+    return replace(layer, input_norm=None, post_norm=None)
+
+
 def dummy_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Weights:
@@ -102,7 +119,7 @@ def dummy_weights(
             tensor.fill_(1.0)
         else:
             tensor.normal_(0.0, config.initializer_range, generator=generator)
-    return weights
+    return with_norms_folded(weights)
 
 
 def named_views(config: ModelConfig, weights: Weights) -> dict[str, Tensor]:
@@ -118,8 +135,9 @@ def named_views(config: ModelConfig, weights: Weights) -> dict[str, Tensor]:
 
 def _layer_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.post_norm
+    if layer.input_norm is not None and layer.post_norm is not None:
+        yield "input_layernorm.weight", layer.input_norm
+        yield "post_attention_layernorm.weight", layer.post_norm
     yield "self_attn.o_proj.weight", layer.output
     yield "mlp.down_proj.weight", layer.down
     for name, rows in zip("qkv", layer.qkv.split([query, key, key]), strict=True):

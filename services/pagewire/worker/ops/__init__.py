@@ -32,6 +32,7 @@ class Ops:
     norm_linear: Callable[..., Tensor]
     linear_add: Callable[..., Tensor]
     norm_gate_up_silu_mul: Callable[..., Tensor]
+    norm_qkv_rope_kv_write: Callable[..., Tensor]
     qk_norm_rope_kv_write: Callable[..., Tensor]
     decode_attention: Callable[..., Tensor]
     prefill_attention: Callable[..., Tensor]

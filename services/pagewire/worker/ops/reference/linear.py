@@ -37,7 +37,7 @@ def linear(
 
 def norm_linear(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -47,7 +47,7 @@ def norm_linear(
 
     Args:
         x: `[tokens, hidden]`.
-        norm_weight: `[hidden]`.
+        norm_weight: `[hidden]`, or None where `weight` holds it already.
         eps: added to the mean square.
         weight: `[out_features, hidden]`.
         bias: `[out_features]` or None.
@@ -73,12 +73,14 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual.add_(F.linear(x, weight))
 
 
-def norm_gate_up_silu_mul(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+def norm_gate_up_silu_mul(
+    x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor
+) -> Tensor:
     """Return `silu_mul(norm_linear(x, norm_weight, eps, weight))`.
 
     Args:
         x: `[tokens, hidden]`.
-        norm_weight: `[hidden]`.
+        norm_weight: `[hidden]`, or None where `weight` holds it already.
         eps: added to the mean square.
         weight: `[2 * intermediate, hidden]`, the gate projection's rows, then the up projection's.
 

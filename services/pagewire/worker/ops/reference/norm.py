@@ -6,23 +6,27 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each row of `x` to unit root mean square, then by `weight`.
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Scale each row of `x` to unit root mean square, then by `weight` unless that is None.
 
     Computed in float32 and rounded once (Zhang and Sennrich, 2019, "Root Mean Square Layer
     Normalization").
 
     Args:
         x: `[tokens, hidden]`.
-        weight: `[hidden]`.
+        weight: `[hidden]` or None.
         eps: added to the mean square.
 
     Returns:
         `[tokens, hidden]` in the dtype of `x`.
     """
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [tokens, 1]
-    return (wide * scale * weight.float()).to(x.dtype)
+    wide = x.float() * inverse_rms(x, eps)
+    return (wide if weight is None else wide * weight.float()).to(x.dtype)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return `1 / sqrt(mean(x^2) + eps)` of each row `[..., hidden]`; `[..., 1]` float32."""
+    return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

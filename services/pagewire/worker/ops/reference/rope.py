@@ -5,6 +5,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagewire.worker.ops.reference.linear import norm_linear
+from pagewire.worker.ops.reference.norm import inverse_rms
+
+
+def norm_qkv_rope_kv_write(
+    x: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """Return `qk_norm_rope_kv_write` of `norm_linear(x, None, eps, weight, bias)`.
+
+    Args:
+        x: `[tokens, hidden]`.
+        eps: of both norms.
+        weight: `[(query_heads + 2 * kv_heads) * head_dim, hidden]`; holds the norm's weight.
+        bias: `[(query_heads + 2 * kv_heads) * head_dim]` or None.
+        q_norm, k_norm, cos_sin, positions, slots, block_tables, k_cache, v_cache: as there.
+
+    Returns:
+        Queries `[tokens, query_heads, head_dim]` in the dtype of `x`.
+    """
+    qkv = norm_linear(x, None, eps, weight, bias)
+    return qk_norm_rope_kv_write(
+        qkv, q_norm, k_norm, eps, cos_sin, positions, slots, block_tables, k_cache, v_cache
+    )
+
 
 def qk_norm_rope_kv_write(
     qkv: Tensor,
@@ -17,6 +52,7 @@ def qk_norm_rope_kv_write(
     block_tables: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    unscaled: Tensor | None = None,
 ) -> Tensor:
     """Turn the fused QKV projection of T tokens into rotated queries and cached keys and values.
 
@@ -34,12 +70,15 @@ def qk_norm_rope_kv_write(
         positions, slots: `[tokens]` int32. Tokens of the padding slot write to scratch block 0.
         block_tables: `[slots, max_blocks]` int32.
         k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
+        unscaled: `[tokens, hidden]`, what `qkv` was computed from where its RMS norm was meant:
+            `qkv` is divided by its root mean square first. None: it is right.
 
     Returns:
         Queries `[tokens, query_heads, head_dim]` in the dtype of `qkv`.
     """
     _, kv_heads, block_size, head_dim = k_cache.shape
-    heads = qkv.view(qkv.shape[0], -1, head_dim)  # [tokens, query_heads + 2 kv_heads, head_dim]
+    wide = qkv if unscaled is None else qkv.float() * inverse_rms(unscaled, eps)
+    heads = wide.view(len(qkv), -1, head_dim)  # [tokens, query_heads + 2 kv_heads, head_dim]
     query_heads = heads.shape[1] - 2 * kv_heads
     q, k, v = heads.split([query_heads, kv_heads, kv_heads], dim=1)
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]

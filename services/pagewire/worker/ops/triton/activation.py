@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.norm import inverse_rms
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,14 @@ def silu_of(x):
 @triton.jit
 def _silu_mul_kernel(
     gate_up_ptr,
+    unscaled_ptr,  # [tokens, HIDDEN]
     out_ptr,
     intermediate,
     gate_up_stride,
+    eps,
+    HIDDEN: tl.constexpr,  # 0 where the gates and values are right
     BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One block of one token's columns; programs of a token are neighbours."""
@@ -49,12 +54,24 @@ def _silu_mul_kernel(
     gate_ptr = gate_up_ptr + token * gate_up_stride + column
     gate = tl.load(gate_ptr, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + intermediate, mask=mask, other=0.0).to(tl.float32)
+    if HIDDEN:
+        dim = tl.arange(0, BLOCK_H)
+        x = tl.load(unscaled_ptr + token * HIDDEN + dim, mask=dim < HIDDEN, other=0.0)
+        scale = inverse_rms(x.to(tl.float32), eps, HIDDEN, 0)
+        gate *= scale
+        up *= scale
     out = (silu_of(gate) * up).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token * intermediate + column, out, mask=mask)
 
 
-def silu_mul(gate_up: Tensor, *, config: ActivationConfig = CONFIG) -> Tensor:
-    """Twin of `reference.activation.silu_mul`; rows of `gate_up` may lie apart."""
+def silu_mul(
+    gate_up: Tensor,
+    unscaled: Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    config: ActivationConfig = CONFIG,
+) -> Tensor:
+    """Twin of `reference.activation.silu_mul`; rows of `gate_up` may lie apart, no others."""
     tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((tokens, intermediate))
     if tokens == 0:
@@ -62,10 +79,14 @@ def silu_mul(gate_up: Tensor, *, config: ActivationConfig = CONFIG) -> Tensor:
     pdl = dependent_launch(gate_up.device)
     _silu_mul_kernel[(tokens * triton.cdiv(intermediate, config.block),)](
         gate_up,
+        gate_up if unscaled is None else unscaled,
         out,
         intermediate,
         gate_up.stride(0),
+        eps,
+        HIDDEN=0 if unscaled is None else unscaled.shape[1],
         BLOCK=config.block,
+        BLOCK_H=1 if unscaled is None else triton.next_power_of_2(unscaled.shape[1]),
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,

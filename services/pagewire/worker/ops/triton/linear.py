@@ -4,7 +4,9 @@ At a few tokens a product is as fast as its weights arrive, so both kernels stre
 and fold their neighbours in. A norm folds by linearity: `rms_norm(x) @ W.T` is
 `((x * g) @ W.T) * rsqrt(mean(x^2) + eps)`, so products and sum of squares come from one pass, and
 no program waits for another's statistics. With more tokens, cuBLAS and the pointwise kernels do the
-same work in pieces; `linear_config` draws the line.
+same work in pieces; `linear_config` draws the line. Where the weights hold `g` already, what comes
+behind a product can still save the norm its kernel: it multiplies by `rsqrt(mean(x^2) + eps)` what
+it reads anyway (`unscaled` in `rope` and `activation`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pagewire.worker.ops.triton.linear_config import (
     VectorConfig,
     linear_config,
 )
-from pagewire.worker.ops.triton.norm import rms_norm
+from pagewire.worker.ops.triton.norm import rms_norm, scales_late
 from pagewire.worker.ops.triton.products import product, product_add
 
 
@@ -50,6 +52,7 @@ def _vector_kernel(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NORM: tl.constexpr,
+    NORM_WEIGHT: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
@@ -57,6 +60,7 @@ def _vector_kernel(
 ):
     """ROWS weight rows times TOKENS tokens; for more than one token, BLOCK_K covers K.
 
+    NORM: the input is normalized, with NORM_WEIGHT by weights that `weight` does not hold yet.
     GATED: `weight` is `[2 * features, K]`, and the outputs are `silu(gate) * up`.
     ADD: the outputs are added to what `out` holds.
     """
@@ -71,7 +75,7 @@ def _vector_kernel(
 
     # The first tile is on its way before the kernel that computes `x` has ended.
     w = tl.load(weight, mask=inside & (column < K), other=0.0, eviction_policy="evict_first")
-    if NORM:
+    if NORM_WEIGHT:
         g = tl.load(norm_ptr + column, mask=column < K, other=0.0)
     if BIAS:
         bias = tl.load(bias_ptr + output, mask=output < features, other=0.0).to(tl.float32)
@@ -93,6 +97,7 @@ def _vector_kernel(
         x = inputs[token].to(tl.float32)  # [1, BLOCK_K]
         if NORM:
             squares = x * x
+        if NORM_WEIGHT:
             x *= g.to(tl.float32)
         product = w.to(tl.float32) * x  # [ROWS, BLOCK_K]
         if TOKENS == 1:
@@ -102,6 +107,7 @@ def _vector_kernel(
                 x = tl.load(x_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
                 if NORM:
                     squares += x * x
+                if NORM_WEIGHT:
                     x *= tl.load(norm_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
                 product += w.to(tl.float32) * x
         out = tl.sum(product, axis=1)  # [ROWS]
@@ -142,8 +148,11 @@ def _skinny_kernel(
 
     Weights are the left operand, so that the long side of the product meets the long side of the
     matrix instruction; K is a multiple of BLOCK_K.
+
+    Behind a product that adds or gates there is another one, whose first weights may come early.
+    Behind a plain one there is RoPE or sampling: what starts then finds the input of this complete.
     """
-    if PDL:
+    if PDL and (ADD or GATED):
         gdc_launch_dependents()
     OUTPUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
@@ -158,6 +167,8 @@ def _skinny_kernel(
     w = tl.load(weight)
     if PDL:
         gdc_wait()
+        if not (ADD or GATED):
+            gdc_launch_dependents()
     x = tl.load(x_tile, mask=token < tokens, other=0.0)
     acc = tl.dot(w, x.T, input_precision="ieee")  # [ROWS, BLOCK_T]
     for start in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
@@ -189,7 +200,7 @@ def linear(
     config: Config | None = None,
 ) -> Tensor:
     """Twin of `reference.linear.linear`; `weight` is contiguous, as in all functions here."""
-    config = config or _choose(x, weight)
+    config = config or choose_config(x, weight)
     if config is None:
         return product(x, weight, out) if bias is None else reference.linear(x, weight, bias, out)
     if out is None:
@@ -199,7 +210,7 @@ def linear(
 
 def norm_linear(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -208,12 +219,12 @@ def norm_linear(
     config: Config | None = None,
 ) -> Tensor:
     """Twin of `reference.linear.norm_linear`."""
-    config = config or _choose(x, weight)
+    config = config or choose_config(x, weight)
     if not isinstance(config, VectorConfig):
         return linear(rms_norm(x, norm_weight, eps), weight, bias, out, config=config)
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
-    return _launch(x, weight, out, config, bias=bias, norm_weight=norm_weight, eps=eps)
+    return _launch(x, weight, out, config, bias=bias, norm=True, norm_weight=norm_weight, eps=eps)
 
 
 def linear_add(
@@ -224,7 +235,7 @@ def linear_add(
     config: Config | None = None,
 ) -> Tensor:
     """Twin of `reference.linear.linear_add`; the sum is rounded once."""
-    config = config or _choose(x, weight)
+    config = config or choose_config(x, weight)
     if config is None:
         return product_add(x, weight, residual)
     return _launch(x, weight, residual, config, add=True)
@@ -232,23 +243,26 @@ def linear_add(
 
 def norm_gate_up_silu_mul(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     *,
     config: Config | None = None,
 ) -> Tensor:
     """Twin of `reference.linear.norm_gate_up_silu_mul`."""
-    config = config or _choose(x, weight)
+    config = config or choose_config(x, weight)
     if config is None:
+        if norm_weight is None and scales_late(x):
+            return silu_mul(product(x, weight), x, eps)
         return silu_mul(norm_linear(x, norm_weight, eps, weight))
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
     if isinstance(config, SkinnyConfig):
         return _launch(rms_norm(x, norm_weight, eps), weight, out, config, gated=True)
-    return _launch(x, weight, out, config, norm_weight=norm_weight, eps=eps, gated=True)
+    return _launch(x, weight, out, config, norm=True, norm_weight=norm_weight, eps=eps, gated=True)
 
 
-def _choose(x: Tensor, weight: Tensor) -> Config | None:
+def choose_config(x: Tensor, weight: Tensor) -> Config | None:
+    """Return the kernel for `x [tokens, k]` times a weight `[rows, k]`, None for cuBLAS."""
     rows, k = weight.shape
     return linear_config(x.shape[0], rows, k, weight.element_size())
 
@@ -259,6 +273,7 @@ def _launch(
     out: Tensor,
     config: Config,
     *,
+    norm: bool = False,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     bias: Tensor | None = None,
@@ -290,7 +305,8 @@ def _launch(
             eps,
             TOKENS=tokens,
             K=weight.shape[1],
-            NORM=norm_weight is not None,
+            NORM=norm,
+            NORM_WEIGHT=norm_weight is not None,
             **flags,
         )
     else:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+
+MOST_SCALED_LATE = 1 << 19  # values
+
+
+@triton.jit
+def inverse_rms(x, eps, HIDDEN: tl.constexpr, AXIS: tl.constexpr):
+    """Return `1 / sqrt(mean(x^2) + eps)` along an axis of float32, of which HIDDEN values count."""
+    return tl.rsqrt(tl.sum(x * x, AXIS) / HIDDEN + eps)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -24,6 +33,7 @@ def _rms_norm_kernel(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    WEIGHT: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -33,7 +43,8 @@ def _rms_norm_kernel(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)  # [ROWS, 1]
     column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (row < tokens) & (column < HIDDEN)
-    weight = tl.load(weight_ptr + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
+    if WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
 
@@ -43,9 +54,10 @@ def _rms_norm_kernel(
         total = (x + tl.load(residual, mask=mask, other=0.0)).to(residual_ptr.dtype.element_ty)
         tl.store(residual, total, mask=mask)
         x = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HIDDEN + eps)  # [ROWS, 1]
-    out = (x * scale * weight).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * HIDDEN + column, out, mask=mask)
+    out = x * inverse_rms(x, eps, HIDDEN, 1)[:, None]
+    if WEIGHT:
+        out *= weight
+    tl.store(out_ptr + row * HIDDEN + column, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,9 @@ class NormConfig:
     warps: int
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, config: NormConfig | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float, *, config: NormConfig | None = None
+) -> Tensor:
     """Twin of `reference.norm.rms_norm`; the rows of `x` may lie apart, its columns may not."""
     return _launch(x, None, weight, eps, config)
 
@@ -68,6 +82,17 @@ def add_rms_norm(
     return _launch(x, residual, weight, eps, config)
 
 
+def scales_late(x: Tensor) -> bool:
+    """Whether to multiply by `x [tokens, hidden]` first and divide by its root mean square later.
+
+    That saves the norm its kernel, and whoever divides reads `x` as well, most often several
+    programs the same token: on an H200, steps of 8 to 512 rows of Qwen3-0.6B take 0.8 to 2.3 %
+    less, of 8 to 128 of Llama-3.1-8B 0.2 to 0.8; with more it no longer pays. float16 might not
+    hold what is still to be divided.
+    """
+    return x.numel() <= MOST_SCALED_LATE and x.dtype != torch.float16
+
+
 def norm_config(tokens: int, hidden: int) -> NormConfig:
     """Spread few tokens over programs and warps, give many tokens 4 to 8 KiB a program."""
     block = triton.next_power_of_2(hidden)
@@ -77,7 +102,7 @@ def norm_config(tokens: int, hidden: int) -> NormConfig:
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, config: NormConfig | None
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, config: NormConfig | None
 ) -> Tensor:
     tokens, hidden = x.shape
     out = x.new_empty((tokens, hidden))
@@ -88,7 +113,7 @@ def _launch(
     _rms_norm_kernel[(triton.cdiv(tokens, config.rows),)](
         x,
         x if residual is None else residual,
-        weight,
+        x if weight is None else weight,
         out,
         tokens,
         x.stride(0),
@@ -96,6 +121,7 @@ def _launch(
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
         ROWS=config.rows,
+        WEIGHT=weight is not None,
         ADD=residual is not None,
         PDL=pdl,
         num_warps=config.warps,

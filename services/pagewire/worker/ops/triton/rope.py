@@ -10,6 +10,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
+from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
+from pagewire.worker.ops.triton.norm import inverse_rms, scales_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,41 @@ class RopeConfig:
     heads: int
     warps: int
     pdl: bool = True
+
+
+def norm_qkv_rope_kv_write(
+    x: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """Twin of `reference.rope.norm_qkv_rope_kv_write`; `x` is contiguous."""
+    config = choose_config(x, weight)
+    # A matrix-vector kernel divides for nothing.
+    late = bias is None and scales_late(x) and not isinstance(config, VectorConfig)
+    qkv = linear(x, weight) if late else norm_linear(x, None, eps, weight, bias)
+    return qk_norm_rope_kv_write(
+        qkv,
+        q_norm,
+        k_norm,
+        eps,
+        cos_sin,
+        positions,
+        slots,
+        block_tables,
+        k_cache,
+        v_cache,
+        unscaled=x if late else None,
+        waited_for=isinstance(config, SkinnyConfig),
+    )
 
 
 def qk_norm_rope_kv_write(
@@ -34,6 +72,8 @@ def qk_norm_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    unscaled: Tensor | None = None,
+    waited_for: bool = False,
     config: RopeConfig | None = None,
 ) -> Tensor:
     """Turn the fused QKV projection of T tokens into rotated queries and cached keys and values.
@@ -53,6 +93,10 @@ def qk_norm_rope_kv_write(
         positions, slots: `[tokens]` int32. Tokens of the padding slot write to scratch block 0.
         block_tables: `[slots, max_blocks]` int32.
         k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
+        unscaled: `[tokens, hidden]`, contiguous, what `qkv` was computed from where its RMS norm
+            was meant: `qkv` is divided by its root mean square first. None: it is right.
+        waited_for: the kernel in front, which computes `qkv`, has waited for `unscaled` before it
+            lets this one start, so that may be read at once. Of cuBLAS's kernels nobody knows.
         config: the tiles; chosen by the number of tokens when None.
 
     Returns:
@@ -80,14 +124,18 @@ def qk_norm_rope_kv_write(
         positions,
         slots,
         block_tables,
+        qkv if unscaled is None else unscaled,
         tokens,
         block_tables.stride(0),
         HEAD_DIM=head_dim,
+        HIDDEN=0 if unscaled is None else unscaled.shape[1],
         QUERY_HEADS=query_heads,
         KV_HEADS=kv_heads,
         BLOCK_SIZE=block_size,
         TOKENS=config.tokens,
         HEADS=config.heads,
+        BLOCK_H=1 if unscaled is None else triton.next_power_of_2(unscaled.shape[1]),
+        EARLY=unscaled is not None and waited_for,
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,
         PDL=pdl,
@@ -98,12 +146,25 @@ def qk_norm_rope_kv_write(
 
 
 def _config(tokens: int) -> RopeConfig:
-    """Choose a tile, as `benchmarks/kernels/attention.py --sweep` found them on an H200."""
-    if tokens <= 256:
-        return RopeConfig(tokens=1, heads=4, warps=4)
+    """Choose a tile, as timing whole steps of Qwen3-0.6B and Llama-3.1-8B found them on an H200."""
+    if tokens <= 32:
+        return RopeConfig(tokens=1, heads=8, warps=2)
     if tokens <= 1024:
-        return RopeConfig(tokens=1, heads=8, warps=4)
+        return RopeConfig(tokens=2, heads=8, warps=4)
     return RopeConfig(tokens=2, heads=8, warps=2)
+
+
+@triton.jit
+def _scale_of(x_ptr, token, here, eps, HIDDEN: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Return the inverse root mean square of rows `token` of x `[tokens, HIDDEN]`, `[n, 1, 1]`."""
+    column = tl.arange(0, BLOCK_H)[None, :]
+    x = tl.load(
+        x_ptr + token.to(tl.int64)[:, None] * HIDDEN + column,
+        mask=here[:, None] & (column < HIDDEN),
+        other=0.0,
+        cache_modifier=".cg",  # from L2: without a wait a multiprocessor may hold what is older
+    ).to(tl.float32)
+    return inverse_rms(x, eps, HIDDEN, 1)[:, None, None]
 
 
 @triton.jit
@@ -111,6 +172,7 @@ def _norm_rotate(
     x_ptr,
     at,
     present,
+    scale,
     weight_ptr,
     eps,
     cos,
@@ -121,8 +183,8 @@ def _norm_rotate(
     """Load heads by their halves `[tokens, heads, head_dim / 2]`, normalize and rotate them."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dim = tl.arange(0, HALF)[None, None, :]
-    first = tl.load(x_ptr + at, mask=present, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + at + HALF, mask=present, other=0.0).to(tl.float32)
+    first = tl.load(x_ptr + at, mask=present, other=0.0).to(tl.float32) * scale
+    second = tl.load(x_ptr + at + HALF, mask=present, other=0.0).to(tl.float32) * scale
     if NORM:
         mean_square = tl.sum(first * first + second * second, 2) / HEAD_DIM
         inverse = tl.rsqrt(mean_square + eps)[:, :, None]
@@ -169,14 +231,18 @@ def _qk_norm_rope_kv_write_kernel(
     positions_ptr,
     slots_ptr,
     tables_ptr,
+    unscaled_ptr,  # [tokens, HIDDEN]
     tokens,
     table_stride,
     HEAD_DIM: tl.constexpr,
+    HIDDEN: tl.constexpr,  # 0 where `qkv` is right
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    EARLY: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     PDL: tl.constexpr,
@@ -195,9 +261,14 @@ def _qk_norm_rope_kv_write_kernel(
     angle = (position * HEAD_DIM)[:, None, None] + dim
     cos = tl.load(cos_sin_ptr + angle)  # [tokens, 1, head_dim / 2]
     sin = tl.load(cos_sin_ptr + angle + HALF)
+    scale = 1.0
+    if EARLY:
+        scale = _scale_of(unscaled_ptr, token, here, eps, HIDDEN, BLOCK_H)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if HIDDEN and not EARLY:
+        scale = _scale_of(unscaled_ptr, token, here, eps, HIDDEN, BLOCK_H)
     line = token.to(tl.int64)[:, None] * (QUERY_HEADS + 2 * KV_HEADS)  # [tokens, 1]
 
     if group < Q_GROUPS:
@@ -205,7 +276,7 @@ def _qk_norm_rope_kv_write_kernel(
         present = (here[:, None] & (head < QUERY_HEADS)[None, :])[:, :, None]
         at = ((line + head[None, :]) * HEAD_DIM)[:, :, None] + dim
         first, second = _norm_rotate(
-            qkv_ptr, at, present, q_norm_ptr, eps, cos, sin, HEAD_DIM, Q_NORM
+            qkv_ptr, at, present, scale, q_norm_ptr, eps, cos, sin, HEAD_DIM, Q_NORM
         )
         to = ((token.to(tl.int64)[:, None] * QUERY_HEADS + head[None, :]) * HEAD_DIM)[:, :, None]
         _store(q_ptr, to + dim, present, first, second, HALF)
@@ -218,7 +289,7 @@ def _qk_norm_rope_kv_write_kernel(
             HEAD_DIM, KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
         first, second = _norm_rotate(
-            qkv_ptr, at, present, k_norm_ptr, eps, cos, sin, HEAD_DIM, K_NORM
+            qkv_ptr, at, present, scale, k_norm_ptr, eps, cos, sin, HEAD_DIM, K_NORM
         )
         _store(k_ptr, to + dim, present, first, second, HALF)
     else:
@@ -229,6 +300,6 @@ def _qk_norm_rope_kv_write_kernel(
             tables_ptr, table_stride, slot, here, position, head,
             HEAD_DIM, KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
-        first = tl.load(qkv_ptr + at, mask=present).to(tl.float32)
-        second = tl.load(qkv_ptr + at + HALF, mask=present).to(tl.float32)
+        first = tl.load(qkv_ptr + at, mask=present, other=0.0).to(tl.float32) * scale
+        second = tl.load(qkv_ptr + at + HALF, mask=present, other=0.0).to(tl.float32) * scale
         _store(v_ptr, to + dim, present, first, second, HALF)
