@@ -34,8 +34,10 @@ def test_every_algorithm_multiplies(
 ) -> None:
     x, weight, held = draw(tokens, features, k, dtype)
     expected = x.double() @ weight.double().t() + (held.double() if add else 0)
-    found = algorithms(Shape(tokens, features, k, dtype, add))
-    assert len(found) > 1
+    own = algorithms(Shape(tokens, features, k, dtype, add))
+    others = algorithms(Shape(tokens + 64, features, k, dtype, add))
+    found = algorithms(Shape(tokens, features, k, dtype, add), others)
+    assert 1 < len(own) <= len(found) == len({bytes(algorithm.chosen) for algorithm in found})
     for algorithm in found:
         out = held.clone() if add else torch.full_like(held, float("nan"))
         assert multiply(x, weight, out, algorithm) is out

@@ -48,7 +48,19 @@ def rope(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
     qkv = meta(tokens, (query_heads + 2 * kv_heads) * head_dim)
     norm, cos_sin = meta(head_dim), meta(4096, head_dim, dtype=torch.float32)
     places = (meta(tokens, dtype=INT), meta(tokens, dtype=INT), meta(9, 512, dtype=INT))
-    qk_norm_rope_kv_write(qkv, norm, norm, 1e-6, cos_sin, *places, cache, cache)
+    for waited_for in (False, True):
+        qk_norm_rope_kv_write(
+            qkv,
+            norm,
+            norm,
+            1e-6,
+            cos_sin,
+            *places,
+            cache,
+            cache,
+            unscaled=meta(tokens, 4096),
+            waited_for=waited_for,
+        )
 
 
 def in_flight(ptx: str) -> list[str]:
@@ -100,6 +112,7 @@ def compile_cases() -> dict[str, list[dict]]:
                 "async_copies": launch.count("cp.async.cg.shared.global"),
                 "resident": launch.resident,
                 "waits": launch.count("griddepcontrol.wait"),
+                "loads_early": launch.ptx.split("griddepcontrol.wait")[0].count("ld.global"),
                 "overlapped": sum("ex2.approx" in part for part in in_flight(launch.ptx)),
             }
             for launch in launches
@@ -122,8 +135,16 @@ def test_fits_the_multiprocessor(case, launches):
 @pytest.mark.parametrize("case", CASES)
 def test_waits_for_its_predecessor(case, launches):
     waits = [launch["waits"] for launch in launches[case]]
-    # Decode attention at its beginning, or beside a neighbour at its end.
-    assert waits == ([2, 1] if case.startswith("decode") else [1])
+    # Decode attention at its beginning, or beside a neighbour at its end; its merge where there is
+    # something to merge, and where not. RoPE is launched twice.
+    expected = {"decode": [2, 2], "prefill": [1], "rope": [1, 1]}
+    assert waits == expected[case.split()[0]]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rope")])
+def test_rope_reads_early_only_what_was_waited_for(case, launches):
+    late, early = launches[case]
+    assert 0 < late["loads_early"] < early["loads_early"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("prefill")])

@@ -110,10 +110,7 @@ def decode_attention(
     config = config or decode_config(q.dtype, head_dim, group, rows)
     processors = multiprocessors(q.device)
     programs = processors * config.programs
-    # Many segments have few pieces each, and where they are is found once for a whole group; few
-    # segments have many. Two ways only, so that few variants are compiled.
-    many = rows * kv_heads >= processors
-    merge_step, merged_heads = (8, group) if many else (64, 1)
+    merge_step, merged_heads = merge_config(rows, kv_heads, group, processors)
     padded_heads = triton.next_power_of_2(merged_heads)
     least_share = max(1, config.share // config.tile)
     pdl = config.pdl and dependent_launch(q.device)
@@ -211,6 +208,17 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
         return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=64)
     tile = 32 if head_dim > 64 else 64
     return DecodeConfig(tile=tile, warps=4, stages=3, programs=4, share=64)
+
+
+def merge_config(rows: int, kv_heads: int, group: int, processors: int) -> tuple[int, int]:
+    """Choose how many pieces a program merges at a time, and of how many heads of a group.
+
+    Many segments have few pieces each, and where they are is found once for a whole group; those of
+    a single row may have many. Three ways only, so that few variants are compiled.
+    """
+    if rows * kv_heads >= processors:
+        return 8, group
+    return (64, 1) if rows == 1 else (16, 2 if group % 2 == 0 else 1)
 
 
 @triton.jit
@@ -426,9 +434,13 @@ def _merge_kernel(
     """Merge the pieces of HEADS query heads of one KV head of one row, `STEP` at a time."""
     row = tl.program_id(0)
     query_head = tl.program_id(1) * HEADS  # the first of them
+    length = tl.load(lengths_ptr + row)
+    if length < 0:  # most rows of a small batch in a large graph
+        if PDL:
+            gdc_wait()
+        return
     units = _row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES)
     share, longer = _cut(tl.sum(units, 0), programs, least_share)
-    length = tl.load(lengths_ptr + row)
     count = 0
     begin = 0
     if RANGES:
@@ -443,11 +455,9 @@ def _merge_kernel(
     present = head < HEADS
     at = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]  # [heads, head_dim]
     to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + at
-    if PDL:  # by every program: whoever waits for this kernel waits for the one before it, too
+    if PDL:  # as above, by every program: who waits for this kernel waits for those before it, too
         gdc_wait()
         gdc_launch_dependents()
-    if length < 0:
-        return
     if length == 0:  # no share has met this row
         zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
         tl.store(to, zeros, mask=present[:, None])

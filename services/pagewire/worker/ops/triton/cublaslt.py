@@ -7,7 +7,7 @@ torch takes the first algorithm that the library's heuristics name. Names and nu
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64
 from ctypes import c_void_p as Handle
 from dataclasses import dataclass
@@ -66,6 +66,11 @@ _ARGUMENTS: dict[str, list[Any]] = {
         POINTER(_HeuristicResult),
         POINTER(c_int),
     ],
+    "cublasLtMatmulAlgoCheck": [
+        *[Handle] * 6,
+        POINTER(_Algorithm),
+        POINTER(_HeuristicResult),
+    ],
     "cublasLtMatmul": [
         Handle,
         Handle,
@@ -104,8 +109,10 @@ class Algorithm:
     beta: c_float
 
 
-def algorithms(shape: Shape) -> list[Algorithm]:
+def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm]:
     """Those that the heuristics name, the likely fastest first; none for types not known here.
+
+    Of `others`, which are of shapes that differ in tokens alone, those that fit are added.
 
     Raises:
         OSError: torch has loaded no such library.
@@ -135,6 +142,10 @@ def algorithms(shape: Shape) -> list[Algorithm]:
         for limit in _WORKSPACE_LIMITS
         for result in _heuristics(description, weight, x, out, limit)
     }
+    for other in others:
+        key = bytes(other.chosen)
+        if key not in found and _fits(description, weight, x, out, other.chosen):
+            found[key] = Algorithm(other.chosen, description, weight, x, out, beta)
     return list(found.values())
 
 
@@ -174,6 +185,17 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, algorithm: Algorithm) -> Te
         )
     )
     return out
+
+
+def _fits(
+    description: Handle, weight: Handle, x: Handle, out: Handle, algorithm: _Algorithm
+) -> bool:
+    """Whether an algorithm of another shape can compute this one."""
+    result = _HeuristicResult()
+    status = _library().cublasLtMatmulAlgoCheck(
+        _handle(), description, weight, x, out, out, byref(algorithm), byref(result)
+    )
+    return status == 0 and result.state == 0 and result.workspace_size <= WORKSPACE_BYTES
 
 
 def _heuristics(
