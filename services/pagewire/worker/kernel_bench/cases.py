@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from pagewire.worker.kernel_bench.inputs import (
     Paged,
     paged,
     paged_with_shared_prefix,
+    penalties_and_biases,
     prefill_starts,
     rope_inputs,
     sampling_state,
@@ -67,8 +68,9 @@ class CaseMaker:
         for chunks, length in sizes.prefill:
             yield f"prefill attention, {chunks} x {length}", partial(self.prefill, chunks, length)
         logits = f"{sizes.sampled_rows} x {self.shapes.vocabulary}"
-        yield f"sampling, {logits}", partial(self.sample, filtered=False)
+        yield f"sampling, {logits}", self.sample
         yield f"sampling, top-k and top-p, {logits}", partial(self.sample, filtered=True)
+        yield f"sampling, penalties and biases, {logits}", partial(self.sample, adjusted=True)
         for count in sizes.linear_tokens:
             yield f"norm + gate/up + SiLU*mul, tokens: {count}", partial(self.linear, count)
 
@@ -130,19 +132,22 @@ class CaseMaker:
         work = 4 * scores * self._heads.query * self._heads.dim
         return Case("prefill_attention", work, "TFLOP/s", inputs, twin_on_host=True)
 
-    def sample(self, filtered: bool) -> Case:
+    def sample(self, filtered: bool = False, adjusted: bool = False) -> Case:
         """At temperature 0.7; logits count once."""
-        rows = self.sizes.sampled_rows
+        rows, vocabulary = self.sizes.sampled_rows, self.shapes.vocabulary
         filters = {"top_k": 50, "top_p": 0.95} if filtered else {}
         state = sampling_state(rows, self.device, temperature=0.7, **filters)
-        inputs = [(3 * x, state, filtered) for x in self._several(rows, self.shapes.vocabulary)]
+        if adjusted:
+            given = penalties_and_biases(rows, vocabulary, self.device)
+            state = replace(state, adjustments=given)
+        inputs = [(3 * x, state, filtered or adjusted) for x in self._several(rows, vocabulary)]
         return Case("sample", inputs[0][0].nbytes, "TB/s", inputs, twin_on_host=True)
 
     def linear(self, tokens: int) -> Case:
-        """The weight counts: at few tokens it is what is read."""
+        """The weight counts: at few tokens it is what is read. The norm is folded into it."""
         hidden, rows = self.shapes.hidden, 2 * self.shapes.intermediate
-        x, norm = self._randn(tokens, hidden), self._randn(hidden)
-        inputs = [(x, norm, EPS, w * hidden**-0.5) for w in self._several(rows, hidden)]
+        x = self._randn(tokens, hidden)
+        inputs = [(x, None, EPS, w * hidden**-0.5) for w in self._several(rows, hidden)]
         return Case("norm_gate_up_silu_mul", inputs[0][-1].nbytes, "TB/s", inputs)
 
     @property

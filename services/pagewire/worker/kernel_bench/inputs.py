@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.limits import MAX_STOP_IDS
+from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.adjustments import BIASED, NO_TOKEN, PENALIZED
 from pagewire.worker.kernel_bench.shapes import SharedPrefix
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.reference.shared_ranges import SharedRanges
 from pagewire.worker.ops.triton.attention_shared import rows_of_an_item
 from pagewire.worker.ops.triton.device import multiprocessors
@@ -151,6 +152,24 @@ def sampling_state(rows: int, device: torch.device, **given: float) -> SamplingS
         index=column("index", 0, torch.int32),
         min_tokens=column("min_tokens", 0, torch.int32),
         stop_token_ids=torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int32, device=device),
+    )
+
+
+def penalties_and_biases(rows: int, vocabulary: int, device: torch.device) -> Adjustments:
+    """All penalties of outputs of a thousand tokens, and as many biases as a row may have."""
+    biases = min(MAX_BIASES, vocabulary)
+    counts = torch.zeros((rows, vocabulary), dtype=torch.int16)
+    counts.scatter_(1, torch.randint(vocabulary, (rows, min(1000, vocabulary))), 1)
+    bias_ids = torch.full((rows, MAX_BIASES), NO_TOKEN, dtype=torch.int32)
+    bias_ids[:, :biases] = torch.randperm(vocabulary)[:biases].sort().values
+    penalties = torch.tensor([1.1, 0.5, 0.5]).repeat(rows, 1)  # repetition, frequency, presence
+    return Adjustments(
+        kinds=torch.full((rows,), BIASED | PENALIZED, dtype=torch.int32, device=device),
+        slots=torch.arange(rows, dtype=torch.int32, device=device),
+        token_counts=counts.to(device),
+        penalties=penalties.to(device),
+        bias_ids=bias_ids.to(device),
+        biases=torch.randn(rows, MAX_BIASES).to(device),
     )
 
 
