@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from pagewire.cli.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 # Some machines reach no registry; a script beside the repository may know how to make the base
@@ -56,7 +57,7 @@ class ComposeStack:
     def __init__(self) -> None:
         command = _compose_command()
         assert command is not None
-        self.http_port, self.grpc_port = _free_ports(2)
+        self.http_port, self.grpc_port = free_port(), free_port()
         self._project = f"pagewire-test-{os.getpid()}"
         self._command = [*command, "-p", self._project, "-f", str(ROOT / "docker-compose.yml")]
         self._environment = {
@@ -108,11 +109,3 @@ class ComposeStack:
 def _docker(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True)
     return done.stdout
-
-
-def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports

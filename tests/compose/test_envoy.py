@@ -14,9 +14,9 @@ import grpc
 import httpx
 import pytest
 
+from pagewire.cli.ports import free_port
 from pagewire.rpc import open_channel
 from pagewire.v1.inference_pb2_grpc import InferenceStub
-from support.fleet import free_ports
 from support.gateway_process import gateway
 from support.scheduler_stack import (
     MODEL,
@@ -94,7 +94,7 @@ class Proxied:
 
 @pytest.fixture
 async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
-    http_port, grpc_port, admin_port = free_ports(3)
+    http_port, grpc_port, admin_port = (free_port() for _ in range(3))
     async with stacks(tmp_path) as start:
         stack = await _slow_stack(start)
         with gateway(f"127.0.0.1:{stack.port}") as served:

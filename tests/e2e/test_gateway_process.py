@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from pagewire.cli.ports import free_port
 from support.gateway_process import GatewayProcess, command, gateway, raw_request, scheduler
 from support.scripted_scheduler import ScriptedScheduler, expected_text
 from support.waiting import eventually
@@ -174,10 +175,9 @@ async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
 
 
 async def test_a_request_before_the_first_scheduler_is_known_gets_its_answer() -> None:
-    """The port is taken before the process listens, as by a client that hits a restart."""
+    """Asked before the process listens, as by a client that hits a restart."""
     with scheduler(0.001) as (address, _):
-        with socket.create_server(("127.0.0.1", 0)) as claimed:
-            port = claimed.getsockname()[1]
+        port = free_port()
         log = asyncio.subprocess.DEVNULL
         program = command({"schedulers": address, "port": port})
         process = await asyncio.create_subprocess_exec(*program, stderr=log)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.cli.ports import claim_port
+from pagewire.cli.ports import free_port
 from pagewire.packing import pack, unpack
 from pagewire.rpc import open_channel
 from pagewire.v1 import inference_pb2 as public
@@ -107,7 +107,7 @@ async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
     in the host's memory and with some, which are of use to the second round."""
     results = []
     tight = ("--count=2", "--num-blocks=24")
-    port = claim_port("127.0.0.1", 0, "--worker-metrics-port")
+    port = free_port()
     for name, flags in (
         ("ample", ()),
         ("tight", tight),

@@ -13,6 +13,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import PreTrainedModel
 
+from pagewire.cli.ports import free_port
 from pagewire.packing import pack, unpack
 from pagewire.rpc import open_channel
 from pagewire.v1 import worker_pb2 as pb
@@ -31,9 +32,7 @@ from support.worker_process import (
 
 @pytest.fixture(scope="module")
 def metrics_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import urllib.request
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import grpc
 
+from pagewire.cli.ports import free_port
 from pagewire.cli.supervisor import Service, Supervisor
 from pagewire.rpc import open_channel
 from pagewire.v1 import inference_pb2 as pb
@@ -116,8 +116,7 @@ async def running_fleet(
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
-        free = iter(free_ports(workers + 2 * schedulers + 2 * gateways))
-        ports = [next(free) for _ in range(schedulers)]
+        ports = [free_port() for _ in range(schedulers)]
         metrics = {}
         async with (
             tcp_proxies(*sockets) as to_workers,
@@ -125,7 +124,7 @@ async def running_fleet(
         ):
             worker_tier = []
             for n, socket in enumerate(sockets):
-                metrics_port = next(free)
+                metrics_port = free_port()
                 metrics[f"worker-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
                     *worker_command,
@@ -136,7 +135,7 @@ async def running_fleet(
             scheduler_tier = []
             for n, port in enumerate(ports):
                 mine = [proxy.address for proxy in to_workers[n::schedulers]]
-                metrics_port = next(free)
+                metrics_port = free_port()
                 metrics[f"scheduler-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
                     "scheduler",
@@ -149,9 +148,9 @@ async def running_fleet(
             gateway_tier, urls = [], []
             known = ",".join(proxy.address for proxy in to_schedulers)
             for n in range(gateways):
-                port = next(free)
+                port = free_port()
                 urls.append(f"http://127.0.0.1:{port}")
-                metrics_port = next(free)
+                metrics_port = free_port()
                 metrics[f"gateway-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
                     "gateway",
@@ -184,12 +183,3 @@ def _service(name: str, command: tuple[str, ...], health: str) -> Service:
         health=health,
         grace=35.0,
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each another."""
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in sockets]

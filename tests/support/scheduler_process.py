@@ -5,13 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pagewire.cli.ports import claim_port
+from pagewire.cli.ports import free_port
 
 
 @contextmanager
 def scheduler_process(workers: list[str], *flags: str) -> Iterator[str]:
     """Starts a scheduler on these workers; where it listens, or soon will. Killed at the end."""
-    address = f"127.0.0.1:{claim_port('127.0.0.1', 0, '--grpc-port')}"
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "pagewire.cli.main", "scheduler", *flags]
     command += [f"--grpc-port={address.rpartition(':')[2]}", f"--workers={','.join(workers)}"]
     process = subprocess.Popen(command)

@@ -13,7 +13,7 @@ import pytest
 
 from pagewire.cli import supervisor as supervisor_module
 from pagewire.cli.errors import CommandError
-from pagewire.cli.ports import claim_port
+from pagewire.cli.ports import free_port
 from pagewire.cli.processes import ChildProcess
 from pagewire.cli.supervisor import SUPERVISOR, Service, Supervisor, running
 from support.waiting import eventually, until
@@ -57,7 +57,7 @@ class Services:
         self.reported: list[tuple[str, str]] = []
 
     def server(self, name: str, grace: float = 20.0, stubborn: bool = False) -> Service:
-        port = claim_port("127.0.0.1", 0, "--port")
+        port = free_port()
         manner = "stubborn" if stubborn else "polite"
         command = (sys.executable, str(self.script), str(port), str(self.notes), manner, name)
         return Service(name, command, f"http://127.0.0.1:{port}/", grace)

@@ -12,7 +12,7 @@ import typer
 
 from pagewire.cli.control_load import Load, Window, measure
 from pagewire.cli.launch import quiet
-from pagewire.cli.ports import claim_port
+from pagewire.cli.ports import free_port
 from pagewire.cli.results import write_json
 from pagewire.cli.settings import arguments
 from pagewire.cli.supervisor import Service, Supervisor, running
@@ -146,9 +146,7 @@ async def _run(scenario: Scenario, seconds: float, detokenize: bool) -> Window:
             max_model_len=_PROMPT + max_tokens,
         )
         addresses = addresses_of(workers.worker_address, workers.count)
-        scheduler = SchedulerConfig(
-            workers=",".join(addresses), grpc_port=claim_port("127.0.0.1", 0, "--grpc-port")
-        )
+        scheduler = SchedulerConfig(workers=",".join(addresses), grpc_port=free_port())
         address = f"127.0.0.1:{scheduler.grpc_port}"
         tiers = (
             [_service("workers", "simulated-worker", workers, addresses[-1])],
