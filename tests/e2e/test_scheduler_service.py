@@ -412,6 +412,12 @@ BAD_REQUESTS = {
     "id outside": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[VOCAB])), "300"),
     "too long": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[1] * 200)), "shorten"),
     "too many": (request([1], 200), "lower max_tokens to 199"),
+    "too many at least": (
+        pb.GenerateRequest(
+            prompt_token_ids=pb.TokenIds(ids=[1]), stop=pb.StopConditions(min_tokens=200)
+        ),
+        "lower min_tokens to 199",
+    ),
     "temperature": (
         pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(temperature=float("nan"))),
         "temperature is nan",

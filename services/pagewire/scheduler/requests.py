@@ -85,7 +85,7 @@ def parse_request(
     if not _in_vocabulary(stop.stop_token_ids, limits.vocab_size):
         raise invalid("stop_token_ids", _outside(stop.stop_token_ids, limits.vocab_size))
     bias_ids, biases = _biases(params, limits.vocab_size)
-    max_tokens = _resolve_max_tokens(len(prompt), stop.max_tokens, limits)
+    max_tokens = _resolve_max_tokens(len(prompt), stop, limits)
     if len(resumed) > max_tokens:
         raise invalid(
             "resume_token_ids", f"{len(resumed)} tokens to resume from, max_tokens is {max_tokens}"
@@ -211,7 +211,7 @@ def _outside(ids: Any, vocab_size: int) -> str:
     return f"token id {max(ids)} is outside the model's vocabulary of {vocab_size} ids"
 
 
-def _resolve_max_tokens(prompt: int, max_tokens: int | None, limits: ModelLimits) -> int:
+def _resolve_max_tokens(prompt: int, stop: StopConditions, limits: ModelLimits) -> int:
     room = limits.max_tokens - prompt
     reason = (
         f"the model's length of {limits.max_model_len}"
@@ -224,15 +224,14 @@ def _resolve_max_tokens(prompt: int, max_tokens: int | None, limits: ModelLimits
             f"the prompt has {prompt} tokens, which leaves no room for output in {reason}; "
             "shorten it",
         )
-    if max_tokens is None:
-        return room
-    if max_tokens > room:
-        raise invalid(
-            "max_tokens",
-            f"{prompt} prompt tokens and max_tokens {max_tokens} are more than {reason}; "
-            f"lower max_tokens to {room} or shorten the prompt",
-        )
-    return max_tokens
+    for field, count in (("max_tokens", stop.max_tokens), ("min_tokens", stop.min_tokens)):
+        if count is not None and count > room:
+            raise invalid(
+                field,
+                f"{prompt} prompt tokens and {field} {count} are more than {reason}; "
+                f"lower {field} to {room} or shorten the prompt",
+            )
+    return room if stop.max_tokens is None else stop.max_tokens
 
 
 def _text_stream(
