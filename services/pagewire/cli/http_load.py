@@ -11,7 +11,7 @@ from typing import Any
 from pagewire.cli.client import authorization
 
 # fmt: off
-_WORDS = [
+WORDS = [
     "able", "apple", "autumn", "bread", "bridge", "bright", "castle", "circle", "cloud",
     "copper", "corner", "dance", "desert", "dream", "early", "earth", "evening", "family",
     "farmer", "field", "finger", "flower", "forest", "garden", "gentle", "glass", "golden",
@@ -70,7 +70,7 @@ class Timing:
 
 def words(rng: random.Random, count: int) -> str:
     """A prompt of random words."""
-    return " ".join(rng.choices(_WORDS, k=count))
+    return " ".join(rng.choices(WORDS, k=count))
 
 
 def run_plan(plan: LoadPlan) -> list[Timing]:

@@ -1,0 +1,45 @@
+"""`benchmarks/serving.py` with a tiny model: what it starts, sends and counts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support.tiny_models import save_model
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
+
+
+def serving(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARK), f"--model={model}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+
+
+def test_a_model_without_tokenizer_is_measured_offline_and_over_http(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama", vocab_size=1024, max_position_embeddings=1024)
+    output = tmp_path / "serving.json"
+    done = serving(tmp_path / "tiny", "--only=single,http-1", "--rounds=2", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(output.read_text())
+    assert result["model"] == "tiny"
+    assert result["seconds_to_ready"] > 0
+    for line, tokens in (("single", (128, 512)), ("http-1", (8 * 470, 8 * 256))):
+        found = result[line]
+        assert (found["prompt_tokens"], found["output_tokens"]) == tokens
+        assert found["failed"] == 0
+        assert found["rate"] == max(found["rates"]) > 0
+        assert len(found["rates"]) == 2
+    assert result["single"]["cached_tokens"] == 0
+
+
+def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
+    done = serving(tmp_path, "--only=single,double")
+    assert done.returncode == 2
+    assert "'double' is none of" in done.stderr
+    done = serving(tmp_path)
+    assert done.returncode == 1
+    assert "config.json is not there" in done.stderr
+    save_model(tmp_path / "tiny", "llama")
+    done = serving(tmp_path / "tiny")
+    assert done.returncode == 1
+    assert "vocab_size is 199" in done.stderr
