@@ -24,7 +24,8 @@ ALIGNMENT = 256
 
 # Asked for with less workspace, the heuristics name other algorithms.
 _WORKSPACE_LIMITS = (WORKSPACE_BYTES, WORKSPACE_BYTES // 8, 0)
-_MOST_RESULTS = 8
+# So many are named at once.
+MOST_RESULTS = 8
 
 _DATA_TYPES = {torch.bfloat16: 14, torch.float16: 2}  # CUDA_R_16BF, CUDA_R_16F
 _CUDA_R_32F = 0
@@ -109,10 +110,15 @@ class Algorithm:
     beta: c_float
 
 
-def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm]:
+def algorithms(
+    shape: Shape, others: Iterable[Algorithm] = (), most: int = MOST_RESULTS
+) -> list[Algorithm]:
     """Those that the heuristics name, the likely fastest first; none for types not known here.
 
-    Of `others`, which are of shapes that differ in tokens alone, those that fit are added.
+    Args:
+        shape: what they compute.
+        others: algorithms of shapes that differ in tokens alone; those that fit are added.
+        most: so many the heuristics may name at once, which they do for several workspaces.
 
     Raises:
         OSError: torch has loaded no such library.
@@ -140,7 +146,7 @@ def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm
     found = {
         bytes(result.algo): Algorithm(result.algo, description, weight, x, out, beta)
         for limit in _WORKSPACE_LIMITS
-        for result in _heuristics(description, weight, x, out, limit)
+        for result in _heuristics(description, weight, x, out, limit, most)
     }
     for other in others:
         key = bytes(other.chosen)
@@ -199,7 +205,7 @@ def _fits(
 
 
 def _heuristics(
-    description: Handle, weight: Handle, x: Handle, out: Handle, workspace: int
+    description: Handle, weight: Handle, x: Handle, out: Handle, workspace: int, most: int
 ) -> Iterator[_HeuristicResult]:
     library = _library()
     preference = _new(library.cublasLtMatmulPreferenceCreate)
@@ -209,7 +215,7 @@ def _heuristics(
             preference, _PREF_MAX_WORKSPACE_BYTES, _address(limit), ctypes.sizeof(limit)
         )
     )
-    results, count = (_HeuristicResult * _MOST_RESULTS)(), c_int()
+    results, count = (_HeuristicResult * most)(), c_int()
     status = library.cublasLtMatmulAlgoGetHeuristic(
         _handle(),
         description,
@@ -218,7 +224,7 @@ def _heuristics(
         out,
         out,
         preference,
-        _MOST_RESULTS,
+        most,
         results,
         byref(count),
     )
