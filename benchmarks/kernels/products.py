@@ -37,7 +37,7 @@ from pagewire.worker.ops.triton.cublaslt import (
 )
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-TOKENS = (64, 96, 128, 160, 192, 224, 256, 384, 512)
+TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 COPIES, ROTATED_BYTES = 6, 2**29  # weights of at least so many layers, and so large together
 FINALISTS = 6  # timed in graphs
 
