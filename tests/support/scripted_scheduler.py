@@ -21,6 +21,7 @@ import grpc
 import numpy as np
 import uvloop
 
+from pagewire.cli.ports import free_port
 from pagewire.packing import pack, pack_floats, pack_unsigned
 from pagewire.rpc import SERVER_OPTIONS, bind
 from pagewire.v1 import inference_pb2 as pb
@@ -122,6 +123,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listens; the address with its port."""
+        if address == "127.0.0.1:0":  # on one that is still free when it comes back
+            address = f"127.0.0.1:{free_port()}"
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         port = bind(self._server, [address])[0]
