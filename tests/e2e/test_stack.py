@@ -230,7 +230,8 @@ def test_a_client_that_leaves_frees_its_blocks(
 ) -> None:
     body = {"model": EMBEDDED_NAME, "prompt": "Once", "max_tokens": 1900, "ignore_eos": True}
     with httpx.stream("POST", f"{stack.url}/v1/completions", json={**body, "stream": True}) as r:
-        next(r.iter_lines())
+        lines = r.iter_lines()  # held: when it is gone httpx closes the connection
+        next(lines)
         assert stub.GetLoad(pb.GetLoadRequest()).used_blocks > 0
     until(lambda: nothing_is_held(stub), 5)
 
