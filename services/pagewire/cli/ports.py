@@ -12,6 +12,7 @@ _LOWEST = 10_000
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_OUTGOING = 32768
 
+# By `free_port`, in this process: what it gave is not bound yet, and must not be given again.
 _offered: set[int] = set()
 
 
