@@ -13,7 +13,6 @@ outputs together for `prefill_heavy`.
 
 import asyncio
 import json
-import math
 import random
 import tempfile
 import time
@@ -26,14 +25,16 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagewire.cli.bench_http import run_plans, split
-from pagewire.cli.bench_offline import Request, Sampling, submit_all
+from pagewire.cli.bench_offline import Request, Sampling, submit_all, with_patience
 from pagewire.cli.errors import CommandError
 from pagewire.cli.http_load import WORDS, LoadPlan
 from pagewire.cli.latency import Objectives, summarize
 from pagewire.cli.launch import launch, quiet
 from pagewire.cli.options import configured
 from pagewire.cli.results import write_json
+from pagewire.cli.settings import Setting
 from pagewire.cli.stack import Stack, full_stack, stack_settings
+from pagewire.credentials import SCHEDULER_TOKEN, read_token
 from pagewire.models import served_name
 
 # Where a vocabulary is as large: below it are the control tokens of some, above it those of others.
@@ -78,11 +79,10 @@ SHIFT = 7919  # of all ids from one round to the next
 LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
 
 
-def settings() -> dict[str, Any]:
-    """Those of `pagewire run`; requests wait for as long as it takes."""
-    found = stack_settings()
-    waiting = replace(found["max_waiting_seconds"], default=math.inf)
-    return {**found, "max_waiting_seconds": waiting}
+def settings() -> dict[str, Setting]:
+    """Those of `pagewire run`, with patience, and on free ports unless others are given."""
+    found = with_patience(stack_settings())
+    return found | {name: replace(found[name], default=0) for name in ("port", "grpc_port")}
 
 
 @configured(settings())
@@ -98,12 +98,13 @@ def main(
     unknown = set(lines) - set(LINES)
     if unknown:
         raise typer.BadParameter(f"{min(unknown)!r} is none of {', '.join(LINES)}")
+    name = served_name(values["model"], values["served_model_name"])
+    vocabulary = vocab_size(Path(values["model"]))
+    ids = range(min(FIRST_ID, vocabulary // 2), min(END_ID, vocabulary))
+    token = read_token(values["scheduler_token_file"], SCHEDULER_TOKEN)
     with tempfile.TemporaryDirectory() as folder:
-        name = served_name(values["model"], values["served_model_name"])
-        model = with_tokenizer(values["model"], Path(folder))
-        values = {**values, "model": model, "served_model_name": name, "port": 0, "grpc_port": 0}
-        vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
-        ids = range(min(FIRST_ID, vocabulary // 2), min(END_ID, vocabulary))
+        model = with_tokenizer(values["model"], vocabulary, Path(folder))
+        values = {**values, "model": model, "served_model_name": name}
         started = time.perf_counter()
 
         async def measure(stack: Stack) -> dict[str, Any]:
@@ -111,7 +112,11 @@ def main(
             results["seconds_to_ready"] = time.perf_counter() - started
             print(f"ready after {results['seconds_to_ready']:.1f} s", flush=True)
             for line in lines:
-                results[line] = best = await best_of(rounds, line, stack, ids, name)
+                if line in WORKLOADS:
+                    runs = [await offline(line, n, ids, stack, token) for n in range(rounds)]
+                else:
+                    runs = [await http(line, n, name, stack) for n in range(rounds)]
+                results[line] = best = best_of(runs)
                 print(f"{line:<14} {best['rate']:12,.1f} tokens/s", flush=True)
             return results
 
@@ -123,16 +128,21 @@ def main(
         write_json(output, results)
 
 
-def with_tokenizer(model: str, folder: Path) -> str:
-    """The model's folder, or if that has no tokenizer, `folder` with its files and one."""
-    config = Path(model) / "config.json"
+def vocab_size(model: Path) -> int:
+    """Of the model in a folder."""
+    config = model / "config.json"
     if not config.is_file():
         raise SystemExit(f"--model: {config} is not there")
+    return int(json.loads(config.read_text())["vocab_size"])
+
+
+def with_tokenizer(model: str, vocabulary: int, folder: Path) -> str:
+    """The model's folder, or if that has no tokenizer, `folder` with its files and one."""
     if (Path(model) / "tokenizer.json").is_file():
         return model
     for path in Path(model).iterdir():
         (folder / path.name).symlink_to(path.resolve())
-    tokenizer(json.loads(config.read_text())["vocab_size"]).save(str(folder / "tokenizer.json"))
+    tokenizer(vocabulary).save(str(folder / "tokenizer.json"))
     return str(folder)
 
 
@@ -149,31 +159,29 @@ def tokenizer(size: int) -> Tokenizer:
     return made
 
 
-async def best_of(rounds: int, line: str, stack: Stack, ids: range, model: str) -> dict[str, Any]:
-    """The round with the highest rate, and the rates of all; CommandError if a request failed."""
-    if line in WORKLOADS:
-        results = [await offline(line, requests(line, n, ids), stack) for n in range(rounds)]
-    else:
-        results = [
-            await http(int(line.removeprefix("http-")), n, stack, model) for n in range(rounds)
-        ]
-    best = max(results, key=lambda result: result["rate"])
-    return {**best, "rates": [result["rate"] for result in results]}
+def best_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run with the highest rate, and the rates of all."""
+    best = max(runs, key=lambda run: run["rate"])
+    return {**best, "rates": [run["rate"] for run in runs]}
 
 
-async def offline(line: str, batch: list[Request], stack: Stack) -> dict[str, Any]:
-    """All at once over gRPC."""
+async def offline(
+    line: str, number: int, ids: range, stack: Stack, token: str | None
+) -> dict[str, Any]:
+    """All at once over gRPC; CommandError if a request failed."""
     sampling = Sampling(TEMPERATURE, ignore_eos=True, detokenize=False)
-    result = await submit_all(stack.grpc_address, batch, sampling)
+    batch = requests(line, number, ids)
+    result = await submit_all(stack.grpc_address, batch, sampling, token)
     if result.first_error is not None:
         raise CommandError(f"{line}: {result.first_error}")
     rate = result.total_rate if line == "prefill_heavy" else result.output_rate
     return {"rate": rate, **asdict(result)}
 
 
-async def http(clients: int, number: int, stack: Stack, model: str) -> dict[str, Any]:
-    """Streaming clients, each of which asks again when it has its answer."""
+async def http(line: str, number: int, model: str, stack: Stack) -> dict[str, Any]:
+    """Streaming clients, each of which asks again when it has its answer; as `offline`."""
     assert stack.url is not None
+    clients = int(line.removeprefix("http-"))
     plan = LoadPlan(
         url=stack.url,
         model=model,
@@ -187,7 +195,7 @@ async def http(clients: int, number: int, stack: Stack, model: str) -> dict[str,
     timings = await asyncio.to_thread(run_plans, split(plan, 4))
     for timing in timings:
         if timing.error is not None:
-            raise CommandError(f"{clients} clients: {timing.error}")
+            raise CommandError(f"{line}: {timing.error}")
     result = summarize(timings, Objectives())
     return {"rate": result["output_tokens_per_second"], **result}
 

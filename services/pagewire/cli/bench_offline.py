@@ -61,14 +61,13 @@ class OfflineResult:
         return (self.prompt_tokens + self.output_tokens) / self.seconds
 
 
-def offline_settings() -> dict[str, Setting]:
-    """Those of workers and a scheduler; requests wait for as long as it takes."""
-    settings = control_settings()
+def with_patience(settings: dict[str, Setting]) -> dict[str, Setting]:
+    """The same settings, but requests wait for as long as it takes by default."""
     waiting = replace(settings["max_waiting_seconds"], default=math.inf)
     return {**settings, "max_waiting_seconds": waiting}
 
 
-@configured(offline_settings())
+@configured(with_patience(control_settings()))
 def offline(
     values: dict[str, Any],
     *,
