@@ -38,7 +38,7 @@ from pagewire.cli.control_load import cpu_seconds
 from pagewire.cli.http_load import LoadPlan, Timing
 from pagewire.cli.latency import Objectives
 from pagewire.cli.launch import quiet
-from pagewire.cli.ports import claim_port
+from pagewire.cli.ports import free_port
 from pagewire.cli.results import write_json
 from pagewire.cli.settings import arguments
 from pagewire.cli.supervisor import Service, Supervisor, running
@@ -187,15 +187,15 @@ def make_stack(folder: Path, max_waiting_seconds: float | None) -> Stack:
     scheduler = SchedulerConfig(
         workers=",".join(worker.worker_address for worker in workers),
         served_model_name="embedded",
-        grpc_port=claim_port("127.0.0.1", 0, "--grpc-port"),
+        grpc_port=free_port(),
     )
     if max_waiting_seconds is not None:
         scheduler = replace(scheduler, max_waiting_seconds=max_waiting_seconds)
     address = f"127.0.0.1:{scheduler.grpc_port}"
     gateway = GatewayConfig(
         schedulers=address,
-        port=claim_port("127.0.0.1", 0, "--port"),
-        gateway_metrics_port=claim_port("127.0.0.1", 0, "--gateway-metrics-port"),
+        port=free_port(),
+        gateway_metrics_port=free_port(),
     )
     url = f"http://127.0.0.1:{gateway.port}"
     tiers = (

@@ -87,11 +87,12 @@ def gateway(schedulers: str, **settings: Any) -> Iterator[GatewayProcess]:
 
 @contextlib.contextmanager
 def scheduler(
-    step: float, address: str = "127.0.0.1:0"
+    step: float, address: str | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A scripted scheduler's address and process for the length of a block."""
+    listening = [] if address is None else ["--address", address]
     process = subprocess.Popen(
-        [sys.executable, str(_SCHEDULER), "--address", address, "--step", str(step)],
+        [sys.executable, str(_SCHEDULER), *listening, "--step", str(step)],
         stdout=subprocess.PIPE,
         text=True,
     )

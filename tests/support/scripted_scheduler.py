@@ -5,7 +5,7 @@ against the whole. Words of the prompt steer it: `fail=CODE` and `fail_at=INDEX`
 with an error, `stop_at=INDEX` with a stop string, `twice=INDEX` repeats a delta, `skip=INDEX`
 leaves one out, `mute=INDEX` leaves a token's log probabilities out.
 
-As a process: `python scripted_scheduler.py --address 127.0.0.1:0 --step 0.01`; prints the port.
+As a process: `python scripted_scheduler.py --step 0.01`; prints the port.
 """
 
 import argparse
@@ -121,15 +121,14 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     streams: int = 0
     _server: Any = None
 
-    async def start(self, address: str = "127.0.0.1:0") -> str:
-        """Listens; the address with its port."""
-        if address == "127.0.0.1:0":  # on one that is still free when it comes back
-            address = f"127.0.0.1:{free_port()}"
+    async def start(self, address: str | None = None) -> str:
+        """Listens, by default on a port that is still free when it comes back; where."""
+        address = address or f"127.0.0.1:{free_port()}"
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
-        port = bind(self._server, [address])[0]
+        bind(self._server, [address])
         await self._server.start()
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        return address
 
     async def stop(self) -> None:
         """Breaks every stream."""
@@ -312,14 +311,14 @@ def _prompt(request: pb.GenerateRequest) -> str:
     return str(request.prompt)
 
 
-async def _main(address: str, step: float) -> None:
+async def _main(address: str | None, step: float) -> None:
     print((await ScriptedScheduler(step=step).start(address)).rpartition(":")[2], flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", default="127.0.0.1:0")
+    parser.add_argument("--address")
     parser.add_argument("--step", type=float, default=0.01)
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
