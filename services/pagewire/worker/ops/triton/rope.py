@@ -76,31 +76,12 @@ def qk_norm_rope_kv_write(
     waited_for: bool = False,
     config: RopeConfig | None = None,
 ) -> Tensor:
-    """Turn the fused QKV projection of T tokens into rotated queries and cached keys and values.
-
-    Each query and key head is RMS-normalized where a norm weight is given, then rotated by the
-    token's position (the two halves of a head are the real and imaginary parts, as in the
-    Llama family); everything is computed in float32 and rounded once. Keys and values go to
-    block `block_tables[slot, position // block_size]`, row `position % block_size`.
+    """Twin of `reference.rope.qk_norm_rope_kv_write`; `qkv` and `unscaled` are contiguous.
 
     Args:
-        qkv: `[tokens, (query_heads + 2 * kv_heads) * head_dim]`, queries, then keys, then values;
-            contiguous.
-        q_norm, k_norm: `[head_dim]` weights of the per-head RMS norm, or None for no norm.
-        eps: added to the mean square, as in `rms_norm`.
-        cos_sin: `[max_positions, head_dim]` float32, cosines in the first half of a row and
-            sines in the second.
-        positions, slots: `[tokens]` int32. Tokens of the padding slot write to scratch block 0.
-        block_tables: `[slots, max_blocks]` int32.
-        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
-        unscaled: `[tokens, hidden]`, contiguous, what `qkv` was computed from where its RMS norm
-            was meant: `qkv` is divided by its root mean square first. None: it is right.
         waited_for: the kernel in front, which computes `qkv`, has waited for `unscaled` before it
             lets this one start, so that may be read at once. Of cuBLAS's kernels nobody knows.
         config: the tiles; chosen by the number of tokens when None.
-
-    Returns:
-        Queries `[tokens, query_heads, head_dim]` in the dtype of `qkv`.
     """
     tokens = qkv.shape[0]
     _, kv_heads, block_size, head_dim = k_cache.shape
