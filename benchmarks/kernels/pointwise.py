@@ -55,14 +55,10 @@ class Model(Shapes):
 
     @property
     def products(self) -> dict[str, Product]:
-        width = self.query_heads * self.head_dim
-        qkv = width + 2 * self.kv_heads * self.head_dim
+        ops = {"qkv": "norm_linear", "gate_up": "norm_gate_up_silu_mul", "lm_head": "norm_linear"}
         return {
-            "qkv": Product("norm_linear", self.hidden, qkv),
-            "o": Product("linear_add", width, self.hidden),
-            "gate_up": Product("norm_gate_up_silu_mul", self.hidden, 2 * self.intermediate),
-            "down": Product("linear_add", self.intermediate, self.hidden),
-            "lm_head": Product("norm_linear", self.hidden, self.vocabulary, folded=False),
+            name: Product(ops.get(name, "linear_add"), k, rows, folded=name != "lm_head")
+            for name, (rows, k) in self.matrices.items()
         }
 
 

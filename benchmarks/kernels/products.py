@@ -16,16 +16,17 @@ import argparse
 import ctypes
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from copy import copy
 from ctypes import byref, c_int32, c_size_t, c_uint16, c_uint32
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pagewire.worker.kernel_bench.shapes import MODELS, Shapes
+from pagewire.worker.kernel_bench.shapes import MODELS
 from pagewire.worker.kernel_bench.timing import graph_us
 from pagewire.worker.ops.triton import cublaslt
 from pagewire.worker.ops.triton.cublaslt import (
@@ -33,10 +34,20 @@ from pagewire.worker.ops.triton.cublaslt import (
     Algorithm,
     Shape,
     algorithms,
+    fits,
     multiply,
+)
+from pagewire.worker.ops.triton.products import (
+    SCRATCH_BYTES,
+    Product,
+    time_product,
+    torch_add,
+    torch_product,
 )
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+# Of a layer, and whether they are added to what the output holds.
+PRODUCTS = {"qkv": False, "o": True, "gate_up": False, "down": True}
 TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 COPIES, ROTATED_BYTES = 6, 2**29  # weights of at least so many layers, and so large together
 FINALISTS = 6  # timed in graphs
@@ -69,8 +80,6 @@ TRIED = {
 # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: partial sums in float32, as without splitting.
 FLOAT32_PARTS = 2
 
-Run = Callable[[Tensor], object]  # of a weight
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -88,40 +97,82 @@ class Row:
     searched: dict[str, int] | None
 
 
-def products(shapes: Shapes) -> dict[str, tuple[int, int, bool]]:
-    """By name: features, k, and whether the product is added to what the output holds."""
-    width = shapes.query_heads * shapes.head_dim
-    return {
-        "qkv": (width + 2 * shapes.kv_heads * shapes.head_dim, shapes.hidden, False),
-        "o": (shapes.hidden, width, True),
-        "gate_up": (2 * shapes.intermediate, shapes.hidden, False),
-        "down": (shapes.hidden, shapes.intermediate, True),
-    }
+class Timer:
+    """Times the products of one shape, each with every one of some weights."""
+
+    def __init__(self, shape: Shape, weights: list[Tensor], scratch: Tensor) -> None:
+        self.x = torch.randn(shape.tokens, shape.k, device=DEVICE, dtype=DTYPE)
+        self.out = torch.zeros(shape.tokens, shape.features, device=DEVICE, dtype=DTYPE)
+        self.by_torch: Product = torch_add if shape.add else torch_product
+        self._weights = weights
+        self._scratch = scratch
+
+    def roughly(self, algorithm: Algorithm) -> float:
+        """Microseconds of one, as a worker times it."""
+        run = partial(multiply, algorithm=algorithm)
+        run(self.x, self._weights[0], self.out)  # loads what it launches
+        return time_product(run, self.x, self._weights, self.out, self._scratch)
+
+    def in_graph(self, run: Product) -> float:
+        """Microseconds of one, from a graph of one with each weight."""
+        return graph_us([partial(run, self.x, weight, self.out) for weight in self._weights])
+
+    def ranked(self, known: list[Algorithm]) -> list[Algorithm]:
+        """The fastest first, as far as a rough look tells."""
+        return sorted(known, key=self.roughly)
+
+    def fastest(self, known: list[Algorithm]) -> tuple[float, Algorithm]:
+        """The fastest algorithm and its microseconds."""
+        finalists = self.ranked(known)[:FINALISTS]
+        times = [self.in_graph(partial(multiply, algorithm=a)) for a in finalists]
+        best = min(range(len(times)), key=times.__getitem__)
+        return times[best], finalists[best]
+
+    def search(self, begin: list[Algorithm], seconds: float) -> Iterator[Algorithm]:
+        """What each of `begin` becomes until no single setting of it can be bettered any more."""
+        for algorithm in begin:
+            end = time.perf_counter() + seconds / len(begin)
+            best, best_us, last = algorithm, self.roughly(algorithm), None
+            while last is not best and time.perf_counter() < end:
+                last = best
+                for setting, values in TRIED.items():
+                    for other in filter(None, (changed(best, setting, value) for value in values)):
+                        if time.perf_counter() > end:
+                            break
+                        try:
+                            us = self.roughly(other)
+                        except RuntimeError:  # the library refuses it only now
+                            continue
+                        if us < CLEARLY * best_us:
+                            best, best_us = other, us
+            yield best
+
+    def check(self, algorithm: Algorithm) -> None:
+        """SystemExit if it does not compute what torch does."""
+        results = []
+        for run in (partial(multiply, algorithm=algorithm), self.by_torch):
+            self.out.zero_()
+            run(self.x, self._weights[0], self.out)
+            results.append(self.out.float())
+        error = float((results[0] - results[1]).norm() / results[1].norm())
+        if not error < TOLERANCE:
+            raise SystemExit(f"an algorithm that was found is wrong: off by {error:.2g}")
 
 
-def time_product(name: str, shape: Shape, weights: list[Tensor], most: int, seconds: float) -> Row:
+def row_of(name: str, shape: Shape, timer: Timer, most: int, seconds: float) -> Row:
     """All algorithms of a shape, and those that a search finds in some time."""
-    x = torch.randn(shape.tokens, shape.k, device=DEVICE, dtype=DTYPE)
-    out = torch.zeros(shape.tokens, shape.features, device=DEVICE, dtype=DTYPE)
-
-    def by(algorithm: Algorithm) -> Run:
-        return lambda weight: multiply(x, weight, out, algorithm)
-
-    def by_torch(weight: Tensor) -> Tensor:
-        return out.addmm_(x, weight.t()) if shape.add else torch.mm(x, weight.t(), out=out)
-
     usual, known = algorithms(shape), algorithms(shape, most=most)
-    usual_us, _ = fastest(usual, by, weights)
-    best_us, best = fastest(known, by, weights)
+    usual_us, _ = timer.fastest(usual)
+    best_us, best = timer.fastest(known)
     searched_us = searched = None
     if seconds:
-        found = list(search(ranked(known, by, weights)[:SEARCHED_FROM], by, weights, seconds))
-        searched_us, searched = fastest(found, by, weights)
-        check(by(searched), by_torch, weights[0], out)
+        begin = timer.ranked(known)[:SEARCHED_FROM]
+        searched_us, searched = timer.fastest(list(timer.search(begin, seconds)))
+        timer.check(searched)
     return Row(
         product=name,
         tokens=shape.tokens,
-        torch_us=in_graph(by_torch, weights),
+        torch_us=timer.in_graph(timer.by_torch),
         usual_us=usual_us,
         usual_algorithms=len(usual),
         best_us=best_us,
@@ -132,60 +183,9 @@ def time_product(name: str, shape: Shape, weights: list[Tensor], most: int, seco
     )
 
 
-def ranked(
-    known: list[Algorithm], by: Callable[[Algorithm], Run], weights: list[Tensor]
-) -> list[Algorithm]:
-    """The fastest first, as far as a rough look tells."""
-    return sorted(known, key=lambda algorithm: roughly(by(algorithm), weights))
-
-
-def fastest(
-    known: list[Algorithm], by: Callable[[Algorithm], Run], weights: list[Tensor]
-) -> tuple[float, Algorithm]:
-    """The fastest algorithm and its microseconds."""
-    finalists = ranked(known, by, weights)[:FINALISTS]
-    times = [in_graph(by(algorithm), weights) for algorithm in finalists]
-    best = min(range(len(times)), key=times.__getitem__)
-    return times[best], finalists[best]
-
-
-def search(
-    begin: list[Algorithm], by: Callable[[Algorithm], Run], weights: list[Tensor], seconds: float
-) -> Iterator[Algorithm]:
-    """What is left of each of `begin` when no single setting of it can be bettered any more."""
-    for algorithm in begin:
-        end = time.perf_counter() + seconds / len(begin)
-        best, best_us, last = algorithm, roughly(by(algorithm), weights), None
-        while last is not best and time.perf_counter() < end:
-            last = best
-            for setting, values in TRIED.items():
-                for other in filter(None, (changed(best, setting, value) for value in values)):
-                    if time.perf_counter() > end:
-                        break
-                    try:
-                        us = roughly(by(other), weights)
-                    except RuntimeError:  # the library refuses it only now
-                        continue
-                    if us < CLEARLY * best_us:
-                        best, best_us = other, us
-        yield best
-
-
-def check(run: Run, by_torch: Run, weight: Tensor, out: Tensor) -> None:
-    """SystemExit if the two do not compute the same."""
-    results = []
-    for product in (run, by_torch):
-        out.zero_()
-        product(weight)
-        results.append(out.float())
-    error = float((results[0] - results[1]).norm() / results[1].norm())
-    if not error < TOLERANCE:
-        raise SystemExit(f"an algorithm that was found computes something else: off by {error:.2g}")
-
-
 def changed(algorithm: Algorithm, setting: str, value: int) -> Algorithm | None:
     """The same with another setting; None if the library does not take it."""
-    chosen = cublaslt._Algorithm.from_buffer_copy(algorithm.chosen)
+    chosen = copy(algorithm.chosen)
     changes = {setting: value}
     if setting == "split_k":
         changes["reduction"] = FLOAT32_PARTS if value > 1 else 0
@@ -198,8 +198,8 @@ def changed(algorithm: Algorithm, setting: str, value: int) -> Algorithm | None:
             return None
     if bytes(chosen) == bytes(algorithm.chosen):
         return None
-    shape = (algorithm.description, algorithm.weight, algorithm.x, algorithm.out)
-    return replace(algorithm, chosen=chosen) if cublaslt._fits(*shape, chosen) else None
+    other = replace(algorithm, chosen=chosen)
+    return other if fits(other) else None
 
 
 def settings_of(algorithm: Algorithm) -> dict[str, int]:
@@ -221,30 +221,6 @@ def settings_of(algorithm: Algorithm) -> dict[str, int]:
 def library() -> ctypes.CDLL:
     """What the worker's own calls go to."""
     return cublaslt._library()
-
-
-def roughly(run: Run, weights: list[Tensor]) -> float:
-    """Microseconds of one, queued one by one while the device is kept busy with something else."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    run(weights[0])  # loads what it launches
-    filler().zero_()
-    begin.record()
-    for weight in weights:
-        run(weight)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3 / len(weights)
-
-
-@cache
-def filler() -> Tensor:
-    """Writing it takes as long as queueing some products, and empties the L2 cache of weights."""
-    return torch.empty(ROTATED_BYTES, dtype=torch.uint8, device=DEVICE)
-
-
-def in_graph(run: Run, weights: list[Tensor]) -> float:
-    """Microseconds of one, from a graph of one with each weight."""
-    return graph_us([partial(run, weight) for weight in weights])
 
 
 def line_of(row: Row) -> str:
@@ -269,14 +245,18 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     print(f"of {MOST_RESULTS} and {options.most} asked for; microseconds")
-    for name, (features, k, add) in products(MODELS[options.model]).items():
+    scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=DEVICE)
+    matrices = MODELS[options.model].matrices
+    for name in PRODUCTS:
+        features, k = matrices[name]
         copies = max(COPIES, ROTATED_BYTES // (features * k * DTYPE.itemsize))
         weights = [
             torch.randn(features, k, device=DEVICE, dtype=DTYPE) * k**-0.5 for _ in range(copies)
         ]
         for tokens in options.tokens:
-            shape = Shape(tokens, features, k, DTYPE, add)
-            row = time_product(name, shape, weights, options.most, options.search)
+            shape = Shape(tokens, features, k, DTYPE, add=PRODUCTS[name])
+            timer = Timer(shape, weights, scratch)
+            row = row_of(name, shape, timer, options.most, options.search)
             rows.append(row)
             print(line_of(row), flush=True)
     if options.json is not None:

@@ -15,6 +15,18 @@ class Shapes:
     vocabulary: int
     qk_norm: bool
 
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Of a layer, and the head: rows and columns by name."""
+        width = self.query_heads * self.head_dim
+        return {
+            "qkv": (width + 2 * self.kv_heads * self.head_dim, self.hidden),
+            "o": (self.hidden, width),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "lm_head": (self.vocabulary, self.hidden),
+        }
+
 
 MODELS = {
     "qwen3-0.6b": Shapes(1024, 16, 8, 128, 3072, 151_936, qk_norm=True),

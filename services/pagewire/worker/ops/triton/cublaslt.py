@@ -149,9 +149,9 @@ def algorithms(
         for result in _heuristics(description, weight, x, out, limit, most)
     }
     for other in others:
-        key = bytes(other.chosen)
-        if key not in found and _fits(description, weight, x, out, other.chosen):
-            found[key] = Algorithm(other.chosen, description, weight, x, out, beta)
+        candidate = Algorithm(other.chosen, description, weight, x, out, beta)
+        if bytes(other.chosen) not in found and fits(candidate):
+            found[bytes(other.chosen)] = candidate
     return list(found.values())
 
 
@@ -193,13 +193,18 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, algorithm: Algorithm) -> Te
     return out
 
 
-def _fits(
-    description: Handle, weight: Handle, x: Handle, out: Handle, algorithm: _Algorithm
-) -> bool:
-    """Whether an algorithm of another shape can compute this one."""
+def fits(algorithm: Algorithm) -> bool:
+    """Whether an algorithm that the heuristics did not name for its shape can compute it."""
     result = _HeuristicResult()
     status = _library().cublasLtMatmulAlgoCheck(
-        _handle(), description, weight, x, out, out, byref(algorithm), byref(result)
+        _handle(),
+        algorithm.description,
+        algorithm.weight,
+        algorithm.x,
+        algorithm.out,
+        algorithm.out,
+        byref(algorithm.chosen),
+        byref(result),
     )
     return status == 0 and result.state == 0 and result.workspace_size <= WORKSPACE_BYTES
 

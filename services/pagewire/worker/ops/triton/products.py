@@ -49,7 +49,7 @@ def product(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     if algorithm is None or not _fit(x, weight, out):
-        return _torch_product(x, weight, out)
+        return torch_product(x, weight, out)
     return multiply(x, weight, out, algorithm)
 
 
@@ -57,7 +57,7 @@ def product_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     """Add `x @ weight.T` to `residual [tokens, features]` and return that."""
     algorithm = _chosen.get(_shape(x, weight, add=True))
     if algorithm is None or not _fit(x, weight, residual):
-        return _torch_add(x, weight, residual)
+        return torch_add(x, weight, residual)
     return multiply(x, weight, residual, algorithm)
 
 
@@ -109,12 +109,12 @@ def _fastest(
     factors = [weights[launch % len(weights)] for launch in range(launches)]
 
     def microseconds(run: Product) -> float:
-        return _time(run, x, factors, out, scratch)
+        return time_product(run, x, factors, out, scratch)
 
     known = algorithms(shape, neighbours)
     if not known:
         return None, 1.0
-    usual: Product = _torch_add if shape.add else _torch_product
+    usual: Product = torch_add if shape.add else torch_product
     runs: list[Product] = [partial(multiply, algorithm=algorithm) for algorithm in known]
     for run in (usual, *runs):
         run(x, weights[0], out)  # loads what it launches
@@ -126,7 +126,7 @@ def _fastest(
     return known[best], limit / times[best]
 
 
-def _time(
+def time_product(
     run: Product, x: Tensor, factors: Sequence[Tensor], out: Tensor, scratch: Tensor
 ) -> float:
     """Microseconds of a product, the mean of one with each of `factors`."""
@@ -140,11 +140,11 @@ def _time(
     return float(begin.elapsed_time(end)) * 1e3 / len(factors)
 
 
-def _torch_product(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+def torch_product(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     return torch.mm(x, weight.t(), out=out)
 
 
-def _torch_add(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+def torch_add(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     return out.addmm_(x, weight.t())
 
 
