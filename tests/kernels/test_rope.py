@@ -61,7 +61,7 @@ def compare(arguments, heads, dtype, config=None, unscaled=None, waited_for=Fals
         q = rope.qk_norm_rope_kv_write(
             *arguments, *caches, unscaled=unscaled, waited_for=waited_for, config=config
         )
-    expected = reference.qk_norm_rope_kv_write(*arguments, *expected_caches, unscaled)
+    expected = reference.qk_norm_rope_kv_write(*arguments, *expected_caches, unscaled=unscaled)
     assert_near(q, expected, TOLERANCE[dtype])
     assert_same_writes(caches, expected_caches, TOLERANCE[dtype])
 
@@ -123,6 +123,12 @@ def test_projection_and_what_follows_it(tokens, biased, device):
         q = module.norm_qkv_rope_kv_write(x, eps, weight, bias, *norms, *place, *caches)
         assert_near(q, expected, 1e-5)
         assert_same_writes(caches, expected_caches, 1e-5)
+        given = torch.full_like(q, torch.nan)
+        again = module.norm_qkv_rope_kv_write(
+            x, eps, weight, bias, *norms, *place, *caches, out=given
+        )
+        assert again is given
+        assert torch.equal(given, q)
 
 
 def test_twin_rotates_as_llama_does(device):

@@ -45,7 +45,6 @@ def logits(decoder: Decoder, prompt: list[int]) -> Tensor:
         num_decodes=0,
         decode_lengths=ints(),
         prefill=Prefill(slots=ints(0), starts=ints(0, count), lengths=ints(count), longest=count),
-        rows=None,
     )
     with torch.inference_mode():
         hidden = decoder.hidden(batch, cache, ints(*range(1, 1 + blocks))[None])

@@ -11,6 +11,9 @@ from pagewire.worker.ops import Ops
 from pagewire.worker.ops.reference.shared_ranges import SharedRanges
 from pagewire.worker.weights import LayerWeights, Weights
 
+# Behind its KV the last layer computes only what is wanted of it.
+KINDS_OF_LAYERS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
@@ -23,11 +26,19 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """Those tokens of a batch whose logits are wanted; tensors are int32 on the device."""
+
+    rows: Tensor  # [rows], which tokens of the batch
+    slots: Tensor  # [rows]
+    lengths: Tensor  # [rows], KV tokens, the current one included
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of one forward pass: the decode rows, then the prefill chunks one by one.
 
-    All tensors are int32 on the device. `tokens` counts decode rows and the tokens of all chunks;
-    `rows` names the tokens whose logits are wanted, None for all of them in order.
+    All tensors are int32 on the device. `tokens` counts decode rows and the tokens of all chunks.
     """
 
     token_ids: Tensor  # [tokens]
@@ -36,7 +47,7 @@ class Batch:
     num_decodes: int
     decode_lengths: Tensor  # [num_decodes], KV tokens, the current one included
     prefill: Prefill | None
-    rows: Tensor | None  # [rows]
+    wanted: Wanted | None = None  # None: all tokens, in order
     shared: SharedRanges | None = None  # of the decode rows
 
 
@@ -51,23 +62,78 @@ class Decoder:
         self.cos_sin = cos_sin
         self._scale = config.head_dim**-0.5
 
-    def first_layer(self) -> "Decoder":
-        """The same with its first layer alone."""
-        weights = replace(self.weights, layers=self.weights.layers[:1])
-        return Decoder(replace(self.config, num_layers=1), weights, self.ops, self.cos_sin)
+    def shallow(self) -> "Decoder":
+        """The same with the first layers alone, as many as there are kinds."""
+        layers = self.weights.layers[:KINDS_OF_LAYERS]
+        weights = replace(self.weights, layers=layers)
+        config = replace(self.config, num_layers=len(layers))
+        return Decoder(config, weights, self.ops, self.cos_sin)
 
     def hidden(self, batch: Batch, cache: KVCache, block_tables: Tensor) -> Tensor:
         """Writes the KV of the batch's tokens; the residual stream `[rows, hidden]` at the end."""
         residual = self.weights.embedding[batch.token_ids]  # [tokens, hidden]
-        return self.layers(residual, batch, cache, block_tables)
+        if batch.wanted is None:
+            return self.layers(residual, batch, cache, block_tables)
+        queries, wanted = self.body(residual, batch, cache, block_tables), batch.wanted
+        if not len(wanted.rows):
+            return residual[:0]
+        residual, queries = residual[wanted.rows], queries[wanted.rows]
+        return self.finish(residual, queries, wanted.slots, wanted.lengths, cache, block_tables)
 
     def layers(
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
-        """The same from embedded tokens `[tokens, hidden]`, which it overwrites."""
+        """All layers for all tokens: changes the embedded tokens `[tokens, hidden]` in place."""
         for layer, keys, values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
             self._layer(layer, residual, batch, keys, values, block_tables)
-        return residual if batch.rows is None else residual[batch.rows]
+        return residual
+
+    def body(
+        self,
+        residual: Tensor,
+        batch: Batch,
+        cache: KVCache,
+        block_tables: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The layers up to the last one's KV, behind which most tokens of a prompt are done.
+
+        Changes the embedded tokens `[tokens, hidden]` in place; returns the last layer's queries
+        `[tokens, heads, head_dim]`, in `out` if that is given.
+        """
+        *layers, last = zip(self.weights.layers, cache.keys, cache.values, strict=True)
+        for layer, keys, values in layers:
+            self._layer(layer, residual, batch, keys, values, block_tables)
+        return self._queries(last[0], residual, batch, *last[1:], block_tables, out)
+
+    def finish(
+        self,
+        residual: Tensor,
+        queries: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        cache: KVCache,
+        block_tables: Tensor,
+    ) -> Tensor:
+        """What the last layer does behind `body`, for some of its tokens.
+
+        The KV of each token's sequence is written: whether it decodes or ends a chunk, it attends
+        as a decode row.
+
+        Args:
+            residual: `[rows, hidden]`, changed in place.
+            queries: `[rows, heads, head_dim]`.
+            slots, lengths: `[rows]` int32, as in `Wanted`.
+            cache, block_tables: as in `body`.
+
+        Returns:
+            `residual`.
+        """
+        attended = self.ops.decode_attention(
+            queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
+        )
+        self._behind_attention(self.weights.layers[-1], attended, residual)
+        return residual
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """`[rows, vocab]`, in the dtype of the weights; written to `out` if that is given."""
@@ -84,10 +150,24 @@ class Decoder:
         block_tables: Tensor,
     ) -> None:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
-        ops, eps = self.ops, self.config.rms_norm_eps
-        queries = ops.norm_qkv_rope_kv_write(
+        queries = self._queries(layer, residual, batch, keys, values, block_tables)
+        attended = self._attend(queries, batch, keys, values, block_tables)
+        self._behind_attention(layer, attended, residual)
+
+    def _queries(
+        self,
+        layer: LayerWeights,
+        residual: Tensor,
+        batch: Batch,
+        keys: Tensor,
+        values: Tensor,
+        block_tables: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Writes a layer's KV; its queries `[tokens, heads, head_dim]`."""
+        return self.ops.norm_qkv_rope_kv_write(
             residual,
-            eps,
+            self.config.rms_norm_eps,
             layer.qkv,
             layer.qkv_bias,
             layer.q_norm,
@@ -98,8 +178,12 @@ class Decoder:
             block_tables,
             keys,
             values,
-        )  # [tokens, heads, head_dim]
-        attended = self._attend(queries, batch, keys, values, block_tables)
+            out=out,
+        )
+
+    def _behind_attention(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> None:
+        """Adds to `residual [rows, hidden]` what follows on `attended [rows, heads, head_dim]`."""
+        ops, eps = self.ops, self.config.rms_norm_eps
         ops.linear_add(attended.flatten(1), layer.output, residual)
         if layer.output_bias is not None:
             residual += layer.output_bias

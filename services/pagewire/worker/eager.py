@@ -11,7 +11,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker import device_errors
 from pagewire.worker.backend import HostCosts, Outcome, RowFailure, non_finite
 from pagewire.worker.cpu_threads import CpuThreads
-from pagewire.worker.decoder import Batch, Decoder, Prefill
+from pagewire.worker.decoder import Batch, Decoder, Prefill, Wanted
 from pagewire.worker.device_logprobs import PendingLogprobs, compute
 from pagewire.worker.device_slots import DeviceSlots
 from pagewire.worker.host_cache import HostCache
@@ -173,21 +173,19 @@ class EagerBackend:
             num_decodes=plan.num_decodes,
             decode_lengths=lengths,
             prefill=None,
-            rows=None,
         )
         return batch, slots, indices
 
     def _mixed_batch(self, plan: StepPlan, chunks: Chunks) -> tuple[Batch, Tensor, Tensor]:
         decodes = plan.num_decodes
         counts = np.diff(chunks.starts)
-        last_tokens = chunks.starts[1:][chunks.samples] - 1 + decodes
         (
             positions,
             slots,
-            lengths,
             indices,
-            rows,
+            sample_rows,
             sample_slots,
+            sample_lengths,
             prompt,
             chunk_slots,
             chunk_starts,
@@ -196,10 +194,10 @@ class EagerBackend:
             self.device,
             np.concatenate((plan.decode_positions, chunks.positions)),
             np.concatenate((plan.decode_slots, np.repeat(chunks.slots, counts))),
-            plan.decode_positions + 1,
             plan.sample_indices,
-            np.concatenate((np.arange(decodes, dtype=np.int32), last_tokens)),
+            plan.sample_rows(),
             plan.sample_slots,
+            plan.sample_lengths(),
             chunks.tokens,
             chunks.slots,
             chunks.starts + np.int32(decodes),
@@ -210,8 +208,8 @@ class EagerBackend:
             positions=positions,
             slots=slots,
             num_decodes=decodes,
-            decode_lengths=lengths,
+            decode_lengths=sample_lengths[:decodes],  # those rows come first
             prefill=Prefill(chunk_slots, chunk_starts, chunk_lengths, int(counts.max())),
-            rows=rows,
+            wanted=Wanted(sample_rows, sample_slots, sample_lengths),
         )
         return batch, sample_slots, indices

@@ -176,7 +176,6 @@ class GraphBackend(EagerBackend):
             num_decodes=len(slots),
             decode_lengths=lengths,
             prefill=None,
-            rows=None,
             shared=self._shared.ranges(rows) if shared else None,
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)

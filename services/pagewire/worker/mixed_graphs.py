@@ -2,9 +2,9 @@
 
 Launched one by one, the 300 kernels of a mixed step cost the host 7 to 15 ms, more than most such
 steps take on the device. Here a step is two graph launches: a *body* embeds the tokens and runs the
-layers, a *head* computes the logits of the rows that sample and draws their tokens. Bodies are
-captured for numbers of tokens, heads for numbers of rows; the residual stream lies between them
-in memory of its own.
+layers up to the last one's KV, a *head* does the rest for the rows that sample and draws their
+tokens. Bodies are captured for numbers of tokens, heads for numbers of rows; the residual stream
+and the last layer's queries lie between them in memory of their own.
 """
 
 from bisect import bisect_left
@@ -27,13 +27,13 @@ from pagewire.worker.mixed_layout import (
     body_length,
     body_sizes,
     pack_body,
-    sampling_rows,
     split_body,
 )
 from pagewire.worker.plan import Chunks, StepPlan
 from pagewire.worker.staging import Staging
 
-ROWS, SLOTS, INDICES = range(3)
+ROWS, SLOTS, INDICES, LENGTHS = range(4)
+NUM_INPUTS = 4
 
 Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
@@ -43,7 +43,7 @@ class Head:
     """Logits and sampling of a number of rows, to be replayed."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Tensor  # [3, rows] int32
+    inputs: Tensor  # [NUM_INPUTS, rows] int32
     tokens: Tensor  # [rows] int32
 
 
@@ -60,7 +60,7 @@ class MixedGraphs:
         logits: Tensor,
     ) -> None:
         """Heads write to the first rows of `logits [rows, vocab]`."""
-        weights = decoder.weights
+        weights, config = decoder.weights, decoder.config
         self._decoder = decoder
         self._slots = slots
         self._cache = cache
@@ -71,15 +71,12 @@ class MixedGraphs:
         longest = max(body_length(size) for size in self._sizes)
         rows = row_buckets[-1]
         device = weights.embedding.device
-        self._staging = Staging(max(longest, 3 * rows))
+        self._staging = Staging(max(longest, NUM_INPUTS * rows))
         self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
-        self._head_inputs = torch.zeros(3 * rows, dtype=torch.int32, device=device)
-        self._residual = torch.zeros(
-            limits.max_num_batched_tokens,
-            weights.embedding.shape[1],
-            dtype=weights.embedding.dtype,
-            device=device,
-        )
+        self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
+        tokens = limits.max_num_batched_tokens
+        self._residual = weights.embedding.new_zeros(tokens, config.hidden_size)
+        self._queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
         self._heads: dict[tuple[int, bool], Head] = {}
 
@@ -110,13 +107,13 @@ class MixedGraphs:
             return self._head_inputs[:0]
         bucket = self._row_buckets[bisect_left(self._row_buckets, rows)]
         head = self._heads[bucket, plan.filtered]
-        self._staging.copy_to(head.inputs, self._pack_head(plan, chunks, bucket))
+        self._staging.copy_to(head.inputs, self._pack_head(plan, bucket))
         head.graph.replay()
         return head.tokens[:rows]
 
     def _rows(self, rows: int) -> Tensor:
-        """Where the inputs of the head of `rows` rows lie, `[3, rows]`."""
-        return self._head_inputs[: 3 * rows].view(3, rows)
+        """Where the inputs of the head of `rows` rows lie, `[NUM_INPUTS, rows]`."""
+        return self._head_inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
 
     def _body(self, size: BodySize) -> Tensor:
         state = self._slots
@@ -124,20 +121,29 @@ class MixedGraphs:
         batch = body_batch(inputs, size, state.last_tokens)
         residual = self._residual[: size.tokens]
         torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
-        return self._decoder.layers(residual, batch, self._cache, state.block_tables)
+        queries = self._queries[: size.tokens]
+        return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
 
     def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
         """`[rows]` int32."""
-        hidden = self._residual[inputs[ROWS]]
+        hidden = self._decoder.finish(
+            self._residual[inputs[ROWS]],
+            self._queries[inputs[ROWS]],
+            inputs[SLOTS],
+            inputs[LENGTHS],
+            self._cache,
+            self._slots.block_tables,
+        )
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
         return self._slots.draw(
             self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
         )
 
-    def _pack_head(self, plan: StepPlan, chunks: Chunks, bucket: int) -> Int32Array:
+    def _pack_head(self, plan: StepPlan, bucket: int) -> Int32Array:
         rows = len(plan.sample_slots)
-        packed = np.zeros((3, bucket), np.int32)
-        packed[ROWS, :rows] = sampling_rows(plan, chunks)
+        packed = np.zeros((NUM_INPUTS, bucket), np.int32)
+        packed[ROWS, :rows] = plan.sample_rows()
+        packed[LENGTHS, :rows] = plan.sample_lengths()
         packed[SLOTS, :rows] = plan.sample_slots
         packed[SLOTS, rows:] = self._limits.padding_slot
         packed[INDICES, :rows] = plan.sample_indices

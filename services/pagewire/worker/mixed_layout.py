@@ -116,14 +116,7 @@ def body_batch(inputs: BodyInputs[Tensor], size: BodySize, last_tokens: Tensor) 
         num_decodes=size.decodes,
         decode_lengths=inputs.decode_lengths,
         prefill=Prefill(inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens),
-        rows=None,
     )
-
-
-def sampling_rows(plan: StepPlan, chunks: Chunks) -> Int32Array:
-    """Where in the batch the tokens `[rows]` are whose logits are wanted."""
-    last_tokens = chunks.starts[1:][chunks.samples] - 1 + plan.num_decodes
-    return np.concatenate((np.arange(plan.num_decodes, dtype=np.int32), last_tokens))
 
 
 def _lengths(size: BodySize) -> tuple[int, ...]:

@@ -98,6 +98,21 @@ class StepPlan:
         """Tokens of all chunks."""
         return 0 if self.chunks is None else len(self.chunks.tokens)
 
+    def sample_rows(self) -> Int32Array:
+        """Where among the decode rows and the tokens of the chunks those are that sample."""
+        rows = np.arange(self.num_decodes, dtype=np.int32)
+        if self.chunks is None:
+            return rows
+        ends = self.chunks.starts[1:][self.chunks.samples]
+        return np.concatenate((rows, ends + np.int32(self.num_decodes - 1)))
+
+    def sample_lengths(self) -> Int32Array:
+        """KV tokens `[rows]` that those attend to, themselves included."""
+        lengths = self.decode_positions + np.int32(1)
+        if self.chunks is None:
+            return lengths
+        return np.concatenate((lengths, self.chunks.lengths[self.chunks.samples]))
+
 
 def rehearsal(
     limits: Limits,

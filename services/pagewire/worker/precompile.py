@@ -1,7 +1,7 @@
 """Finding and loading every kernel that a worker on a GPU will launch.
 
 Both go through the very steps that will be captured, so there is no second list of kernels. One
-layer is enough: all are alike.
+layer of each kind is enough.
 """
 
 import logging
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pagewire.worker.compilations import collected, compiled_here
 from pagewire.worker.compile_pool import Compiled, Job
-from pagewire.worker.decoder import Decoder
+from pagewire.worker.decoder import KINDS_OF_LAYERS, Decoder
 from pagewire.worker.families import ModelConfig
 from pagewire.worker.graphed import GraphBackend
 from pagewire.worker.limits import Limits
@@ -37,7 +37,7 @@ def collect_kernels(
     It needs no weights: those that it makes are undefined. As no kernel runs, token ids and slots
     keep the zeros that they begin with, so whatever else is computed is harmless.
     """
-    model = replace(model, num_layers=1)
+    model = replace(model, num_layers=min(KINDS_OF_LAYERS, model.num_layers))
     weights = empty_weights(model, dtype, cos_sin.device)
     decoder = Decoder(model, weights, ops, cos_sin)
     with collected(submit):
@@ -50,7 +50,7 @@ def collect_kernels(
 def load_kernels(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> list[str]:
     """Loads every variant that a graph backend needs; the names of those that it had to compile."""
     with compiled_here() as names:
-        _rehearse(decoder.first_layer(), limits, dtype)
+        _rehearse(decoder.shallow(), limits, dtype)
     return names
 
 

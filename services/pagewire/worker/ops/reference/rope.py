@@ -22,6 +22,8 @@ def norm_qkv_rope_kv_write(
     block_tables: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return `qk_norm_rope_kv_write` of `norm_linear(x, None, eps, weight, bias)`.
 
@@ -30,14 +32,14 @@ def norm_qkv_rope_kv_write(
         eps: of both norms.
         weight: `[(query_heads + 2 * kv_heads) * head_dim, hidden]`; holds the norm's weight.
         bias: `[(query_heads + 2 * kv_heads) * head_dim]` or None.
-        q_norm, k_norm, cos_sin, positions, slots, block_tables, k_cache, v_cache: as there.
+        q_norm, k_norm, cos_sin, positions, slots, block_tables, k_cache, v_cache, out: as there.
 
     Returns:
         Queries `[tokens, query_heads, head_dim]` in the dtype of `x`.
     """
     qkv = norm_linear(x, None, eps, weight, bias)
     return qk_norm_rope_kv_write(
-        qkv, q_norm, k_norm, eps, cos_sin, positions, slots, block_tables, k_cache, v_cache
+        qkv, q_norm, k_norm, eps, cos_sin, positions, slots, block_tables, k_cache, v_cache, out=out
     )
 
 
@@ -52,7 +54,9 @@ def qk_norm_rope_kv_write(
     block_tables: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    *,
     unscaled: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Turn the fused QKV projection of T tokens into rotated queries and cached keys and values.
 
@@ -72,9 +76,10 @@ def qk_norm_rope_kv_write(
         k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
         unscaled: `[tokens, hidden]`, what `qkv` was computed from where its RMS norm was meant:
             `qkv` is divided by its root mean square first. None: it is right.
+        out: `[tokens, query_heads, head_dim]`, takes the queries; a new tensor when None.
 
     Returns:
-        Queries `[tokens, query_heads, head_dim]` in the dtype of `qkv`.
+        Queries `[tokens, query_heads, head_dim]` in the dtype of `qkv`: `out` if it was given.
     """
     _, kv_heads, block_size, head_dim = k_cache.shape
     wide = qkv if unscaled is None else qkv.float() * inverse_rms(unscaled, eps)
@@ -87,7 +92,8 @@ def qk_norm_rope_kv_write(
     rows = positions % block_size
     k_cache[blocks, :, rows] = _norm_rotate(k, k_norm, eps, cos, sin).to(k_cache.dtype)
     v_cache[blocks, :, rows] = v.to(v_cache.dtype)
-    return _norm_rotate(q, q_norm, eps, cos, sin).to(qkv.dtype)
+    queries = _norm_rotate(q, q_norm, eps, cos, sin).to(qkv.dtype)
+    return queries if out is None else out.copy_(queries)
 
 
 def _norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:

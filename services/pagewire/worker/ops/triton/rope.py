@@ -38,6 +38,8 @@ def norm_qkv_rope_kv_write(
     block_tables: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Twin of `reference.rope.norm_qkv_rope_kv_write`; `x` is contiguous."""
     config = choose_config(x, weight)
@@ -56,6 +58,7 @@ def norm_qkv_rope_kv_write(
         k_cache,
         v_cache,
         unscaled=x if late else None,
+        out=out,
         waited_for=isinstance(config, SkinnyConfig),
     )
 
@@ -73,10 +76,12 @@ def qk_norm_rope_kv_write(
     v_cache: Tensor,
     *,
     unscaled: Tensor | None = None,
+    out: Tensor | None = None,
     waited_for: bool = False,
     config: RopeConfig | None = None,
 ) -> Tensor:
-    """Twin of `reference.rope.qk_norm_rope_kv_write`; `qkv` and `unscaled` are contiguous.
+    """Twin of `reference.rope.qk_norm_rope_kv_write`; `qkv`, `unscaled` and `out` are
+    contiguous.
 
     Args:
         waited_for: the kernel in front, which computes `qkv`, has waited for `unscaled` before it
@@ -90,7 +95,7 @@ def qk_norm_rope_kv_write(
     pdl = config.pdl and dependent_launch(qkv.device)
     launch = {"launch_pdl": True} if pdl else {}
 
-    q = qkv.new_empty((tokens, query_heads, head_dim))
+    q = qkv.new_empty((tokens, query_heads, head_dim)) if out is None else out
     # Groups of heads: those of the queries, then of the keys, then of the values.
     groups = triton.cdiv(query_heads, config.heads) + 2 * triton.cdiv(kv_heads, config.heads)
     _qk_norm_rope_kv_write_kernel[(triton.cdiv(tokens, config.tokens), groups)](
