@@ -1,13 +1,13 @@
-"""Time all algorithms that cuBLASLt's heuristics name for a model's products, beside torch's.
+"""Time cuBLASLt's algorithms for a model's products, beside torch's.
 
     PYTHONPATH=services:shared python3 benchmarks/kernels/products.py --model llama-3.1-8b \
-        [--tokens 96 128 ...] [--most 256] [--search SECONDS] [--json FILE]
+        [--tokens 96 128 ...] [--search SECONDS] [--json FILE]
 
-For each product of a layer and number of tokens: microseconds by torch, by the best of those that a
-worker would try by itself (`cublaslt.MOST_RESULTS` a workspace), and by the best of `--most`, with
-its settings. `--search` goes on from the best ones, for so long a product: it changes one setting
-of theirs after the other to each value that the library takes, and keeps what is faster. All are
-timed once on a few weights, the fastest then in a CUDA graph; the weights outgrow the L2 cache.
+For each product of a layer and number of tokens: microseconds by torch, by the best algorithm that
+the library's heuristics name, and by the best that a worker tries, with its settings. `--search`
+goes on from the best ones, for so long a product: it changes one setting of theirs after the other
+to each value that the library takes, and keeps what is faster. All are timed once on a few weights,
+the fastest then in a CUDA graph; the weights outgrow the L2 cache.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import ctypes
 import json
 import time
 from collections.abc import Iterator
-from copy import copy
-from ctypes import byref, c_int32, c_size_t, c_uint16, c_uint32
-from dataclasses import asdict, dataclass, replace
+from ctypes import byref, c_size_t
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,12 +29,12 @@ from pagewire.worker.kernel_bench.shapes import MODELS
 from pagewire.worker.kernel_bench.timing import graph_us
 from pagewire.worker.ops.triton import cublaslt
 from pagewire.worker.ops.triton.cublaslt import (
-    MOST_RESULTS,
+    SETTINGS,
     Algorithm,
     Shape,
     algorithms,
-    fits,
     multiply,
+    with_settings,
 )
 from pagewire.worker.ops.triton.products import (
     SCRATCH_BYTES,
@@ -43,6 +42,7 @@ from pagewire.worker.ops.triton.products import (
     time_product,
     torch_add,
     torch_product,
+    worth_trying,
 )
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -55,21 +55,10 @@ FINALISTS = 6  # timed in graphs
 TOLERANCE = 6e-3  # of products of bfloat16
 CLEARLY = 0.99  # a time that is better is so many times the other
 SEARCHED_FROM = 3  # of the algorithms that the heuristics name
-# cublasLtMatmulAlgoConfigAttributes_t: number and type of each setting.
-SETTINGS = {
-    "id": (0, c_int32),
-    "tile": (1, c_uint32),
-    "split_k": (2, c_int32),
-    "reduction": (3, c_uint32),
-    "swizzle": (4, c_uint32),
-    "custom": (5, c_uint32),
-    "stages": (6, c_uint32),
-    "inner_shape": (7, c_uint16),
-    "cluster": (8, c_uint16),
-}
-# What is tried of each; cuBLAS 13 has tiles up to 645, and clusters up to 51.
+# What is tried of each. cuBLAS 13.1 has tiles up to 645 and clusters up to 51; asked whether some
+# of its last tiles fit, it divides by zero.
 TRIED = {
-    "tile": range(1, 660),
+    "tile": range(1, 629),
     "cluster": range(56),
     "stages": range(48),
     "custom": range(32),
@@ -88,10 +77,10 @@ class Row:
     product: str
     tokens: int
     torch_us: float
-    usual_us: float
-    usual_algorithms: int
+    named_us: float
+    named: int
     best_us: float
-    algorithms: int
+    tried: int
     best: dict[str, int]
     searched_us: float | None
     searched: dict[str, int] | None
@@ -159,24 +148,24 @@ class Timer:
             raise SystemExit(f"an algorithm that was found is wrong: off by {error:.2g}")
 
 
-def row_of(name: str, shape: Shape, timer: Timer, most: int, seconds: float) -> Row:
-    """All algorithms of a shape, and those that a search finds in some time."""
-    usual, known = algorithms(shape), algorithms(shape, most=most)
-    usual_us, _ = timer.fastest(usual)
-    best_us, best = timer.fastest(known)
+def row_of(name: str, shape: Shape, timer: Timer, seconds: float) -> Row:
+    """The algorithms of a shape, and those that a search finds in some time."""
+    named, tried = algorithms(shape), worth_trying(shape, (), DEVICE)
+    named_us, _ = timer.fastest(named)
+    best_us, best = timer.fastest(tried)
     searched_us = searched = None
     if seconds:
-        begin = timer.ranked(known)[:SEARCHED_FROM]
+        begin = timer.ranked(tried)[:SEARCHED_FROM]
         searched_us, searched = timer.fastest(list(timer.search(begin, seconds)))
         timer.check(searched)
     return Row(
         product=name,
         tokens=shape.tokens,
         torch_us=timer.in_graph(timer.by_torch),
-        usual_us=usual_us,
-        usual_algorithms=len(usual),
+        named_us=named_us,
+        named=len(named),
         best_us=best_us,
-        algorithms=len(known),
+        tried=len(tried),
         best=settings_of(best),
         searched_us=searched_us,
         searched=None if searched is None else settings_of(searched),
@@ -184,22 +173,13 @@ def row_of(name: str, shape: Shape, timer: Timer, most: int, seconds: float) -> 
 
 
 def changed(algorithm: Algorithm, setting: str, value: int) -> Algorithm | None:
-    """The same with another setting; None if the library does not take it."""
-    chosen = copy(algorithm.chosen)
+    """The same with another setting; None if the library does not take it, or it is no other."""
     changes = {setting: value}
     if setting == "split_k":
         changes["reduction"] = FLOAT32_PARTS if value > 1 else 0
-    for name, wanted in changes.items():
-        number, kind = SETTINGS[name]
-        held = kind(wanted)
-        if library().cublasLtMatmulAlgoConfigSetAttribute(
-            byref(chosen), number, byref(held), c_size_t(ctypes.sizeof(held))
-        ):
-            return None
-    if bytes(chosen) == bytes(algorithm.chosen):
-        return None
-    other = replace(algorithm, chosen=chosen)
-    return other if fits(other) else None
+    other = with_settings(algorithm, **changes)
+    same = other is not None and bytes(other.chosen) == bytes(algorithm.chosen)
+    return None if same else other
 
 
 def settings_of(algorithm: Algorithm) -> dict[str, int]:
@@ -207,7 +187,7 @@ def settings_of(algorithm: Algorithm) -> dict[str, int]:
     found = {}
     for name, (number, kind) in SETTINGS.items():
         value, written = kind(), c_size_t()
-        library().cublasLtMatmulAlgoConfigGetAttribute(
+        cublaslt._library().cublasLtMatmulAlgoConfigGetAttribute(
             byref(algorithm.chosen),
             number,
             byref(value),
@@ -218,17 +198,12 @@ def settings_of(algorithm: Algorithm) -> dict[str, int]:
     return found
 
 
-def library() -> ctypes.CDLL:
-    """What the worker's own calls go to."""
-    return cublaslt._library()
-
-
 def line_of(row: Row) -> str:
     """A row for the terminal."""
     line = (
         f"{row.product:<8} {row.tokens:5} torch {row.torch_us:8.2f}, "
-        f"best of {row.usual_algorithms:3} {row.usual_us:8.2f}, "
-        f"of {row.algorithms:3} {row.best_us:8.2f} {list(row.best.values())}"
+        f"best of {row.named:3} {row.named_us:8.2f}, "
+        f"of {row.tried:3} {row.best_us:8.2f} {list(row.best.values())}"
     )
     if row.searched_us is None or row.searched is None:
         return line
@@ -239,12 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="llama-3.1-8b")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--most", type=int, default=256)
     parser.add_argument("--search", type=float, default=0.0, help="seconds a product")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    print(f"of {MOST_RESULTS} and {options.most} asked for; microseconds")
+    print("of those that heuristics name, and of all that a worker tries; microseconds")
     scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=DEVICE)
     matrices = MODELS[options.model].matrices
     for name in PRODUCTS:
@@ -256,11 +230,11 @@ def main() -> None:
         for tokens in options.tokens:
             shape = Shape(tokens, features, k, DTYPE, add=PRODUCTS[name])
             timer = Timer(shape, weights, scratch)
-            row = row_of(name, shape, timer, options.most, options.search)
+            row = row_of(name, shape, timer, options.search)
             rows.append(row)
             print(line_of(row), flush=True)
     if options.json is not None:
-        result = {"model": options.model, "gpu": torch.cuda.get_device_name(), "most": options.most}
+        result = {"model": options.model, "gpu": torch.cuda.get_device_name()}
         result["rows"] = [asdict(row) for row in rows]
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

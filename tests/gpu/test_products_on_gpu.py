@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pagewire.worker.ops.triton import products
-from pagewire.worker.ops.triton.cublaslt import Shape, algorithms, multiply
+from pagewire.worker.ops.triton.cublaslt import Shape, algorithms, multiply, with_settings
+from pagewire.worker.ops.triton.products import worth_trying
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,12 +37,29 @@ def test_every_algorithm_multiplies(
     expected = x.double() @ weight.double().t() + (held.double() if add else 0)
     own = algorithms(Shape(tokens, features, k, dtype, add))
     others = algorithms(Shape(tokens + 64, features, k, dtype, add))
-    found = algorithms(Shape(tokens, features, k, dtype, add), others)
+    found = worth_trying(Shape(tokens, features, k, dtype, add), others, x.device)
     assert 1 < len(own) <= len(found) == len({bytes(algorithm.chosen) for algorithm in found})
     for algorithm in found:
         out = held.clone() if add else torch.full_like(held, float("nan"))
         assert multiply(x, weight, out, algorithm) is out
         assert error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="tiles of one wave were found on Hopper",
+)
+def test_tiles_of_one_wave_are_tried_too() -> None:
+    shape = Shape(144, 4096, 4096, torch.bfloat16, add=True)
+    named = {bytes(algorithm.chosen) for algorithm in algorithms(shape)}
+    tried = worth_trying(shape, (), torch.device("cuda", 0))
+    assert [a for a in tried if bytes(a.chosen) not in named]
+
+
+def test_settings_that_the_library_does_not_take() -> None:
+    named = algorithms(Shape(144, 4096, 4096, torch.bfloat16, add=True))[0]
+    assert with_settings(named) is not None
+    assert with_settings(named, tile=1) is None  # 8 by 8
 
 
 def test_a_chosen_algorithm_is_taken_in_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:

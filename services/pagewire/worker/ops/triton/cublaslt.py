@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64
+from copy import copy
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+)
 from ctypes import c_void_p as Handle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,8 +37,21 @@ ALIGNMENT = 256
 
 # Asked for with less workspace, the heuristics name other algorithms.
 _WORKSPACE_LIMITS = (WORKSPACE_BYTES, WORKSPACE_BYTES // 8, 0)
-# So many are named at once.
-MOST_RESULTS = 8
+# So many they name at most; asked for 256 with cuBLAS 13.1, no more.
+_MOST_RESULTS = 8
+
+# cublasLtMatmulAlgoConfigAttributes_t: number and type of each setting of an algorithm.
+SETTINGS = {
+    "id": (0, c_int32),
+    "tile": (1, c_uint32),
+    "split_k": (2, c_int32),
+    "reduction": (3, c_uint32),
+    "swizzle": (4, c_uint32),
+    "custom": (5, c_uint32),
+    "stages": (6, c_uint32),
+    "inner_shape": (7, c_uint16),
+    "cluster": (8, c_uint16),
+}
 
 _DATA_TYPES = {torch.bfloat16: 14, torch.float16: 2}  # CUDA_R_16BF, CUDA_R_16F
 _CUDA_R_32F = 0
@@ -67,6 +93,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
         POINTER(_HeuristicResult),
         POINTER(c_int),
     ],
+    "cublasLtMatmulAlgoConfigSetAttribute": [POINTER(_Algorithm), c_int, Handle, c_size_t],
     "cublasLtMatmulAlgoCheck": [
         *[Handle] * 6,
         POINTER(_Algorithm),
@@ -110,15 +137,12 @@ class Algorithm:
     beta: c_float
 
 
-def algorithms(
-    shape: Shape, others: Iterable[Algorithm] = (), most: int = MOST_RESULTS
-) -> list[Algorithm]:
+def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm]:
     """Those that the heuristics name, the likely fastest first; none for types not known here.
 
     Args:
         shape: what they compute.
         others: algorithms of shapes that differ in tokens alone; those that fit are added.
-        most: so many the heuristics may name at once, which they do for several workspaces.
 
     Raises:
         OSError: torch has loaded no such library.
@@ -146,11 +170,11 @@ def algorithms(
     found = {
         bytes(result.algo): Algorithm(result.algo, description, weight, x, out, beta)
         for limit in _WORKSPACE_LIMITS
-        for result in _heuristics(description, weight, x, out, limit, most)
+        for result in _heuristics(description, weight, x, out, limit)
     }
     for other in others:
         candidate = Algorithm(other.chosen, description, weight, x, out, beta)
-        if bytes(other.chosen) not in found and fits(candidate):
+        if bytes(other.chosen) not in found and _fits(candidate):
             found[bytes(other.chosen)] = candidate
     return list(found.values())
 
@@ -193,7 +217,21 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, algorithm: Algorithm) -> Te
     return out
 
 
-def fits(algorithm: Algorithm) -> bool:
+def with_settings(algorithm: Algorithm, **settings: int) -> Algorithm | None:
+    """The same with other `SETTINGS`; None if the library does not take them."""
+    chosen = copy(algorithm.chosen)
+    for name, value in settings.items():
+        number, kind = SETTINGS[name]
+        held = kind(value)
+        if _library().cublasLtMatmulAlgoConfigSetAttribute(
+            byref(chosen), number, _address(held), ctypes.sizeof(held)
+        ):
+            return None
+    other = replace(algorithm, chosen=chosen)
+    return other if _fits(other) else None
+
+
+def _fits(algorithm: Algorithm) -> bool:
     """Whether an algorithm that the heuristics did not name for its shape can compute it."""
     result = _HeuristicResult()
     status = _library().cublasLtMatmulAlgoCheck(
@@ -210,7 +248,7 @@ def fits(algorithm: Algorithm) -> bool:
 
 
 def _heuristics(
-    description: Handle, weight: Handle, x: Handle, out: Handle, workspace: int, most: int
+    description: Handle, weight: Handle, x: Handle, out: Handle, workspace: int
 ) -> Iterator[_HeuristicResult]:
     library = _library()
     preference = _new(library.cublasLtMatmulPreferenceCreate)
@@ -220,7 +258,7 @@ def _heuristics(
             preference, _PREF_MAX_WORKSPACE_BYTES, _address(limit), ctypes.sizeof(limit)
         )
     )
-    results, count = (_HeuristicResult * most)(), c_int()
+    results, count = (_HeuristicResult * _MOST_RESULTS)(), c_int()
     status = library.cublasLtMatmulAlgoGetHeuristic(
         _handle(),
         description,
@@ -229,7 +267,7 @@ def _heuristics(
         out,
         out,
         preference,
-        most,
+        _MOST_RESULTS,
         results,
         byref(count),
     )

@@ -1,22 +1,33 @@
 """The matrix products that cuBLAS computes, each by the algorithm that was measured the fastest.
 
 On an H200 the first one that cuBLAS's heuristics name, which is what torch takes, is up to 30 %
-slower than the best of those they name at a hundred tokens, and up to 8 % at eight thousand. How
-much depends on shape and size (`products_by_algorithm` in benchmarks/results/serving-h200.json), so
-a worker measures when it starts. What was not measured takes torch's.
+slower than the best of those they name at a hundred tokens, and up to 8 % at eight thousand; from
+136 to 900 tokens the best of those is up to 20 % slower than tiles that they do not name
+(`one_wave`). How much depends on shape and size (`products_by_algorithm` and `one wave` in
+benchmarks/results/serving-h200.json), so a worker measures when it starts. What was not measured
+takes torch's.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.triton.cublaslt import ALIGNMENT, Algorithm, Shape, algorithms, multiply
+from pagewire.worker.ops.triton.cublaslt import (
+    ALIGNMENT,
+    Algorithm,
+    Shape,
+    algorithms,
+    multiply,
+    with_settings,
+)
+from pagewire.worker.ops.triton.device import multiprocessors
+from pagewire.worker.ops.triton.one_wave import one_wave_tiles
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +41,10 @@ MOST_LAUNCHES = 4
 # The fastest of so many numbers of tokens before are tried as well: at some sizes the best that the
 # heuristics name is 2 to 13 % behind what they name for smaller ones.
 NEIGHBOURS = 3
+# What was the fastest with tiles of one wave on an H200, which alone was tried: cuBLAS's custom
+# option, whose meaning nobody tells, and cublasLtClusterShape_t (2, 3 and 5: 1x1, 2x1 and 1x2).
+SCHEDULES = ((9, 2), (9, 5), (5, 2), (5, 3))
+SCHEDULED_CAPABILITY = (9, 0)
 # So many of the algorithms are timed twice.
 FINALISTS = 3
 # By so much must one be faster than torch's to be taken.
@@ -111,7 +126,7 @@ def _fastest(
     def microseconds(run: Product) -> float:
         return time_product(run, x, factors, out, scratch)
 
-    known = algorithms(shape, neighbours)
+    known = worth_trying(shape, neighbours, x.device)
     if not known:
         return None, 1.0
     usual: Product = torch_add if shape.add else torch_product
@@ -124,6 +139,35 @@ def _fastest(
     best = min(range(len(known)), key=times.__getitem__)
     limit = min(microseconds(usual), microseconds(usual))
     return known[best], limit / times[best]
+
+
+def worth_trying(
+    shape: Shape, neighbours: Iterable[Algorithm], device: torch.device
+) -> list[Algorithm]:
+    """What the heuristics name, what neighbours take, and tiles of one wave."""
+    known = algorithms(shape, neighbours)
+    if known:
+        known += _of_one_wave(shape, known[0], device)
+    return list({bytes(algorithm.chosen): algorithm for algorithm in known}.values())
+
+
+def _of_one_wave(shape: Shape, named: Algorithm, device: torch.device) -> Iterator[Algorithm]:
+    """`named` with other settings."""
+    if torch.cuda.get_device_capability(device) != SCHEDULED_CAPABILITY:
+        return
+    for tile in one_wave_tiles(shape.features, shape.tokens, multiprocessors(device)):
+        for schedule, cluster in SCHEDULES:
+            algorithm = with_settings(
+                named,
+                tile=tile.number,
+                split_k=1,
+                reduction=0,
+                swizzle=0,
+                custom=schedule,
+                cluster=cluster,
+            )
+            if algorithm is not None:
+                yield algorithm
 
 
 def time_product(
