@@ -19,21 +19,34 @@ def on_compilation(report: Callable[[str], None]) -> None:
     knobs.runtime.jit_post_compile_hook = hook
 
 
+class _NotLaunched:
+    """What Triton finds loaded while kernels are only collected, and launches to no effect."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: Any) -> None:
+        pass
+
+    def run(self, *_: Any) -> None:
+        pass
+
+
 @contextmanager
 def collected(submit: Callable[[Job], None]) -> Iterator[None]:
     """Inside, kernel variants that this process has not loaded are not launched.
 
     Each goes to `submit` instead, once. What a kernel would have written stays as it was.
     """
-    seen: set[tuple[str, str, str]] = set()
+    # Asking a hook costs Triton most of a millisecond, so it is to be asked once for a variant.
+    pretended: list[tuple[dict[str, Any], str]] = []
 
     def hook(*_: Any, key: str, fn: Any, **details: Any) -> bool:
-        variant = fn.module, fn.name, key
-        if variant not in seen:
-            seen.add(variant)
-            target = driver.active.get_current_target()
-            described = target.backend, target.arch, target.warp_size
-            submit(Job(described, *variant[:2], details["compile"]["specialization_data"]))
+        target = driver.active.get_current_target()
+        described = target.backend, target.arch, target.warp_size
+        submit(Job(described, fn.module, fn.name, details["compile"]["specialization_data"]))
+        loaded = fn.jit_function.device_caches[details["compile"]["device"]][0]
+        loaded[key] = _NotLaunched()
+        pretended.append((loaded, key))
         return True  # do not compile, do not launch
 
     knobs.runtime.jit_cache_hook = hook
@@ -41,6 +54,8 @@ def collected(submit: Callable[[Job], None]) -> Iterator[None]:
         yield
     finally:
         knobs.runtime.jit_cache_hook = None
+        for loaded, key in pretended:
+            del loaded[key]
 
 
 @contextmanager
