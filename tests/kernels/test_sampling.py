@@ -105,7 +105,8 @@ def test_noise_bits_equal_plain_integers(seed, index, device):
     low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
     first = finalize((finalize(low + 0x9E3779B9 & 0xFFFFFFFF) + index) & 0xFFFFFFFF)
     second = finalize((high + 0x85EBCA77 & 0xFFFFFFFF) ^ first)
-    expected = [finalize(finalize(i + first & 0xFFFFFFFF) ^ second) for i in range(100)]
+    begin, step = first + finalize(second), second | 1
+    expected = [finalize(i * step + begin & 0xFFFFFFFF) for i in range(100)]
     state = make_state(1, device, seed=seed, index=index)
     bits = reference.noise_bits(state.seed, state.index, 100)[0]
     assert [b & 0xFFFFFFFF for b in bits.tolist()] == expected

@@ -261,8 +261,10 @@ def noise_bits(seed: Tensor, index: Tensor, vocabulary: int) -> Tensor:
     """Hash (seed, index, id) to 32 uniform bits, `[rows, vocabulary]` int32.
 
     The seed's halves and the index give a 64-bit key of each row, which is a bijection of the
-    seed at each index; two rounds of MurmurHash3's finalizer mix each half of it into the id
-    (Appleby, 2011, MurmurHash3, `fmix32`). Arithmetic is modulo 2^32 on int32.
+    seed at each index. One half is where the row's arithmetic sequence over the ids begins, the
+    other, made odd, its step; MurmurHash3's finalizer mixes that (Appleby, 2011, MurmurHash3,
+    `fmix32`). So an id costs one round, and no two rows have parts of a sequence in common.
+    Arithmetic is modulo 2^32 on int32.
 
     Args:
         seed: `[rows]` int64.
@@ -273,8 +275,9 @@ def noise_bits(seed: Tensor, index: Tensor, vocabulary: int) -> Tensor:
     high = (seed >> 32) + SEED_HIGH_OFFSET
     first = _mix(_mix(_wrap(low)).add_(index))  # [rows]
     second = _mix(_wrap(high).bitwise_xor_(first))
+    begin, step = first + _mix(second.clone()), second | 1
     ids = torch.arange(vocabulary, dtype=torch.int32, device=seed.device)
-    return _mix(_mix(ids + first[:, None]).bitwise_xor_(second[:, None]))
+    return _mix((ids * step[:, None]).add_(begin[:, None]))
 
 
 def _mix(x: Tensor) -> Tensor:

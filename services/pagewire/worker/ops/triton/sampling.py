@@ -54,7 +54,7 @@ def _noise_bits(seed, index, ids):
     """Twin of `reference.sampling.noise_bits` for one row; uint32."""
     first = _mix(_mix(seed.to(tl.uint32) + _SEED_LOW_OFFSET) + index.to(tl.uint32))
     second = _mix(((seed >> 32).to(tl.uint32) + _SEED_HIGH_OFFSET) ^ first)
-    return _mix(_mix(ids.to(tl.uint32) + first) ^ second)
+    return _mix(ids.to(tl.uint32) * (second | 1) + (first + _mix(second)))
 
 
 @triton.jit
