@@ -105,6 +105,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "products of 2 tokens": (products, 2),
     "products of 16 tokens": (products, 16),
     "draws": (draws, 8),
+    "draws of many rows": (draws, 512),
     "ends of a step": (ends, 8),
     "block copies": (block_copies, 5),
 }

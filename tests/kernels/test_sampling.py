@@ -21,7 +21,7 @@ from pagewire.worker.ops.triton import adjustments as adjusting
 from pagewire.worker.ops.triton import sampling, sampling_filters
 
 # A ragged last chunk, one chunk, and several.
-VOCABULARIES = [50, sampling.CHUNK, 2 * sampling.CHUNK + 77]
+VOCABULARIES = [50, sampling.CHUNK, 4 * sampling.CHUNK + 77]
 if CUDA:
     VOCABULARIES += [128256, 151936]
 
@@ -112,9 +112,9 @@ def test_noise_bits_equal_plain_integers(seed, index, device):
     assert [b & 0xFFFFFFFF for b in bits.tolist()] == expected
 
 
-def test_noise_kernel_has_the_twins_bits(device):
+@pytest.mark.parametrize("rows", [16, sampling.MANY_ROWS])
+def test_noise_kernel_has_the_twins_bits(rows, device):
     """With equal logits the token is the argmax of the hash, so its bits decide alone."""
-    rows = 16
     seed = torch.arange(rows) * 0x9876543210F
     state = make_state(rows, device, seed=seed, index=torch.arange(rows))
     bits = reference.noise_bits(state.seed, state.index, 3000)
