@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.norm import inverse_rms
 
 
@@ -77,7 +78,7 @@ def silu_mul(
     if tokens == 0:
         return out
     pdl = dependent_launch(gate_up.device)
-    _silu_mul_kernel[(tokens * triton.cdiv(intermediate, config.block),)](
+    _silu_mul_kernel[(tokens * cdiv(intermediate, config.block),)](
         gate_up,
         gate_up if unscaled is None else unscaled,
         out,
@@ -86,7 +87,7 @@ def silu_mul(
         eps,
         HIDDEN=0 if unscaled is None else unscaled.shape[1],
         BLOCK=config.block,
-        BLOCK_H=1 if unscaled is None else triton.next_power_of_2(unscaled.shape[1]),
+        BLOCK_H=1 if unscaled is None else next_power_of_2(unscaled.shape[1]),
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,

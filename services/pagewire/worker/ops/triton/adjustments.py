@@ -18,6 +18,7 @@ from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
 from pagewire.worker import adjustments
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 CHUNK = 4096
 WARPS = 8
@@ -28,7 +29,7 @@ _ALIGNMENT = 16
 
 _STOP_IDS = tl.constexpr(MAX_STOP_IDS)
 _BIASES = tl.constexpr(MAX_BIASES)
-_BIAS_LANES = tl.constexpr(triton.next_power_of_2(MAX_BIASES))
+_BIAS_LANES = tl.constexpr(next_power_of_2(MAX_BIASES))
 _NO_TOKEN = tl.constexpr(adjustments.NO_TOKEN)
 _BIASED = tl.constexpr(adjustments.BIASED)
 _PENALIZED = tl.constexpr(adjustments.PENALIZED)
@@ -166,8 +167,8 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
     columns = vocabulary + -vocabulary % _ALIGNMENT
     out = logits.new_empty((rows, columns), dtype=torch.float32)
     pdl = dependent_launch(logits.device)
-    run = triton.cdiv(rows, RUNS)
-    _adjust_kernel[(triton.cdiv(vocabulary, CHUNK), triton.cdiv(rows, run))](
+    run = cdiv(rows, RUNS)
+    _adjust_kernel[(cdiv(vocabulary, CHUNK), cdiv(rows, run))](
         logits,
         logits.stride(0),
         state.index,

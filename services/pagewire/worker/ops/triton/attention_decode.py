@@ -40,6 +40,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.reference.shared_ranges import MAX_RANGES, SharedRanges
 from pagewire.worker.ops.triton.attention_shared import Pieces, attend_shared_ranges
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.triton.integers import next_power_of_2
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
@@ -111,7 +112,7 @@ def decode_attention(
     processors = multiprocessors(q.device)
     programs = processors * config.programs
     merge_step, merged_heads = merge_config(rows, kv_heads, group, processors)
-    padded_heads = triton.next_power_of_2(merged_heads)
+    padded_heads = next_power_of_2(merged_heads)
     least_share = max(1, config.share // config.tile)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
@@ -153,7 +154,7 @@ def decode_attention(
         int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
-        BLOCK_M=max(16, triton.next_power_of_2(group)),
+        BLOCK_M=max(16, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
         num_stages=config.stages,
@@ -186,7 +187,7 @@ def padded_rows(rows: int) -> int:
 
     A single row has a size of its own, because then nothing need be summed over rows.
     """
-    sizes = (1, 64, 256, int(triton.next_power_of_2(rows)))
+    sizes = (1, 64, 256, next_power_of_2(rows))
     return next(size for size in sizes if rows <= size)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import next_power_of_2
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
 
 
@@ -83,7 +84,7 @@ def prefill_attention(
     chunks = slots.shape[0]
     group = query_heads // kv_heads
     config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
-    tile_rows = max(config.rows, triton.next_power_of_2(group))
+    tile_rows = max(config.rows, next_power_of_2(group))
     tile_tokens = tile_rows // group
     pdl = config.pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
@@ -122,7 +123,7 @@ def prefill_attention(
 
 def padded_chunks(chunks: int) -> int:
     """Round a chunk count up to one of a few sizes, so that few variants are compiled."""
-    return max(256, int(triton.next_power_of_2(chunks)))
+    return max(256, next_power_of_2(chunks))
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:

@@ -24,6 +24,7 @@ from pagewire.worker.ops.triton.attention_prefill import (
     prefill_config,
 )
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.triton.integers import next_power_of_2
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, lines
 
 
@@ -80,7 +81,7 @@ def attend_shared_ranges(
         KV_HEADS=kv_heads,
         GROUP=group,
         BLOCK_SIZE=block_size,
-        ROWS=max(config.rows, triton.next_power_of_2(group)),
+        ROWS=max(config.rows, next_power_of_2(group)),
         TILE=config.tile,
         RANGES=MAX_RANGES,
         FIELDS=ITEM_FIELDS,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagewire.worker.ops.triton.integers import cdiv
+
 # Values that a program copies. Of 2 bytes each they are 16 for each thread at a time, four times,
 # which keeps enough reads under way to hide the bus.
 _PIECE = 4096
@@ -21,7 +23,7 @@ def copy_blocks(source: Tensor, sources: Tensor, target: Tensor, targets: Tensor
     assert target.shape[2] == values
     assert source.stride(2) == target.stride(2) == 1
     if len(sources):
-        _copy_kernel[(len(sources), parts, triton.cdiv(values, _PIECE))](
+        _copy_kernel[(len(sources), parts, cdiv(values, _PIECE))](
             source,
             sources,
             target,

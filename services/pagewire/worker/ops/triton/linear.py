@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton.activation import silu_mul, silu_of
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear_config import (
     Config,
     SkinnyConfig,
@@ -292,7 +293,7 @@ def _launch(
         "ROWS": config.rows,
         "BLOCK_K": config.block_k,
     }
-    grid = (triton.cdiv(weight.shape[0], config.rows),)
+    grid = (cdiv(weight.shape[0], config.rows),)
     if isinstance(config, VectorConfig):
         _vector_kernel[grid](
             x,
@@ -319,7 +320,7 @@ def _launch(
             features,
             weight.shape[1],
             x.stride(0),
-            BLOCK_T=max(8, triton.next_power_of_2(tokens)),
+            BLOCK_T=max(8, next_power_of_2(tokens)),
             STAGES=config.stages,
             **flags,
         )

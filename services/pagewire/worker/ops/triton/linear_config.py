@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
+from pagewire.worker.ops.triton.integers import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def linear_config(tokens: int, rows: int, k: int, item_size: int) -> Config | No
         item_size: bytes of an element. The tiles of the table are of two-byte elements.
     """
     entries = TABLE.get((rows, k), {}) if item_size == 2 else {}
-    config = entries.get(triton.next_power_of_2(tokens))
+    config = entries.get(next_power_of_2(tokens))
     if tokens == 1:
         return config or _any_vector(k)
     return None if isinstance(config, VectorConfig) and tokens not in entries else config

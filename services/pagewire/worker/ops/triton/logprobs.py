@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.limits import MAX_LOGPROBS
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 CHUNK = 2048
 WARPS = 4
@@ -99,7 +100,7 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     if not 0 <= k <= MAX_LOGPROBS:
         raise ValueError(f"k is {k}: at most {MAX_LOGPROBS} log probabilities a token are given")
     rows, vocabulary = logits.shape
-    chunks = triton.cdiv(vocabulary, CHUNK)
+    chunks = cdiv(vocabulary, CHUNK)
     chosen = logits.new_empty(rows, dtype=torch.float32)
     top = logits.new_empty((rows, k), dtype=torch.float32)
     top_ids = torch.empty_like(top, dtype=torch.int32)
@@ -134,8 +135,8 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
         top_ids,
         top,
         chunks,
-        CHUNKS=triton.next_power_of_2(chunks),
-        CANDIDATES=triton.next_power_of_2(chunks * max(k, 1)),
+        CHUNKS=next_power_of_2(chunks),
+        CANDIDATES=next_power_of_2(chunks * max(k, 1)),
         TOP=k,
         **launch,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 MOST_SCALED_LATE = 1 << 19  # values
 
@@ -95,7 +96,7 @@ def scales_late(x: Tensor) -> bool:
 
 def norm_config(tokens: int, hidden: int) -> NormConfig:
     """Spread few tokens over programs and warps, give many tokens 4 to 8 KiB a program."""
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     if tokens <= 256:
         return NormConfig(rows=1, warps=max(1, min(8, block // 512)))
     return NormConfig(rows=2 if block <= 2048 else 1, warps=max(4, min(16, block // 1024)))
@@ -110,7 +111,7 @@ def _launch(
         return out
     config = config or norm_config(tokens, hidden)
     pdl = dependent_launch(x.device)
-    _rms_norm_kernel[(triton.cdiv(tokens, config.rows),)](
+    _rms_norm_kernel[(cdiv(tokens, config.rows),)](
         x,
         x if residual is None else residual,
         x if weight is None else weight,
@@ -119,7 +120,7 @@ def _launch(
         x.stride(0),
         eps,
         HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
+        BLOCK=next_power_of_2(hidden),
         ROWS=config.rows,
         WEIGHT=weight is not None,
         ADD=residual is not None,

@@ -2,7 +2,7 @@
 
 On an H200 the first one that cuBLAS's heuristics name, which is what torch takes, is up to 30 %
 slower than the best of those they name at a hundred tokens, and up to 8 % at eight thousand; from
-136 to 900 tokens the best of those is up to 20 % slower than tiles that they do not name
+136 to 512 tokens the best of those is up to 20 % slower than tiles that they do not name
 (`one_wave`). How much depends on shape and size (`products_by_algorithm` and `one wave` in
 benchmarks/results/serving-h200.json), so a worker measures when it starts. What was not measured
 takes torch's.
@@ -45,6 +45,8 @@ NEIGHBOURS = 3
 # option, whose meaning nobody tells, and cublasLtClusterShape_t (2, 3 and 5: 1x1, 2x1 and 1x2).
 SCHEDULES = ((9, 2), (9, 5), (5, 2), (5, 3))
 SCHEDULED_CAPABILITY = (9, 0)
+# With less the heuristics name them, with more whole steps take as long without them.
+ONE_WAVE_TOKENS = range(120, 513)
 # So many of the algorithms are timed twice.
 FINALISTS = 3
 # By so much must one be faster than torch's to be taken.
@@ -153,7 +155,8 @@ def worth_trying(
 
 def _of_one_wave(shape: Shape, named: Algorithm, device: torch.device) -> Iterator[Algorithm]:
     """`named` with other settings."""
-    if torch.cuda.get_device_capability(device) != SCHEDULED_CAPABILITY:
+    capability = torch.cuda.get_device_capability(device)
+    if capability != SCHEDULED_CAPABILITY or shape.tokens not in ONE_WAVE_TOKENS:
         return
     for tile in one_wave_tiles(shape.features, shape.tokens, multiprocessors(device)):
         for schedule, cluster in SCHEDULES:

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
 from pagewire.worker.ops.triton.norm import inverse_rms, scales_late
@@ -97,8 +98,8 @@ def qk_norm_rope_kv_write(
 
     q = qkv.new_empty((tokens, query_heads, head_dim)) if out is None else out
     # Groups of heads: those of the queries, then of the keys, then of the values.
-    groups = triton.cdiv(query_heads, config.heads) + 2 * triton.cdiv(kv_heads, config.heads)
-    _qk_norm_rope_kv_write_kernel[(triton.cdiv(tokens, config.tokens), groups)](
+    groups = cdiv(query_heads, config.heads) + 2 * cdiv(kv_heads, config.heads)
+    _qk_norm_rope_kv_write_kernel[(cdiv(tokens, config.tokens), groups)](
         q,
         k_cache,
         v_cache,
@@ -120,7 +121,7 @@ def qk_norm_rope_kv_write(
         BLOCK_SIZE=block_size,
         TOKENS=config.tokens,
         HEADS=config.heads,
-        BLOCK_H=1 if unscaled is None else triton.next_power_of_2(unscaled.shape[1]),
+        BLOCK_H=1 if unscaled is None else next_power_of_2(unscaled.shape[1]),
         EARLY=unscaled is not None and waited_for,
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,

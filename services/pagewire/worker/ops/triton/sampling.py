@@ -20,6 +20,7 @@ from pagewire.worker.ops.triton.adjustments import (
     load_chunk,
 )
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.logprobs import logprobs
 from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
 
@@ -211,7 +212,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         ids,
         tokens,
         runs,
-        RUNS=triton.next_power_of_2(triton.cdiv(vocabulary, chunk)),
+        RUNS=next_power_of_2(cdiv(vocabulary, chunk)),
         **launch,
     )
     return tokens
@@ -220,7 +221,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
 def _runs(logits: Tensor, chunk: int) -> tuple[int, int]:
     """Return how many chunks of so many ids a program takes, and how many such runs a row has."""
     rows, vocabulary = logits.shape
-    chunks = triton.cdiv(vocabulary, chunk)
+    chunks = cdiv(vocabulary, chunk)
     programs = PROGRAMS_A_PROCESSOR * multiprocessors(logits.device)
     run = min(chunks, max(1, rows * chunks // programs))
-    return run, triton.cdiv(chunks, run)
+    return run, cdiv(chunks, run)

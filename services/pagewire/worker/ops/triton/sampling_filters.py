@@ -19,6 +19,7 @@ from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import adjustment_arguments, load_chunk
 from pagewire.worker.ops.triton.device import dependent_launch
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 CHUNK = 4096
 WARPS = 4
@@ -264,7 +265,7 @@ def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | Non
     `adjusted` is what `adjusted_logits` gave for the state.
     """
     rows, vocabulary = logits.shape
-    chunks = triton.cdiv(vocabulary, CHUNK)
+    chunks = cdiv(vocabulary, CHUNK)
     steps = reference.KEY_BITS[logits.dtype] // DIGIT_BITS
     peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
     prefixes = logits.new_empty((2 * steps, rows), dtype=torch.int32)
@@ -272,7 +273,7 @@ def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | Non
     thresholds = logits.new_empty(rows, dtype=torch.float32)
     pdl = dependent_launch(logits.device)
     launch = {
-        "CHUNKS": triton.next_power_of_2(chunks),
+        "CHUNKS": next_power_of_2(chunks),
         "PDL": pdl,
         "launch_pdl": pdl,
         "num_warps": WARPS,

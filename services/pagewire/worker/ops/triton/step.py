@@ -12,6 +12,7 @@ from torch import Tensor
 from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.reference.step import NUM_INPUTS
 from pagewire.worker.ops.triton.adjustments import count_token
+from pagewire.worker.ops.triton.integers import next_power_of_2
 
 
 def begin_decode(
@@ -34,7 +35,7 @@ def begin_decode(
         len(block_tables) - 1,
         block_tables.stride(0),
         HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
+        BLOCK=next_power_of_2(hidden),
     )
     return residual, lengths
 
@@ -100,7 +101,7 @@ def end_decode(
         tokens if adjustments is None else adjustments.token_counts,
         0 if adjustments is None else adjustments.token_counts.stride(0),
         HIDDEN=hidden.shape[1],
-        BLOCK=triton.next_power_of_2(hidden.shape[1]),
+        BLOCK=next_power_of_2(hidden.shape[1]),
         ADJUSTED=adjustments is not None,
     )
     return out
