@@ -9,7 +9,7 @@ from pagewire.worker.families import ModelConfig
 from pagewire.worker.kv_cache import KVCache
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.reference.shared_ranges import SharedRanges
-from pagewire.worker.weights import LayerWeights, Weights
+from pagewire.worker.weights import Weights
 
 # Behind its KV the last layer computes only what is wanted of it.
 KINDS_OF_LAYERS = 2
@@ -84,8 +84,8 @@ class Decoder:
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """All layers for all tokens: changes the embedded tokens `[tokens, hidden]` in place."""
-        for layer, keys, values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
-            self._layer(layer, residual, batch, keys, values, block_tables)
+        for layer in range(self.config.num_layers):
+            self._layer(layer, residual, batch, cache, block_tables)
         return residual
 
     def body(
@@ -101,10 +101,10 @@ class Decoder:
         Changes the embedded tokens `[tokens, hidden]` in place; returns the last layer's queries
         `[tokens, heads, head_dim]`, in `out` if that is given.
         """
-        *layers, last = zip(self.weights.layers, cache.keys, cache.values, strict=True)
-        for layer, keys, values in layers:
-            self._layer(layer, residual, batch, keys, values, block_tables)
-        return self._queries(last[0], residual, batch, *last[1:], block_tables, out)
+        last = self.config.num_layers - 1
+        for layer in range(last):
+            self._layer(layer, residual, batch, cache, block_tables)
+        return self._queries(last, residual, batch, cache, block_tables, out)
 
     def finish(
         self,
@@ -132,7 +132,7 @@ class Decoder:
         attended = self.ops.decode_attention(
             queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
         )
-        self._behind_attention(self.weights.layers[-1], attended, residual)
+        self._behind_attention(-1, attended, residual)
         return residual
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -141,60 +141,54 @@ class Decoder:
         return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
 
     def _layer(
-        self,
-        layer: LayerWeights,
-        residual: Tensor,
-        batch: Batch,
-        keys: Tensor,
-        values: Tensor,
-        block_tables: Tensor,
+        self, layer: int, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> None:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
-        queries = self._queries(layer, residual, batch, keys, values, block_tables)
-        attended = self._attend(queries, batch, keys, values, block_tables)
+        queries = self._queries(layer, residual, batch, cache, block_tables)
+        attended = self._attend(layer, queries, batch, cache, block_tables)
         self._behind_attention(layer, attended, residual)
 
     def _queries(
         self,
-        layer: LayerWeights,
+        layer: int,
         residual: Tensor,
         batch: Batch,
-        keys: Tensor,
-        values: Tensor,
+        cache: KVCache,
         block_tables: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
         """Writes a layer's KV; its queries `[tokens, heads, head_dim]`."""
+        weights = self.weights.layers[layer]
         return self.ops.norm_qkv_rope_kv_write(
             residual,
             self.config.rms_norm_eps,
-            layer.qkv,
-            layer.qkv_bias,
-            layer.q_norm,
-            layer.k_norm,
+            weights.qkv,
+            weights.qkv_bias,
+            weights.q_norm,
+            weights.k_norm,
             self.cos_sin,
             batch.positions,
             batch.slots,
             block_tables,
-            keys,
-            values,
+            cache.keys[layer],
+            cache.values[layer],
             out=out,
         )
 
-    def _behind_attention(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> None:
+    def _behind_attention(self, layer: int, attended: Tensor, residual: Tensor) -> None:
         """Adds to `residual [rows, hidden]` what follows on `attended [rows, heads, head_dim]`."""
-        ops, eps = self.ops, self.config.rms_norm_eps
-        ops.linear_add(attended.flatten(1), layer.output, residual)
-        if layer.output_bias is not None:
-            residual += layer.output_bias
-        gated = ops.norm_gate_up_silu_mul(residual, None, eps, layer.gate_up)
-        ops.linear_add(gated, layer.down, residual)
+        ops, eps, weights = self.ops, self.config.rms_norm_eps, self.weights.layers[layer]
+        ops.linear_add(attended.flatten(1), weights.output, residual)
+        if weights.output_bias is not None:
+            residual += weights.output_bias
+        gated = ops.norm_gate_up_silu_mul(residual, None, eps, weights.gate_up)
+        ops.linear_add(gated, weights.down, residual)
 
     def _attend(
-        self, queries: Tensor, batch: Batch, keys: Tensor, values: Tensor, block_tables: Tensor
+        self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """`[tokens, heads, head_dim]`."""
-        decodes = batch.num_decodes
+        keys, values, decodes = cache.keys[layer], cache.values[layer], batch.num_decodes
         out = torch.empty_like(queries)
         if batch.prefill is not None:
             self.ops.prefill_attention(
