@@ -27,7 +27,7 @@ from pagewire.worker.ops.triton.cublaslt import (
     with_settings,
 )
 from pagewire.worker.ops.triton.device import multiprocessors
-from pagewire.worker.ops.triton.one_wave import one_wave_tiles
+from pagewire.worker.ops.triton.one_wave import HEIGHTS, one_wave_tiles
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,10 @@ MOST_LAUNCHES = 4
 # heuristics name is 2 to 13 % behind what they name for smaller ones.
 NEIGHBOURS = 3
 # What was the fastest with tiles of one wave on an H200, which alone was tried: cuBLAS's custom
-# option, whose meaning nobody tells, and cublasLtClusterShape_t (2, 3 and 5: 1x1, 2x1 and 1x2).
-SCHEDULES = ((9, 2), (9, 5), (5, 2), (5, 3))
+# option, whose meaning nobody tells, and cublasLtClusterShape_t (2, 3 and 5: 1x1, 2x1 and 1x2). The
+# library makes each kernel when it is first asked for, so a worker's start waits for what is tried.
+SCHEDULES_OF_LOW_TILES = ((9, 2), (9, 5))
+SCHEDULES_OF_HIGH_TILES = ((9, 2), (5, 2), (5, 3))
 SCHEDULED_CAPABILITY = (9, 0)
 # With less the heuristics name them, with more whole steps take as long without them.
 ONE_WAVE_TOKENS = range(120, 513)
@@ -159,7 +161,8 @@ def _of_one_wave(shape: Shape, named: Algorithm, device: torch.device) -> Iterat
     if capability != SCHEDULED_CAPABILITY or shape.tokens not in ONE_WAVE_TOKENS:
         return
     for tile in one_wave_tiles(shape.features, shape.tokens, multiprocessors(device)):
-        for schedule, cluster in SCHEDULES:
+        low = tile.height == min(HEIGHTS)
+        for schedule, cluster in SCHEDULES_OF_LOW_TILES if low else SCHEDULES_OF_HIGH_TILES:
             algorithm = with_settings(
                 named,
                 tile=tile.number,
