@@ -15,8 +15,9 @@ WIDTH_STEP = 8  # of matrix instructions
 LEAST_BUSY = 0.7  # of all multiprocessors
 MOST_TILES = 2
 
-# cublasLtMatmulTile_t: the first of the tiles of each height whose numbers follow one another as
-# their widths do, and those that had a number before.
+# cublasLtMatmulTile_t, the same from cuBLAS 12.6 to 13.1 (which divides by zero when it is asked
+# about numbers that no tile has): the first of the tiles of each height whose numbers follow one
+# another as their widths do, and those that had a number before.
 _NUMBERS = {
     64: (312, {8: 10, 32: 13, 64: 15, 96: 26, 128: 17, 192: 116, 256: 19}),
     128: (393, {32: 16, 64: 18, 96: 33, 128: 20, 160: 29, 192: 32, 256: 23}),
