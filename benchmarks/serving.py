@@ -178,21 +178,30 @@ async def offline(
     return {"rate": rate, **asdict(result)}
 
 
-async def http(line: str, number: int, model: str, stack: Stack) -> dict[str, Any]:
-    """Streaming clients, each of which asks again when it has its answer; as `offline`."""
-    assert stack.url is not None
-    clients = int(line.removeprefix("http-"))
+def load_plans(clients: int, number: int, url: str, model: str) -> list[LoadPlan]:
+    """A process's share each.
+
+    No two numbers of clients, and no two rounds, have a prompt in common: the second would find
+    it cached.
+    """
     plan = LoadPlan(
-        url=stack.url,
+        url=url,
         model=model,
         requests=HTTP_REQUESTS[clients],
         input_words=HTTP_WORDS,
         output_tokens=HTTP_OUTPUT_TOKENS,
         concurrency=clients,
         temperature=TEMPERATURE,
-        seed=number + 1,
+        seed=number * len(HTTP_REQUESTS) + list(HTTP_REQUESTS).index(clients),
     )
-    timings = await asyncio.to_thread(run_plans, split(plan, 4))
+    return split(plan, 4)
+
+
+async def http(line: str, number: int, model: str, stack: Stack) -> dict[str, Any]:
+    """Streaming clients, each of which asks again when it has its answer; as `offline`."""
+    assert stack.url is not None
+    plans = load_plans(int(line.removeprefix("http-")), number, stack.url, model)
+    timings = await asyncio.to_thread(run_plans, plans)
     for timing in timings:
         if timing.error is not None:
             raise CommandError(f"{line}: {timing.error}")

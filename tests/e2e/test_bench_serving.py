@@ -1,5 +1,6 @@
 """`benchmarks/serving.py` with a tiny model: what it starts, sends and counts."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -30,6 +31,21 @@ def test_a_model_without_tokenizer_is_measured_offline_and_over_http(tmp_path: P
         assert found["rate"] == max(found["rates"]) > 0
         assert len(found["rates"]) == 2
     assert result["single"]["cached_tokens"] == 0
+
+
+def test_no_prompt_is_sent_twice() -> None:
+    spec = importlib.util.spec_from_file_location("serving", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    plans = [
+        plan
+        for number in range(3)
+        for clients in module.HTTP_REQUESTS
+        for plan in module.load_plans(clients, number, "http://none", "tiny")
+    ]
+    assert len({plan.seed for plan in plans}) == len(plans) == 3 * (1 + 4 + 4)
 
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
