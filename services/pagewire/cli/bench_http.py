@@ -49,7 +49,9 @@ def http(
     slo_tpot_ms: Annotated[
         float | None, typer.Option(help="Goodput counts requests with at most this TPOT.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of prompts and arrivals; run again, it finds its prompts cached.")
+    ] = 0,
     output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
 ) -> None:
     """Measure a running server: throughput, TTFT, TPOT, ITL and end-to-end latency."""
