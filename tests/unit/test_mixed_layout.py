@@ -51,15 +51,42 @@ def mixed_plan() -> StepPlan:
     )
 
 
+def load_backend(folder: Path) -> EagerBackend:
+    save_model(folder, "qwen3")
+    config = WorkerConfig(
+        model=str(folder), device="cpu", num_slots=5, num_blocks=32, block_size=4, torch_threads=1
+    )
+    backend = load_worker(config).backend
+    assert isinstance(backend, EagerBackend)
+    return backend
+
+
+@pytest.mark.parametrize("samples", [[True, False], [False, False]])
+def test_the_last_layer_ends_with_what_samples(tmp_path: Path, samples: list[bool]) -> None:
+    backend, plan = load_backend(tmp_path), mixed_plan()
+    assert plan.chunks is not None
+    chunks = replace(plan.chunks, samples=np.array(samples))
+    rows = plan.num_decodes + sum(samples)
+    plan = replace(plan, chunks=chunks, sample_slots=plan.sample_slots[:rows])
+    decoder, computed = backend._decoder, []
+    gated = decoder.ops.norm_gate_up_silu_mul
+
+    def recorded(x: torch.Tensor, *others: object) -> torch.Tensor:
+        computed.append(len(x))
+        return gated(x, *others)
+
+    decoder.ops = replace(decoder.ops, norm_gate_up_silu_mul=recorded)
+    with torch.inference_mode():
+        batch, *_ = backend._batch(plan)
+        hidden = decoder.hidden(batch, backend._cache, backend._slots.block_tables)
+    layers = decoder.config.num_layers
+    assert computed == [plan.num_decodes + plan.num_prefilled] * (layers - 1) + [rows]
+    assert len(hidden) == rows
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
-    save_model(tmp_path, "qwen3")
-    config = WorkerConfig(
-        model=str(tmp_path), device="cpu", num_slots=5, num_blocks=32, block_size=4, torch_threads=1
-    )
-    worker = load_worker(config)
-    backend = worker.backend
-    assert isinstance(backend, EagerBackend)
+    backend = load_backend(tmp_path)
     decoder, cache, state = backend._decoder, backend._cache, backend._slots
     plan = mixed_plan()
     assert plan.chunks is not None
@@ -82,7 +109,7 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
         for tensor, value in zip((*cache.keys, *cache.values), before, strict=True):
             tensor.copy_(value)
 
-        packed = pack_body(plan, plan.chunks, size, worker.limits.padding_slot)
+        packed = pack_body(plan, plan.chunks, size, backend.limits.padding_slot)
         assert len(packed) == body_length(size)
         inputs = split_body(torch.from_numpy(packed), size)
         padded = replace(body_batch(inputs, size, state.last_tokens), wanted=batch.wanted)
