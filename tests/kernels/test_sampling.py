@@ -150,6 +150,24 @@ def test_uniform_bins_are_even_and_independent_over_index(device):
     assert ((pairs - expected) ** 2 / expected).sum() < chi_square_limit(bins**2 - 1)
 
 
+@pytest.mark.parametrize(
+    "varied",
+    [
+        {"seed": torch.arange(20000)},
+        {"seed": torch.arange(20000) << 32},
+        {"index": torch.arange(20000)},
+    ],
+    ids=["lower half of seed", "upper half of seed", "index"],
+)
+def test_equal_tokens_win_equally_often(varied, device):
+    vocabulary = 64
+    state = make_state(20000, device, **varied)
+    tokens = reference.sample(torch.zeros(20000, vocabulary, device=device), state)
+    counts = torch.bincount(tokens.long(), minlength=vocabulary)
+    expected = 20000 / vocabulary
+    assert ((counts - expected) ** 2 / expected).sum() < chi_square_limit(vocabulary - 1)
+
+
 @pytest.mark.parametrize("varied", ["seed", "index"])
 @pytest.mark.parametrize(
     "given",
