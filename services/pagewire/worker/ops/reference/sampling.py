@@ -263,8 +263,9 @@ def noise_bits(seed: Tensor, index: Tensor, vocabulary: int) -> Tensor:
     The seed's halves and the index give a 64-bit key of each row, which is a bijection of the
     seed at each index. One half is where the row's arithmetic sequence over the ids begins, the
     other, made odd, its step; MurmurHash3's finalizer mixes that (Appleby, 2011, MurmurHash3,
-    `fmix32`). So an id costs one round, and no two rows have parts of a sequence in common.
-    Arithmetic is modulo 2^32 on int32.
+    `fmix32`). So an id costs one round, and rows of different steps have no two neighbours in
+    common. Where a sequence begins depends on both halves: id 0 meets no step. Arithmetic is
+    modulo 2^32 on int32.
 
     Args:
         seed: `[rows]` int64.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagewire.worker.ops.triton.integers import cdiv
+
 HEIGHTS = (64, 128, 192, 256)
 MOST_WIDTH = 256
 WIDTH_STEP = 8  # of matrix instructions
@@ -50,12 +52,12 @@ def one_wave_tiles(features: int, tokens: int, processors: int) -> list[Tile]:
     """
     tiles = []
     for height in HEIGHTS:
-        rows = -(-features // height)
+        rows = cdiv(features, height)
         columns = min(tokens, processors // rows)
         if not columns:
             continue
-        width = -(-tokens // (columns * WIDTH_STEP)) * WIDTH_STEP
-        programs = rows * -(-tokens // width)
+        width = cdiv(tokens, columns * WIDTH_STEP) * WIDTH_STEP
+        programs = rows * cdiv(tokens, width)
         if width <= MOST_WIDTH and programs >= LEAST_BUSY * processors:
             tiles.append(Tile(height, width))
     return sorted(tiles, key=lambda tile: tile.height + tile.width)[:MOST_TILES]
