@@ -141,7 +141,7 @@ def points() -> Iterator[Callable[[], Point]]:
 def sweep(kind: str) -> list[object]:
     """Return schedules worth a try: the configured ones and what lies around them."""
     if kind == "decode":
-        loops = [(64, 4, 2), (64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (64, 8, 3)]
+        loops = [(16, 1, 2), (32, 1, 2), (32, 2, 2), (64, 4, 2), (64, 4, 3), (128, 4, 2)]
         return [
             DecodeConfig(*loop, programs, share)
             for loop in loops

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
-from pagewire.worker.ops.triton.attention_decode import DecodeConfig
+from pagewire.worker.ops.triton.attention_decode import DecodeConfig, whole_merges
 from pagewire.worker.ops.triton.attention_prefill import PrefillConfig
 
 BLOCK_SIZE = 16
@@ -129,6 +129,13 @@ def test_decode(heads, dtype, device):
 def test_decode_cut_into_many_shares(lengths, programs, device):
     config = DecodeConfig(tile=16, warps=4, stages=2, programs=programs, share=16)
     compare_decode(lengths, (6, 2, 32), torch.float16, device, config)
+
+
+@pytest.mark.parametrize(
+    ("programs", "at_once", "taking_part"), [(528, 512, 512), (264, 512, 264), (528, 64, 512)]
+)
+def test_pieces_of_a_single_row_are_merged_in_whole_steps(programs, at_once, taking_part):
+    assert whole_merges(programs, at_once) == taking_part
 
 
 @pytest.mark.parametrize("rows", [2, 65, 300] if CUDA else [2, 65])

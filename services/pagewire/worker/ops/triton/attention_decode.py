@@ -7,6 +7,10 @@ over the whole device, and the grid depends on nothing but the device. Lengths a
 device only: a captured CUDA graph stays right as they grow. They are read while the kernel in
 front, the one that makes the queries, may still run: what wrote them must have ended before that.
 
+Products are `k @ q.T` and `v.T @ weights.T`: a tensor core takes 16 rows by 8 columns at least, and
+a group of query heads fills less of 16 than of 8. That halves what is multiplied for nothing, which
+matters where an H200 is at its power limit, and the registers of queries and outputs.
+
 Where the kernel in front is attention too, of the batch's prefill chunks or of the rows' shared
 prefixes, decode attention needs nothing of it and runs beside it: one computes while the other
 reads. That kernel waits for the queries before it lets anybody start, so they are there. Whoever
@@ -110,8 +114,10 @@ def decode_attention(
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
     processors = multiprocessors(q.device)
-    programs = processors * config.programs
     merge_step, merged_heads = merge_config(rows, kv_heads, group, processors)
+    programs = processors * config.programs
+    if rows == 1:
+        programs = whole_merges(programs, merge_step * kv_heads)
     padded_heads = next_power_of_2(merged_heads)
     least_share = max(1, config.share // config.tile)
     pdl = config.pdl and dependent_launch(q.device)
@@ -154,7 +160,7 @@ def decode_attention(
         int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
-        BLOCK_M=max(16, next_power_of_2(group)),
+        BLOCK_N=max(8, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
         num_stages=config.stages,
@@ -196,14 +202,16 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
 
     Shares are equal, so a multiprocessor must hold just as many programs as it is given. Rows of
     spread lengths waste half a tile each: small tiles; and with many rows a program walks many
-    segments, at whose ends a single warp waits for no other.
+    segments, at whose ends a single warp waits for no other. A single row has few units, so what
+    counts is how many tiles are under way at once.
     """
     if dtype == torch.float32:
         return DecodeConfig(tile=32, warps=4, stages=2, programs=2, share=64)
     if head_dim > 128:
         return DecodeConfig(tile=32, warps=4, stages=3, programs=2, share=64)
     if rows <= 16:
-        return DecodeConfig(tile=64, warps=4, stages=3, programs=2, share=64)
+        stages, programs = (2, 4) if rows == 1 else (3, 2)
+        return DecodeConfig(tile=64, warps=4, stages=stages, programs=programs, share=64)
     if head_dim > 64 and group <= 16:  # a larger group's output does not fit one warp's registers
         tile = 16 if rows <= 64 else 32
         return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=64)
@@ -220,6 +228,14 @@ def merge_config(rows: int, kv_heads: int, group: int, processors: int) -> tuple
     if rows * kv_heads >= processors:
         return 8, group
     return (64, 1) if rows == 1 else (16, 2 if group % 2 == 0 else 1)
+
+
+def whole_merges(programs: int, at_once: int) -> int:
+    """Return a number of programs, no larger: pieces of one long row are merged in whole steps.
+
+    Its heads have about as many pieces each, and a few more than a step takes would cost another.
+    """
+    return programs - programs % at_once if programs > at_once else programs
 
 
 @triton.jit
@@ -308,7 +324,7 @@ def _decode_kernel(
     TILE: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     RANGES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -337,7 +353,7 @@ def _decode_kernel(
     tiles = tl.maximum(tl.cdiv(length - begin, TILE), 1)  # a program may have no share
     position = begin + within % tiles * TILE + tl.arange(0, TILE)
     block = lookup(table_ptr, position, length, BLOCK_SIZE)
-    head_row = tl.arange(0, BLOCK_M)
+    head_row = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, HEAD_DIM)
     present = (head_row < GROUP)[:, None]
     if PDL:
@@ -349,31 +365,31 @@ def _decode_kernel(
         head = within // tiles
         tile = within % tiles
         end_tile = tl.minimum(tiles, tile + stop - unit)
-        at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_M, head_dim]
+        at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_N, head_dim]
         heads_at = (row * KV_HEADS + head) * (GROUP * HEAD_DIM)
         # From L2, like keys and values: what a multiprocessor holds may be older without a wait.
         q = tl.load(q_ptr + heads_at + at, mask=present, other=0.0, cache_modifier=".cg")
 
-        highest = tl.full([BLOCK_M], LOWEST, tl.float32)
-        norm = tl.zeros([BLOCK_M], tl.float32)
-        out = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+        highest = tl.full([BLOCK_N], LOWEST, tl.float32)
+        norm = tl.zeros([BLOCK_N], tl.float32)
+        out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
         for _ in range(tile, end_tile):
             valid = position < length
             at_kv = lines(block, position, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
             k = tl.load(k_ptr + at_kv, mask=valid[:, None], other=0.0)  # [TILE, head_dim]
-            v = tl.load(v_ptr + at_kv, mask=valid[:, None], other=0.0)
+            v = tl.load(v_ptr + tl.trans(at_kv), mask=valid[None, :], other=0.0)
             position += TILE
             block = lookup(table_ptr, position, length, BLOCK_SIZE)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-            scores = tl.where(valid[None, :], scores, float("-inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, 1))
+            scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
+            scores = tl.where(valid[:, None], scores, float("-inf"))  # [TILE, BLOCK_N]
+            new_highest = tl.maximum(highest, tl.max(scores, 0))
             decay = tl.exp2(highest - new_highest)
-            weights = tl.exp2(scores - new_highest[:, None])
-            norm = norm * decay + tl.sum(weights, 1)
-            out = out * decay[:, None]
-            out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
+            weights = tl.exp2(scores - new_highest[None, :])
+            norm = norm * decay + tl.sum(weights, 0)
+            out = out * decay[None, :]
+            out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
             highest = new_highest
-        out = out / norm[:, None]
+        out = tl.trans(out / norm[None, :])
 
         whole = (tile == 0) & (end_tile == tiles)
         count = 0
