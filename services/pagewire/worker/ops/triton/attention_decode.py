@@ -377,7 +377,7 @@ def _decode_kernel(
             valid = position < length
             at_kv = lines(block, position, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
             k = tl.load(k_ptr + at_kv, mask=valid[:, None], other=0.0)  # [TILE, head_dim]
-            v = tl.load(v_ptr + tl.trans(at_kv), mask=valid[None, :], other=0.0)
+            v = tl.load(v_ptr + tl.trans(at_kv), mask=valid[None, :], other=0.0)  # [head_dim, TILE]
             position += TILE
             block = lookup(table_ptr, position, length, BLOCK_SIZE)
             scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
