@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
-from pagewire.worker.ops.triton.attention_decode import DecodeConfig, whole_merges
+from pagewire.worker.ops.triton.attention_decode import DecodeConfig
+from pagewire.worker.ops.triton.attention_merge import MergeConfig
 from pagewire.worker.ops.triton.attention_prefill import PrefillConfig
 
 BLOCK_SIZE = 16
@@ -132,10 +133,10 @@ def test_decode_cut_into_many_shares(lengths, programs, device):
 
 
 @pytest.mark.parametrize(
-    ("programs", "at_once", "taking_part"), [(528, 512, 512), (264, 512, 264), (528, 64, 512)]
+    ("programs", "kv_heads", "taking_part"), [(528, 8, 512), (264, 8, 264), (528, 1, 512)]
 )
-def test_pieces_of_a_single_row_are_merged_in_whole_steps(programs, at_once, taking_part):
-    assert whole_merges(programs, at_once) == taking_part
+def test_pieces_of_a_single_row_are_merged_in_whole_steps(programs, kv_heads, taking_part):
+    assert MergeConfig(step=64, heads=1).programs(programs, kv_heads) == taking_part
 
 
 @pytest.mark.parametrize("rows", [2, 65, 300] if CUDA else [2, 65])

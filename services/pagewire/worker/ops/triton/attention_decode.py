@@ -1,11 +1,14 @@
 """Decode attention over the paged KV cache: one query token a row.
 
-The work of a batch is a line of *units*. A unit is one tile of KV positions of one KV head of one
-row; a row's heads follow one another, and so do the rows. A fixed number of programs cuts that
-line into equal shares, whatever the lengths are, so one long sequence among short ones spreads
-over the whole device, and the grid depends on nothing but the device. Lengths are read on the
-device only: a captured CUDA graph stays right as they grow. They are read while the kernel in
-front, the one that makes the queries, may still run: what wrote them must have ended before that.
+Every program has an equal share of a batch's work (`attention_shares.py`). It walks the *segments*
+(one row, one KV head) that its share touches. A segment that lies within one share is written
+straight to the output; one that is cut leaves a piece in each share (`attention_merge.py`). Rows
+that share a prefix have units for the rest only, and the pieces of their shared ranges join the
+merge. Rows of length 0, which pad a captured batch, have no units: a tile apiece would make the
+program that meets them begin one segment after another while all others have long ended.
+
+Lengths are read while the kernel in front, the one that makes the queries, may still run: what
+wrote them must have ended before that.
 
 Products are `k @ q.T` and `v.T @ weights.T`: a tensor core takes 16 rows by 8 columns at least, and
 a group of query heads fills less of 16 than of 8. That halves what is multiplied for nothing, which
@@ -15,20 +18,6 @@ Where the kernel in front is attention too, of the batch's prefill chunks or of 
 prefixes, decode attention needs nothing of it and runs beside it: one computes while the other
 reads. That kernel waits for the queries before it lets anybody start, so they are there. Whoever
 waits for decode attention must find both done: it waits for its neighbour when its own work is.
-
-Rows of length 0, which pad a captured batch, have no units: a tile apiece would make the program
-that meets them begin one segment after another while all others have long ended. A program walks
-the *segments* (one row, one KV head) that its share touches. A segment that lies
-within one share is written straight to the output. One that is cut leaves a *piece* in each share:
-an output normalized over its own KV range, float32, with its log-sum-exp (base 2, of the scaled
-scores). Pieces of one segment merge by
-
-    lse = log2(sum_i 2^lse_i)        out = sum_i 2^(lse_i - lse) out_i
-
-A share holds two pieces at most: one whose segment began in an earlier share (index 0), and one
-whose segment goes on in the next (index 1). `(out, lse)` of a KV range is also what a prefix
-shared by several rows leaves (`attention_shared.py`): such rows have units for the rest only, and
-the pieces of their shared ranges join the merge.
 """
 
 from __future__ import annotations
@@ -42,13 +31,14 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.reference.shared_ranges import MAX_RANGES, SharedRanges
+from pagewire.worker.ops.triton.attention_merge import merge_config, merge_pieces
 from pagewire.worker.ops.triton.attention_shared import Pieces, attend_shared_ranges
+from pagewire.worker.ops.triton.attention_shares import cut, padded_rows, row_units
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.integers import next_power_of_2
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
-MERGED_VALUES = 4096  # that a warp of the merge holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +104,10 @@ def decode_attention(
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
     processors = multiprocessors(q.device)
-    merge_step, merged_heads = merge_config(rows, kv_heads, group, processors)
+    merge = merge_config(rows, kv_heads, group, processors)
     programs = processors * config.programs
     if rows == 1:
-        programs = whole_merges(programs, merge_step * kv_heads)
-    padded_heads = next_power_of_2(merged_heads)
+        programs = merge.programs(programs, kv_heads)
     least_share = max(1, config.share // config.tile)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
@@ -167,34 +156,10 @@ def decode_attention(
         maxnreg=config.registers,
         **common,
     )
-    _merge_kernel[(rows, query_heads // merged_heads)](
-        out,
-        pieces,
-        sums,
-        ranges.out,
-        ranges.lse,
-        lengths,
-        shared_lengths,
-        counts,
-        rows,
-        least_share,
-        programs,
-        HEADS=merged_heads,
-        PADDED_HEADS=padded_heads,
-        STEP=merge_step,
-        num_warps=max(1, merge_step * padded_heads * head_dim // MERGED_VALUES),
-        **common,
+    merge_pieces(
+        out, pieces, sums, ranges, lengths, shared_lengths, counts, least_share, merge, **common
     )
     return out
-
-
-def padded_rows(rows: int) -> int:
-    """Round a row count up to one of a few sizes, so that few variants are compiled.
-
-    A single row has a size of its own, because then nothing need be summed over rows.
-    """
-    sizes = (1, 64, 256, next_power_of_2(rows))
-    return next(size for size in sizes if rows <= size)
 
 
 def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> DecodeConfig:
@@ -217,64 +182,6 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
         return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=64)
     tile = 32 if head_dim > 64 else 64
     return DecodeConfig(tile=tile, warps=4, stages=3, programs=4, share=64)
-
-
-def merge_config(rows: int, kv_heads: int, group: int, processors: int) -> tuple[int, int]:
-    """Choose how many pieces a program merges at a time, and of how many heads of a group.
-
-    Many segments have few pieces each, and where they are is found once for a whole group; those of
-    a single row may have many. Three ways only, so that few variants are compiled.
-    """
-    if rows * kv_heads >= processors:
-        return 8, group
-    return (64, 1) if rows == 1 else (16, 2 if group % 2 == 0 else 1)
-
-
-def whole_merges(programs: int, at_once: int) -> int:
-    """Return a number of programs, no larger: pieces of one long row are merged in whole steps.
-
-    Its heads have about as many pieces each, and a few more than a step takes would cost another.
-    """
-    return programs - programs % at_once if programs > at_once else programs
-
-
-@triton.jit
-def _row_units(
-    lengths_ptr,
-    shared_ptr,
-    rows,
-    TILE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
-    RANGES: tl.constexpr,
-):
-    """Return the units of every row, `[PADDED_ROWS]`."""
-    index = tl.arange(0, PADDED_ROWS)
-    lengths = tl.load(lengths_ptr + index, mask=index < rows, other=0)
-    if RANGES:
-        lengths -= tl.load(shared_ptr + index, mask=index < rows, other=0)
-    return tl.cdiv(tl.maximum(lengths, 0), TILE) * KV_HEADS
-
-
-@triton.jit
-def _cut(total, programs, least_share):
-    """Cut the line into shares: return the units of a share, and how many first ones have one more.
-
-    As many programs get a share as there are shares of `least_share` units, or all of them.
-    """
-    used = tl.maximum(tl.minimum(programs, tl.cdiv(total, least_share)), 1)
-    return total // used, total % used
-
-
-@triton.jit
-def _share_of(unit, share, longer):
-    """Return the share that a unit lies in."""
-    border = longer * (share + 1)
-    return tl.where(
-        unit < border,
-        unit // (share + 1),
-        longer + tl.maximum(unit - border, 0) // tl.maximum(share, 1),
-    )
 
 
 @triton.jit
@@ -330,10 +237,10 @@ def _decode_kernel(
 ):
     program = tl.program_id(0)
     ends = tl.cumsum(
-        _row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES), 0
+        row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES), 0
     )
     total = tl.max(ends, 0)
-    share, longer = _cut(total, tl.num_programs(0), least_share)
+    share, longer = cut(total, tl.num_programs(0), least_share)
     # Programs past the last share begin at the end of the line or behind it.
     unit = program * share + tl.minimum(program, longer)
     stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
@@ -422,116 +329,3 @@ def _decode_kernel(
         block = lookup(table_ptr, position, length, BLOCK_SIZE)
     if PDL:
         gdc_wait()  # for a neighbour; a second time, it costs nothing
-
-
-@triton.jit(do_not_specialize=["rows", "least_share", "programs"])
-def _merge_kernel(
-    out_ptr,  # [rows, kv_heads * group, head_dim]
-    pieces_ptr,  # [programs, 2, group, head_dim]
-    sums_ptr,  # [programs, 2, group]
-    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
-    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
-    lengths_ptr,
-    shared_ptr,
-    counts_ptr,
-    rows,
-    least_share,  # units
-    programs,
-    HEAD_DIM: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
-    RANGES: tl.constexpr,
-    HEADS: tl.constexpr,
-    PADDED_HEADS: tl.constexpr,
-    STEP: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Merge the pieces of HEADS query heads of one KV head of one row, `STEP` at a time."""
-    row = tl.program_id(0)
-    query_head = tl.program_id(1) * HEADS  # the first of them
-    length = tl.load(lengths_ptr + row)
-    if length < 0:  # most rows of a small batch in a large graph
-        if PDL:
-            gdc_wait()
-        return
-    units = _row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES)
-    share, longer = _cut(tl.sum(units, 0), programs, least_share)
-    count = 0
-    begin = 0
-    if RANGES:
-        count = tl.load(counts_ptr + row)
-        begin = tl.load(shared_ptr + row)
-    tiles = tl.cdiv(length - begin, TILE)
-    row_begin = tl.sum(tl.where(tl.arange(0, PADDED_ROWS) < row, units, 0), 0)
-    segment = row_begin + (query_head // GROUP) * tiles
-    first = _share_of(segment, share, longer)
-    last = _share_of(segment + tiles - 1, share, longer)
-    head = tl.arange(0, PADDED_HEADS)
-    present = head < HEADS
-    at = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]  # [heads, head_dim]
-    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + at
-    if PDL:  # as above, by every program: who waits for this kernel waits for those before it, too
-        gdc_wait()
-        gdc_launch_dependents()
-    if length == 0:  # no share has met this row
-        zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
-        tl.store(to, zeros, mask=present[:, None])
-        return
-    if (first == last) & (count == 0):
-        return
-
-    highest = tl.full([PADDED_HEADS], LOWEST, tl.float32)
-    norm = tl.zeros([PADDED_HEADS], tl.float32)
-    out = tl.zeros([PADDED_HEADS, HEAD_DIM], tl.float32)
-    if first < last:
-        for at_share in range(first, last + 1, STEP):
-            program = at_share + tl.arange(0, STEP)
-            # The segment begins in its first share, as that share's last piece.
-            piece = (program * 2 + tl.where(program == first, 1, 0)) * GROUP + query_head % GROUP
-            highest, norm, out = _add_pieces(
-                highest, norm, out, pieces_ptr, sums_ptr, piece, program <= last, head, present,
-                HEAD_DIM,
-            )  # fmt: skip
-    if RANGES:
-        index = tl.arange(0, RANGES + 1)
-        held = index < count + tl.where(first == last, 1, 0)
-        piece = (row * (RANGES + 1) + index) * (KV_HEADS * GROUP) + query_head
-        if count > 0:
-            highest, norm, out = _add_pieces(
-                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, head, present,
-                HEAD_DIM,
-            )  # fmt: skip
-    out = (out / norm[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(to, out, mask=present[:, None])
-
-
-@triton.jit
-def _add_pieces(
-    highest,  # [heads]
-    norm,  # [heads]
-    out,  # [heads, head_dim]
-    pieces_ptr,
-    sums_ptr,
-    piece,
-    held,
-    head,
-    present,
-    HEAD_DIM: tl.constexpr,
-):
-    """Add pieces to a merge under way: those numbered `piece + head`, where `held` and `present`.
-
-    `piece` and `held` are `[n]`, `head` and `present` `[heads]`.
-    """
-    piece = piece[:, None] + head[None, :]  # [n, heads]
-    held = held[:, None] & present[None, :]
-    lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
-    at = piece[:, :, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, None, :]
-    part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, head_dim]
-    new_highest = tl.maximum(highest, tl.max(lse, 0))
-    decay = tl.exp2(highest - new_highest)
-    weight = tl.exp2(lse - new_highest[None, :])
-    norm = norm * decay + tl.sum(weight, 0)
-    out = out * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
-    return new_highest, norm, out
