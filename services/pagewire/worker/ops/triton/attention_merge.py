@@ -151,7 +151,7 @@ def _merge_kernel(
     present = head < HEADS
     at = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]  # [heads, head_dim]
     to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + at
-    if PDL:  # as above, by every program: who waits for this kernel waits for those before it, too
+    if PDL:  # by every program: who waits for this kernel waits for those before it, too
         gdc_wait()
         gdc_launch_dependents()
     if length == 0:  # no share has met this row
