@@ -13,12 +13,13 @@ from pagewire.limits import MAX_LOGPROBS
 from pagewire.models import resolve_model
 from pagewire.worker.backend import Backend
 from pagewire.worker.checkpoint import load_weights
-from pagewire.worker.compile_pool import CompilePool
+from pagewire.worker.compile_pool import Compiled, CompilePool
 from pagewire.worker.decoder import Decoder
 from pagewire.worker.eager import EagerBackend
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import ModelConfig, read_model_config
 from pagewire.worker.graphed import GraphBackend
+from pagewire.worker.kernel_record import kernels_recorded, record_kernels
 from pagewire.worker.kv_cache import (
     block_bytes,
     blocks_in,
@@ -82,27 +83,31 @@ def _load(
         from pagewire.worker.precompile import collect_kernels, load_kernels, report_compilations
         from pagewire.worker.tuning import choose_products
 
-        pool = pool or CompilePool()
-        profile = partial(_largest_step, limits=trial, dtype=dtype)
-        collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
-        timeline.mark("collecting kernels")
+        if not kernels_recorded(config):
+            pool = pool or CompilePool()
+            profile = partial(_largest_step, limits=trial, dtype=dtype)
+            collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
+            timeline.mark("collecting kernels")
     if config.load_format == "dummy":
         weights = dummy_weights(model, dtype, device, config.seed)
     else:
         weights = load_weights(folder, model, dtype, device)
     decoder = Decoder(model, weights, ops, table)
     timeline.mark("weights")
-    if graphs and pool is not None:
+    compiled: list[Compiled] = []
+    if graphs:
         choose_products(decoder, trial)
         timeline.mark("choosing products")
-        compiled = pool.finish()
-        timeline.mark("compiling")
+        if pool is not None:
+            compiled = pool.finish()
+            timeline.mark("compiling")
     elif pool is not None:
         pool.close()
     limits = _limits(config, decoder, trial, dtype)
     timeline.mark("measuring memory")
     if graphs:
         report_compilations(compiled, load_kernels(decoder, limits, dtype))
+        record_kernels(config)
         timeline.mark("loading kernels")
     backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
     timeline.mark("KV cache")
