@@ -60,16 +60,16 @@ def _rehearse(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
 
 
 def report_compilations(compiled: list[Compiled], late: list[str]) -> None:
-    """Logs what the pool has compiled, and what the worker had to."""
+    """Logs what the pool has compiled, if there was one, and what the worker had to."""
     for job in compiled:
         if job.error is not None:
             log.warning("kernel %s was not compiled ahead: %s", job.kernel, job.error)
-    log.info(
-        "%d kernel variants compiled or found ahead, %.1f s of compilers' time, %.1f of it for the "
-        "slowest; %d compiled here%s",
-        sum(job.error is None for job in compiled),
-        sum(job.seconds for job in compiled),
-        max((job.seconds for job in compiled), default=0.0),
-        len(late),
-        f": {', '.join(late)}" if late else "",
-    )
+    ahead = "no kernels looked for ahead"
+    if compiled:
+        done = sum(job.error is None for job in compiled)
+        seconds = [job.seconds for job in compiled]
+        ahead = (
+            f"{done} kernel variants compiled or found ahead, {sum(seconds):.1f} s of compilers' "
+            f"time, {max(seconds):.1f} of it for the slowest"
+        )
+    log.info("%s; %d compiled here%s", ahead, len(late), f": {', '.join(late)}" if late else "")
