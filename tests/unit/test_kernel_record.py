@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.config import WorkerConfig
 from pagewire.worker import compile_pool, kernel_record
-from pagewire.worker.kernel_record import cache_folder, kernels_recorded, record_kernels
+from pagewire.worker.kernel_record import KernelRecord, cache_folder
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerConfig:
 
 
 def test_kernels_are_recorded_for_workers_with_the_same(config: WorkerConfig) -> None:
-    assert not kernels_recorded(config)
-    record_kernels(config)
-    assert kernels_recorded(config)
+    assert not KernelRecord(config).exists()
+    KernelRecord(config).write()
+    assert KernelRecord(config).exists()
     same = {"seed": 7, "load_format": "dummy", "max_model_len": 100, "gpu_memory_utilization": 0.5}
-    assert kernels_recorded(replace(config, **same))
+    assert KernelRecord(replace(config, **same)).exists()
 
 
 @pytest.mark.parametrize(
@@ -41,29 +41,29 @@ def test_kernels_are_recorded_for_workers_with_the_same(config: WorkerConfig) ->
     ids=str,
 )
 def test_other_workers_have_other_kernels(config: WorkerConfig, other: dict) -> None:
-    record_kernels(config)
-    assert not kernels_recorded(replace(config, **other))
+    KernelRecord(config).write()
+    assert not KernelRecord(replace(config, **other)).exists()
 
 
 def test_another_model_in_the_same_folder_has_other_kernels(config: WorkerConfig) -> None:
-    record_kernels(config)
+    KernelRecord(config).write()
     (Path(config.model) / "config.json").write_text(json.dumps({"hidden_size": 128}))
-    assert not kernels_recorded(config)
+    assert not KernelRecord(config).exists()
 
 
 def test_other_versions_and_gpus_have_other_kernels(
     config: WorkerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record_kernels(config)
+    KernelRecord(config).write()
     gpu = tmp_path / "gpus" / "0000:00:01.0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: \t\t 27\n")
     with monkeypatch.context() as patched:
         patched.setattr(kernel_record, "GPUS", tmp_path / "gpus")
-        assert not kernels_recorded(config)
-    assert kernels_recorded(config)
+        assert not KernelRecord(config).exists()
+    assert KernelRecord(config).exists()
     monkeypatch.setattr(kernel_record, "version", lambda package: "0.1")
-    assert not kernels_recorded(config)
+    assert not KernelRecord(config).exists()
 
 
 def test_a_worker_with_recorded_kernels_starts_no_pool(
@@ -74,7 +74,7 @@ def test_a_worker_with_recorded_kernels_starts_no_pool(
     monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path)
     compile_pool.early_pool(config)
     assert len(started) == 1
-    record_kernels(config)
+    KernelRecord(config).write()
     assert compile_pool.early_pool(config) is None
     assert len(started) == 1
 
@@ -83,12 +83,12 @@ def test_what_cannot_be_read_or_written_is_not_recorded(
     config: WorkerConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = replace(config, model=str(tmp_path / "none"))
-    record_kernels(missing)
-    assert not kernels_recorded(missing)
+    KernelRecord(missing).write()
+    assert not KernelRecord(missing).exists()
     (tmp_path / "cache").write_text("no folder")
-    record_kernels(config)
+    KernelRecord(config).write()
     assert "look for kernels to compile again" in caplog.text
-    assert not kernels_recorded(config)
+    assert not KernelRecord(config).exists()
 
 
 @pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME", None])

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire.config import WorkerConfig
-from pagewire.worker.kernel_record import kernels_recorded
+from pagewire.worker.kernel_record import KernelRecord
 
 log = logging.getLogger(__name__)
 
@@ -89,4 +89,4 @@ def early_pool(config: WorkerConfig) -> CompilePool | None:
     """A pool for a worker that will very likely need one: only torch knows, and it takes long."""
     if config.device == "cpu" or config.backend == "torch" or not NVIDIA_DRIVER.exists():
         return None
-    return None if kernels_recorded(config) else CompilePool()
+    return None if KernelRecord(config).exists() else CompilePool()

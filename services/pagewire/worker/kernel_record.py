@@ -22,22 +22,25 @@ log = logging.getLogger(__name__)
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-def kernels_recorded(config: WorkerConfig) -> bool:
-    """Whether a worker of this configuration has found or compiled all its kernels before."""
-    record = _record(config)
-    return record is not None and record.exists()
+class KernelRecord:
+    """That of workers of one configuration, with the code and GPUs that there are now."""
 
+    def __init__(self, config: WorkerConfig) -> None:
+        self._path = _path(config)
 
-def record_kernels(config: WorkerConfig) -> None:
-    """Notes that all kernels of such a worker are in Triton's cache now."""
-    record = _record(config)
-    if record is None:
-        return
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.touch()
-    except OSError as error:
-        log.warning("the next start will look for kernels to compile again: %s", error)
+    def exists(self) -> bool:
+        """Whether such a worker has found or compiled all its kernels before."""
+        return self._path is not None and self._path.exists()
+
+    def write(self) -> None:
+        """Notes that all kernels of such a worker are in Triton's cache now."""
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+        except OSError as error:
+            log.warning("the next start will look for kernels to compile again: %s", error)
 
 
 def cache_folder() -> Path:
@@ -47,7 +50,7 @@ def cache_folder() -> Path:
     return Path(folder) if folder else Path(home).expanduser() / ".triton" / "cache"
 
 
-def _record(config: WorkerConfig) -> Path | None:
+def _path(config: WorkerConfig) -> Path | None:
     """The file whose name says all that kernels depend on; None if some of it cannot be read."""
     try:
         depends_on = (

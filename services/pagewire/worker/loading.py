@@ -19,7 +19,7 @@ from pagewire.worker.eager import EagerBackend
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import ModelConfig, read_model_config
 from pagewire.worker.graphed import GraphBackend
-from pagewire.worker.kernel_record import kernels_recorded, record_kernels
+from pagewire.worker.kernel_record import KernelRecord
 from pagewire.worker.kv_cache import (
     block_bytes,
     blocks_in,
@@ -83,7 +83,8 @@ def _load(
         from pagewire.worker.precompile import collect_kernels, load_kernels, report_compilations
         from pagewire.worker.tuning import choose_products
 
-        if not kernels_recorded(config):
+        record = KernelRecord(config)
+        if not record.exists():
             pool = pool or CompilePool()
             profile = partial(_largest_step, limits=trial, dtype=dtype)
             collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
@@ -107,7 +108,7 @@ def _load(
     timeline.mark("measuring memory")
     if graphs:
         report_compilations(compiled, load_kernels(decoder, limits, dtype))
-        record_kernels(config)
+        record.write()
         timeline.mark("loading kernels")
     backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
     timeline.mark("KV cache")

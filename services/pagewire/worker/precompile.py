@@ -64,7 +64,7 @@ def report_compilations(compiled: list[Compiled], late: list[str]) -> None:
     for job in compiled:
         if job.error is not None:
             log.warning("kernel %s was not compiled ahead: %s", job.kernel, job.error)
-    ahead = "no kernels looked for ahead"
+    ahead = "no kernels compiled ahead"
     if compiled:
         done = sum(job.error is None for job in compiled)
         seconds = [job.seconds for job in compiled]
