@@ -1,6 +1,7 @@
 """Log probabilities from a worker to a scheduler's clients: each once, and only to who asked."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -86,8 +87,12 @@ async def test_without_detokenize_there_are_no_bytes(start) -> None:
 
 async def test_preemption_and_lost_workers_lose_and_repeat_none(start) -> None:
     # Both workers may be lost while they compute one sequence alone: that is no fault of its own.
+    # How long they wait is not the question either: a machine that pauses may make it look long.
     stack = await start(
-        worker_info(num_blocks=20, num_slots=6, budget=16), worker_info(), max_retry_attempts=5
+        worker_info(num_blocks=20, num_slots=6, budget=16),
+        worker_info(),
+        max_retry_attempts=5,
+        max_waiting_seconds=math.inf,
     )
     stack.workers[0].break_after = 60
     stack.workers[1].break_after = 25
