@@ -132,6 +132,23 @@ def test_decode_cut_into_many_shares(lengths, programs, device):
     compare_decode(lengths, (6, 2, 32), torch.float16, device, config)
 
 
+@pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [0, 70, 0, 0, 16, 3, 0], [0, 0]], ids=str)
+def test_decode_with_a_plan_for_all_layers(lengths, device):
+    query_heads, kv_heads, head_dim = 4, 2, 32
+    of_two = [make_cache(lengths, kv_heads, head_dim, torch.float16, device) for _ in range(2)]
+    plan = attention.plan_decode(of_two[0].lengths, query_heads, kv_heads, head_dim, torch.float16)
+    assert (plan is None) == (len(lengths) == 1)
+    for cache in of_two:
+        q = torch.randn(len(lengths), query_heads, head_dim, device=device).half()
+        arguments = (cache.tables, cache.slots, cache.lengths, 0.2)
+        with poisoned_outputs():
+            out = attention.decode_attention(q, cache.k, cache.v, *arguments, plan=plan)
+        expected = reference.decode_attention(
+            q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments
+        )
+        assert_near(out, expected.half(), TOLERANCE[torch.float16])
+
+
 @pytest.mark.parametrize(
     ("programs", "kv_heads", "taking_part"), [(528, 8, 512), (264, 8, 264), (528, 1, 512)]
 )
@@ -139,11 +156,12 @@ def test_pieces_of_a_single_row_are_merged_in_whole_steps(programs, kv_heads, ta
     assert MergeConfig(step=64, heads=1).programs(programs, kv_heads) == taking_part
 
 
-@pytest.mark.parametrize("rows", [2, 65, 300] if CUDA else [2, 65])
-def test_decode_of_many_rows(rows, device):
+@pytest.mark.parametrize("heads", [(2, 1, 16), (4, 4, 16)], ids=str)
+@pytest.mark.parametrize("rows", [2, 65, 300, 500] if CUDA else [2, 65])
+def test_decode_of_many_rows(rows, heads, device):
     longest = 2000 if CUDA else 18
     lengths = [1 + 7 * row % longest for row in range(rows)]
-    compare_decode(lengths, (2, 1, 16), torch.float16, device)
+    compare_decode(lengths, heads, torch.float16, device)
 
 
 @pytest.mark.parametrize("lengths", [[0], [0, 20, 0], [30, 0, 0, 5, 0], [0, 0]], ids=str)
@@ -219,16 +237,17 @@ def test_decode_beside_prefill(heads, dtype, device):
     assert_near(out, expected.to(dtype), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("bad", ["strides", "head_dim", "heads"])
+@pytest.mark.parametrize("bad", ["strides", "head_dim", "heads", "block_size"])
 def test_layouts_that_are_not_read_are_refused(bad, device):
     cache = make_cache([3], 2, 48 if bad == "head_dim" else 32, torch.float32, device)
     q = torch.randn(1, 3 if bad == "heads" else 4, cache.k.shape[3], device=device)
     if bad == "strides":
         q = q.transpose(0, 1).contiguous().transpose(0, 1).expand(2, -1, -1)
+    k, v = cache.k, cache.v
+    if bad == "block_size":
+        k, v = k[:, :, :8].contiguous(), v[:, :, :8].contiguous()
     with pytest.raises(ValueError, match=r"contiguous|power of two|multiple"):
-        attention.decode_attention(
-            q, cache.k, cache.v, cache.tables, cache.slots, cache.lengths, 0.2
-        )
+        attention.decode_attention(q, k, v, cache.tables, cache.slots, cache.lengths, 0.2)
 
 
 def softmax_formula(q: Tensor, cache: Cache, row: int, length: int, scale: float) -> Tensor:

@@ -136,9 +136,10 @@ def test_fits_the_multiprocessor(case, launches):
 def test_waits_for_its_predecessor(case, launches):
     waits = [launch["waits"] for launch in launches[case]]
     # Decode attention at its beginning, or beside a neighbour at its end; its merge where there is
-    # something to merge, and where not. RoPE is launched twice.
-    expected = {"decode": [2, 2], "prefill": [1], "rope": [1, 1]}
-    assert waits == expected[case.split()[0]]
+    # something to merge, and where not. In front of both is their plan, which lets nobody start
+    # early. RoPE is launched twice.
+    expected = {"decode": [0, 2, 2], "prefill": [1], "rope": [1, 1]}
+    assert waits == ([2, 2] if case == "decode one row" else expected[case.split()[0]])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rope")])
@@ -161,7 +162,7 @@ def test_prefill_computes_a_softmax_beside_a_product(case, launches):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("decode")])
 def test_decode_runs_on_warp_products(case, launches):
-    launch, merge = launches[case]
+    *_, launch, merge = launches[case]
     assert launch["mma"] > 0
     assert launch["wgmma"] == merge["wgmma"] == 0
 
@@ -173,7 +174,7 @@ def test_a_group_of_query_heads_is_padded_to_eight(case, launches):
         torch.bfloat16, head_dim, query_heads // kv_heads, rows
     ).tile
     # One warp; an instruction takes 16 x 16 of a matrix by 8 columns, the query heads.
-    assert launches[case][0]["mma"] == 2 * (tile // 16) * (head_dim // 16)
+    assert launches[case][-2]["mma"] == 2 * (tile // 16) * (head_dim // 16)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("decode")])
@@ -181,12 +182,12 @@ def test_all_programs_of_decode_run_at_once(case, launches):
     _, rows, query_heads, kv_heads, head_dim = CASES[case]
     group = query_heads // kv_heads
     config = attention_decode.decode_config(torch.bfloat16, head_dim, group, rows)
-    assert launches[case][0]["resident"] >= config.programs
+    assert launches[case][-2]["resident"] >= config.programs
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("rope")])
 def test_keys_and_values_are_copied_asynchronously(case, launches):
-    assert launches[case][0]["async_copies"] >= 8
+    assert max(launch["async_copies"] for launch in launches[case]) >= 8
 
 
 if __name__ == "__main__":

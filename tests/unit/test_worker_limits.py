@@ -11,7 +11,7 @@ from pagewire.config import WorkerConfig
 from pagewire.worker.errors import SetupError
 from pagewire.worker.families import ModelConfig, read_model_config
 from pagewire.worker.kv_cache import blocks_in, empty_cache
-from pagewire.worker.limits import fit_to_pool, longest_sequence
+from pagewire.worker.limits import check_block_size, fit_to_pool, longest_sequence
 from pagewire.worker.loading import choose_backend, choose_device, choose_dtype, load_worker
 from pagewire.worker.rope_table import rope_table
 from support.tiny_models import VARIANTS, save_model
@@ -37,6 +37,13 @@ def test_sliding_window_caps_the_length(model: ModelConfig) -> None:
     with pytest.raises(SetupError, match=r"max_model_len 65 exceeds.*window of 64"):
         longest_sequence(windowed, 65)
     assert longest_sequence(replace(model, sliding_window=4096), None) == 512
+
+
+def test_blocks_that_the_kernels_do_not_read_are_refused() -> None:
+    check_block_size(8, "torch")
+    check_block_size(32, "triton")
+    with pytest.raises(SetupError, match=r"block_size 24.*multiple of 16.*--backend torch"):
+        check_block_size(24, "triton")
 
 
 def test_pool_caps_a_length_nobody_asked_for() -> None:

@@ -1,6 +1,7 @@
 """The decoder: one for all families, driven by the model's configuration and a backend's ops."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Batch:
     prefill: Prefill | None
     wanted: Wanted | None = None  # None: all tokens, in order
     shared: SharedRanges | None = None  # of the decode rows
+    plan: Any = None  # of their attention: what `ops.plan_decode` has returned
 
 
 class Decoder:
@@ -84,6 +86,7 @@ class Decoder:
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """All layers for all tokens: changes the embedded tokens `[tokens, hidden]` in place."""
+        batch = self._planned(batch)
         for layer in range(self.config.num_layers):
             self._layer(layer, residual, batch, cache, block_tables)
         return residual
@@ -101,6 +104,7 @@ class Decoder:
         Changes the embedded tokens `[tokens, hidden]` in place; returns the last layer's queries
         `[tokens, heads, head_dim]`, in `out` if that is given.
         """
+        batch = self._planned(batch)
         last = self.config.num_layers - 1
         for layer in range(last):
             self._layer(layer, residual, batch, cache, block_tables)
@@ -139,6 +143,21 @@ class Decoder:
         """`[rows, vocab]`, in the dtype of the weights; written to `out` if that is given."""
         eps, head = self.config.rms_norm_eps, self.weights.head
         return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
+
+    def _planned(self, batch: Batch) -> Batch:
+        """The same with the plan of decode attention, which holds for all layers."""
+        if not batch.num_decodes:
+            return batch
+        config = self.config
+        plan = self.ops.plan_decode(
+            batch.decode_lengths,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            self.weights.embedding.dtype,
+            shared=batch.shared,
+        )
+        return replace(batch, plan=plan)
 
     def _layer(
         self, layer: int, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
@@ -213,6 +232,7 @@ class Decoder:
                 batch.decode_lengths,
                 self._scale,
                 shared=batch.shared,
+                plan=batch.plan,
                 beside_prefill=batch.prefill is not None,
                 out=out[:decodes],
             )

@@ -26,7 +26,7 @@ from pagewire.worker.kv_cache import (
     host_blocks_in,
     measure_free_bytes,
 )
-from pagewire.worker.limits import Limits, fit_to_pool, longest_sequence
+from pagewire.worker.limits import Limits, check_block_size, fit_to_pool, longest_sequence
 from pagewire.worker.ops import load_ops
 from pagewire.worker.plan import rehearsal
 from pagewire.worker.rope_table import rope_table
@@ -75,6 +75,7 @@ def _load(
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
     kernels = choose_backend(config.backend, device)
+    check_block_size(config.block_size, kernels)
     ops = load_ops(kernels)
     table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
     timeline.mark("device")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ class Ops:
     norm_gate_up_silu_mul: Callable[..., Tensor]
     norm_qkv_rope_kv_write: Callable[..., Tensor]
     qk_norm_rope_kv_write: Callable[..., Tensor]
+    plan_decode: Callable[..., Any]
     decode_attention: Callable[..., Tensor]
     prefill_attention: Callable[..., Tensor]
     sample: Callable[..., Tensor]

@@ -10,12 +10,32 @@ written by `qk_norm_rope_kv_write` keeps this.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagewire.worker.ops.reference.shared_ranges import SharedRanges
+
+
+def plan_decode(
+    lengths: Tensor,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    shared: SharedRanges | None = None,
+) -> None:
+    """Nothing: the Triton twin cuts the work of `decode_attention`, once for all layers.
+
+    Args:
+        lengths: `[rows]` int32, as in `decode_attention`.
+        query_heads, kv_heads, head_dim, dtype: of the queries and of the cache.
+        shared: as in `decode_attention`.
+    """
 
 
 def decode_attention(
@@ -28,6 +48,7 @@ def decode_attention(
     scale: float,
     *,
     shared: SharedRanges | None = None,
+    plan: Any = None,
     beside_prefill: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -43,6 +64,7 @@ def decode_attention(
         scale: multiplies the scores, usually `head_dim ** -0.5`.
         shared: KV ranges that rows have in common. The Triton twin reads each once; the result is
             the same without them, and they are not looked at here.
+        plan: what `plan_decode` returned for these lengths and ranges, or None; not looked at here.
         beside_prefill: the call before this one was `prefill_attention` with the same queries; the
             Triton twins then run side by side.
         out: like `q`, takes the result; a new tensor when None.

@@ -1,14 +1,17 @@
 """Decode attention over the paged KV cache: one query token a row.
 
 Every program has an equal share of a batch's work (`attention_shares.py`). It walks the *segments*
-(one row, one KV head) that its share touches. A segment that lies within one share is written
-straight to the output; one that is cut leaves a piece in each share (`attention_merge.py`). Rows
-that share a prefix have units for the rest only, and the pieces of their shared ranges join the
-merge. Rows of length 0, which pad a captured batch, have no units: a tile apiece would make the
-program that meets them begin one segment after another while all others have long ended.
+(one row, one KV head) that its share touches, in one loop over all of their tiles, so that the next
+segment's keys and values are on their way while one ends. A segment that lies within one share is
+written straight to the output; one that is cut leaves a piece in each share (`attention_merge.py`).
+Rows that share a prefix have units for the rest only, and the pieces of their shared ranges join
+the merge. Rows of length 0, which pad a captured batch, have no units.
 
-Lengths are read while the kernel in front, the one that makes the queries, may still run: what
-wrote them must have ended before that.
+A tile is some runs of positions, each within one block: all that a thread adds to the address of a
+run is the same in every tile.
+
+Lengths, the plan of shares and block tables are read while the kernel in front, the one that makes
+the queries, may still run: what wrote them must have ended before that.
 
 Products are `k @ q.T` and `v.T @ weights.T`: a tensor core takes 16 rows by 8 columns at least, and
 a group of query heads fills less of 16 than of 8. That halves what is multiplied for nothing, which
@@ -30,13 +33,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.limits import RUN
 from pagewire.worker.ops.reference.shared_ranges import MAX_RANGES, SharedRanges
 from pagewire.worker.ops.triton.attention_merge import merge_config, merge_pieces
 from pagewire.worker.ops.triton.attention_shared import Pieces, attend_shared_ranges
-from pagewire.worker.ops.triton.attention_shares import cut, padded_rows, row_units
+from pagewire.worker.ops.triton.attention_shares import DecodePlan, cut, plan_shares
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.integers import next_power_of_2
-from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
+from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
 
@@ -57,6 +61,11 @@ class DecodeConfig:
     pdl: bool = True
 
     @property
+    def least_share(self) -> int:
+        """The same in tiles."""
+        return max(1, self.share // self.tile)
+
+    @property
     def registers(self) -> int:
         """As many as a thread may have so that a multiprocessor holds its programs; 8 apart."""
         each = REGISTERS // (32 * self.warps * self.programs)
@@ -73,6 +82,7 @@ def decode_attention(
     scale: float,
     *,
     shared: SharedRanges | None = None,
+    plan: DecodePlan | None = None,
     beside_prefill: bool = False,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
@@ -88,6 +98,7 @@ def decode_attention(
             length 0 gives zeros, a negative length leaves the row of `out` as it is.
         scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
         shared: KV ranges that rows have in common; none when None.
+        plan: what `plan_decode` returned for these lengths and ranges; planned here when None.
         beside_prefill: what was launched just before is `prefill_attention` with the same queries.
         out: like `q`, takes the result; a new tensor when None.
         config: the schedule; chosen by dtype, head size and rows when None.
@@ -99,23 +110,30 @@ def decode_attention(
         ValueError: the tensors' layout is not the one described.
     """
     check_layout(q, k_cache, v_cache)
+    if k_cache.shape[2] % RUN:
+        raise ValueError(
+            f"block_size is {k_cache.shape[2]}, not a multiple of {RUN}: use the torch backend"
+        )
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
     processors = multiprocessors(q.device)
-    merge = merge_config(rows, kv_heads, group, processors)
     programs = processors * config.programs
+    merge = merge_config(rows, kv_heads, group, programs)
+    least_share = config.least_share
     if rows == 1:
         programs = merge.programs(programs, kv_heads)
-    least_share = max(1, config.share // config.tile)
+        plan = None
+    elif plan is None:
+        plan = plan_shares(lengths, shared, kv_heads, config.tile, programs, least_share)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
         "HEAD_DIM": head_dim,
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "TILE": config.tile,
-        "PADDED_ROWS": padded_rows(rows),
+        "PLANNED": rows > 1,
         "RANGES": 0 if shared is None else MAX_RANGES,
         "PDL": pdl,
     } | ({"launch_pdl": True} if pdl else {})
@@ -127,6 +145,8 @@ def decode_attention(
     else:
         ranges = attend_shared_ranges(q, k_cache, v_cache, block_tables, shared, scale)
         shared_lengths, counts = shared.lengths, shared.counts
+    if plan is None:  # not read
+        plan = DecodePlan(lengths, lengths, lengths, lengths)
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
     _decode_kernel[(programs,)](
@@ -143,12 +163,15 @@ def decode_attention(
         lengths,
         shared_lengths,
         counts,
+        plan.shares,
+        plan.rows,
+        plan.begins,
         scale * LOG2_E,
-        rows,
         least_share,
         int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
+        RUN=RUN,
         BLOCK_N=max(8, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
@@ -157,7 +180,17 @@ def decode_attention(
         **common,
     )
     merge_pieces(
-        out, pieces, sums, ranges, lengths, shared_lengths, counts, least_share, merge, **common
+        out,
+        pieces,
+        sums,
+        ranges,
+        lengths,
+        shared_lengths,
+        counts,
+        plan,
+        least_share,
+        merge,
+        **common,
     )
     return out
 
@@ -165,46 +198,145 @@ def decode_attention(
 def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> DecodeConfig:
     """Choose a schedule, as `benchmarks/kernels/attention.py --sweep` found them on an H200.
 
-    Shares are equal, so a multiprocessor must hold just as many programs as it is given. Rows of
-    spread lengths waste half a tile each: small tiles; and with many rows a program walks many
-    segments, at whose ends a single warp waits for no other. A single row has few units, so what
-    counts is how many tiles are under way at once.
+    Shares are equal, so a multiprocessor must hold just as many programs as it is given. Programs
+    of one warp wait for no other; they are short of registers where heads or groups are large. Few
+    rows have few units: small tiles and short shares keep more programs busy.
     """
     if dtype == torch.float32:
         return DecodeConfig(tile=32, warps=4, stages=2, programs=2, share=64)
     if head_dim > 128:
         return DecodeConfig(tile=32, warps=4, stages=3, programs=2, share=64)
-    if rows <= 16:
-        stages, programs = (2, 4) if rows == 1 else (3, 2)
-        return DecodeConfig(tile=64, warps=4, stages=stages, programs=programs, share=64)
-    if head_dim > 64 and group <= 16:  # a larger group's output does not fit one warp's registers
-        tile = 16 if rows <= 64 else 32
-        return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=64)
-    tile = 32 if head_dim > 64 else 64
-    return DecodeConfig(tile=tile, warps=4, stages=3, programs=4, share=64)
+    if group > 16:
+        return DecodeConfig(
+            tile=32 if head_dim > 64 else 64, warps=4, stages=3, programs=4, share=64
+        )
+    tile = 16 if rows <= 64 and head_dim > 64 else 32
+    share = 32 if rows <= 2 else 64
+    return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=share)
+
+
+def plan_decode(
+    lengths: Tensor,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    shared: SharedRanges | None = None,
+) -> DecodePlan | None:
+    """Cut a batch's decode attention into shares, which are the same in every layer.
+
+    Args:
+        lengths: `[rows]` int32, as in `decode_attention`.
+        query_heads, kv_heads, head_dim: of a layer.
+        dtype: of queries, keys and values.
+        shared: as in `decode_attention`.
+
+    Returns:
+        The plan, valid as long as the lengths; None for a single row, which needs none.
+    """
+    rows = len(lengths)
+    if rows == 1:
+        return None
+    config = decode_config(dtype, head_dim, query_heads // kv_heads, rows)
+    programs = multiprocessors(lengths.device) * config.programs
+    return plan_shares(lengths, shared, kv_heads, config.tile, programs, config.least_share)
 
 
 @triton.jit
-def _row_range(
+def _kv_of_row(
     row,
     tables_ptr,
     slots_ptr,
     lengths_ptr,
     shared_ptr,
-    rows,
     table_stride,
     RANGES: tl.constexpr,
 ):
-    """Return a row's length, where its own KV begins, and its block table; 0s past the last row."""
-    held = row < rows
-    length = tl.load(lengths_ptr + row, mask=held, other=0)
+    """Return a row's length, where its own KV begins, and its block table."""
+    length = tl.load(lengths_ptr + row)
     begin = 0
     if RANGES:
-        begin = tl.load(shared_ptr + row, mask=held, other=0)
-    return length, begin, tables_ptr + tl.load(slots_ptr + row, mask=held, other=0) * table_stride
+        begin = tl.load(shared_ptr + row)
+    return length, begin, tables_ptr + tl.load(slots_ptr + row) * table_stride
 
 
-@triton.jit(do_not_specialize=["rows", "least_share", "beside"])
+@triton.jit
+def _blocks(
+    table_ptr,
+    position,
+    length,
+    BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return the blocks of a tile's runs, scratch block 0 past the end."""
+    blocks = ()
+    for run in tl.static_range(TILE // RUN):
+        at = position + run * RUN
+        blocks += (tl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0),)  # type: ignore[assignment]
+    return blocks
+
+
+@triton.jit
+def _line(
+    block,
+    position,
+    head,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Return the offset of a head's cached vector at `position`, which lies in `block`."""
+    page = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
+    return page + position % BLOCK_SIZE * HEAD_DIM
+
+
+@triton.jit
+def _store_segment(
+    out_ptr,
+    pieces_ptr,
+    sums_ptr,
+    range_pieces_ptr,
+    range_sums_ptr,
+    counts_ptr,
+    segment,
+    begins,
+    ends,
+    out,
+    lse,
+    head_row,
+    at,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANGES: tl.constexpr,
+):
+    """Store `out [BLOCK_N, head_dim]` of a segment of which the share has its beginning, end, both.
+
+    `lse [BLOCK_N]` is its log-sum-exp, `head_row [BLOCK_N]` and `at [BLOCK_N, head_dim]` where the
+    group's heads lie.
+    """
+    held = head_row < GROUP
+    present = held[:, None]
+    count = 0
+    if RANGES:
+        count = tl.load(counts_ptr + segment // KV_HEADS)
+    if begins & ends & (count == 0):
+        to = out_ptr + segment * (GROUP * HEAD_DIM) + at
+        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=present)
+    elif begins & ends:  # one more piece of the row's ranges
+        row, head = segment // KV_HEADS, segment % KV_HEADS
+        piece = (row * (RANGES + 1) + count) * (KV_HEADS * GROUP) + head * GROUP
+        tl.store(range_pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
+        tl.store(range_sums_ptr + piece + head_row, lse, mask=held)
+    else:
+        piece = (tl.program_id(0) * 2 + tl.where(begins, 1, 0)) * GROUP
+        tl.store(pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
+        tl.store(sums_ptr + piece + head_row, lse, mask=held)
+
+
+@triton.jit(do_not_specialize=["least_share", "beside"])
 def _decode_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
@@ -219,8 +351,10 @@ def _decode_kernel(
     lengths_ptr,
     shared_ptr,
     counts_ptr,
+    shares_ptr,  # these three are the plan, if PLANNED
+    rows_ptr,
+    begins_ptr,
     scale_log2,
-    rows,
     least_share,  # units
     beside,  # whether the kernel in front runs on meanwhile
     table_stride,
@@ -229,103 +363,139 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
+    RUN: tl.constexpr,
+    PLANNED: tl.constexpr,
     RANGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     program = tl.program_id(0)
-    ends = tl.cumsum(
-        row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES), 0
+    # Where the share begins: a row, a head of it, a tile of that. Tables are, like lengths and the
+    # plan, older than the kernel in front: the first blocks are on their way before that has ended.
+    number = 0
+    row = 0
+    if PLANNED:
+        number = tl.load(begins_ptr + program * 2)
+        row = tl.load(rows_ptr + number)
+    length, begin, table_ptr = _kv_of_row(
+        row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES
     )
-    total = tl.max(ends, 0)
-    share, longer = cut(total, tl.num_programs(0), least_share)
+    tiles = tl.maximum(tl.cdiv(length - begin, TILE), 0)
+    if PLANNED:
+        within = tl.load(begins_ptr + program * 2 + 1)
+        share = tl.load(shares_ptr)
+        longer = tl.load(shares_ptr + 1)
+        total = tl.load(shares_ptr + 2)
+    else:
+        total = tiles * KV_HEADS
+        share, longer = cut(total, tl.num_programs(0), least_share)
     # Programs past the last share begin at the end of the line or behind it.
     unit = program * share + tl.minimum(program, longer)
     stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
-
-    # Where the share begins: a row, a head of it, a tile of that.
-    if PADDED_ROWS == 1:
-        row = 0
+    if not PLANNED:
         within = unit
-    else:
-        row = tl.sum((ends <= unit).to(tl.int32), 0)
-        within = unit - tl.max(tl.where(ends <= unit, ends, 0), 0)
-    # Tables, like lengths, are older than the kernel in front: the first blocks are on their way
-    # before that has ended.
-    length, begin, table_ptr = _row_range(
-        row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, rows, table_stride, RANGES
-    )
-    tiles = tl.maximum(tl.cdiv(length - begin, TILE), 1)  # a program may have no share
-    position = begin + within % tiles * TILE + tl.arange(0, TILE)
-    block = lookup(table_ptr, position, length, BLOCK_SIZE)
+    tiles = tl.maximum(tiles, 1)  # a program may have no share
+    head = within // tiles
+    tile = within % tiles
+    position = begin + tile * TILE
+    blocks = _blocks(table_ptr, position, length, BLOCK_SIZE, RUN, TILE)
+
     head_row = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, HEAD_DIM)
     present = (head_row < GROUP)[:, None]
+    at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_N, head_dim]
+    line = tl.arange(0, RUN) * HEAD_DIM
+    k_ptrs = k_ptr + (line[:, None] + dim[None, :])  # [RUN, head_dim]
+    v_ptrs = v_ptr + (dim[:, None] + line[None, :])  # [head_dim, RUN]
     if PDL:
         if beside == 0:
             gdc_wait()
         gdc_launch_dependents()
 
-    while unit < stop:
-        head = within // tiles
-        tile = within % tiles
-        end_tile = tl.minimum(tiles, tile + stop - unit)
-        at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_N, head_dim]
-        heads_at = (row * KV_HEADS + head) * (GROUP * HEAD_DIM)
-        # From L2, like keys and values: what a multiprocessor holds may be older without a wait.
-        q = tl.load(q_ptr + heads_at + at, mask=present, other=0.0, cache_modifier=".cg")
+    segment = row * KV_HEADS + head
+    begins = tile == 0  # whether the share has the segment's first tile
+    # From L2, like keys and values: what a multiprocessor holds may be older without a wait.
+    q_ptrs = q_ptr + at
+    q = tl.load(
+        q_ptrs + segment * (GROUP * HEAD_DIM),
+        mask=present & (unit < stop),
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    highest = tl.full([BLOCK_N], LOWEST, tl.float32)
+    norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+    out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
+    for _ in range(unit, stop):
+        left = (length - position) * HEAD_DIM
+        values = ()
+        scores = ()
+        for run in tl.static_range(TILE // RUN):
+            from_ = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+            valid = line < left - run * RUN * HEAD_DIM
+            # Each is read once a step: what is read again, weights and activations, stays in L2.
+            k = tl.load(
+                k_ptrs + from_, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
+            )
+            v = tl.load(
+                v_ptrs + from_, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
+            )
+            of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
+            scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
+            values += (v,)  # type: ignore[assignment]
 
-        highest = tl.full([BLOCK_N], LOWEST, tl.float32)
-        norm = tl.zeros([BLOCK_N], tl.float32)
-        out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
-        for _ in range(tile, end_tile):
-            valid = position < length
-            at_kv = lines(block, position, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
-            k = tl.load(k_ptr + at_kv, mask=valid[:, None], other=0.0)  # [TILE, head_dim]
-            v = tl.load(v_ptr + tl.trans(at_kv), mask=valid[None, :], other=0.0)  # [head_dim, TILE]
-            position += TILE
-            block = lookup(table_ptr, position, length, BLOCK_SIZE)
-            scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
-            scores = tl.where(valid[:, None], scores, float("-inf"))  # [TILE, BLOCK_N]
-            new_highest = tl.maximum(highest, tl.max(scores, 0))
-            decay = tl.exp2(highest - new_highest)
-            weights = tl.exp2(scores - new_highest[None, :])
-            norm = norm * decay + tl.sum(weights, 0)
-            out = out * decay[None, :]
-            out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
-            highest = new_highest
-        out = tl.trans(out / norm[None, :])
-
-        whole = (tile == 0) & (end_tile == tiles)
-        count = 0
-        if RANGES:
-            count = tl.load(counts_ptr + row)
-        if whole & (count == 0):
-            tl.store(out_ptr + heads_at + at, out.to(out_ptr.dtype.element_ty), mask=present)
-        elif whole:  # one more piece of the row's ranges
-            piece = (row * (RANGES + 1) + count) * (KV_HEADS * GROUP) + head * GROUP
-            lse = highest + tl.log2(norm)
-            tl.store(range_pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
-            tl.store(range_sums_ptr + piece + head_row, lse, mask=head_row < GROUP)
-        else:
-            piece = (program * 2 + tl.where(tile == 0, 1, 0)) * GROUP
-            lse = highest + tl.log2(norm)
-            tl.store(pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
-            tl.store(sums_ptr + piece + head_row, lse, mask=head_row < GROUP)
-
-        unit += end_tile - tile
-        within += end_tile - tile
-        if within == tiles * KV_HEADS:
-            within = 0
-            if PADDED_ROWS > 1:  # the next row that is not empty
-                row = tl.sum((ends <= unit).to(tl.int32), 0)
-                length, begin, table_ptr = _row_range(
-                    row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, rows, table_stride, RANGES
+        # The next tile, whose keys and values are on their way while this one is computed: it may
+        # be of another head or row.
+        unit += 1
+        tile += 1
+        position += TILE
+        ended = tile == tiles
+        if ended:
+            tile = 0
+            head += 1
+            if PLANNED and (head == KV_HEADS) & (unit < stop):
+                head = 0
+                number += 1
+                row = tl.load(rows_ptr + number)
+                length, begin, table_ptr = _kv_of_row(
+                    row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES
                 )
-                tiles = tl.maximum(tl.cdiv(length - begin, TILE), 1)
-        position = begin + within % tiles * TILE + tl.arange(0, TILE)
-        block = lookup(table_ptr, position, length, BLOCK_SIZE)
+                tiles = tl.cdiv(length - begin, TILE)
+            position = begin
+        blocks = _blocks(table_ptr, position, length, BLOCK_SIZE, RUN, TILE)
+
+        best = scores[0]  # type: ignore[misc]
+        for run in tl.static_range(1, TILE // RUN):
+            best = tl.maximum(best, scores[run])
+        new_highest = tl.maximum(highest, tl.max(best, 0) * scale_log2)
+        decay = tl.exp2(highest - new_highest)
+        norm = norm * decay[None, :]  # summed over its RUN parts at the end only
+        out = out * decay[None, :]
+        for run in tl.static_range(TILE // RUN):
+            weights = tl.exp2(scores[run] * scale_log2 - new_highest[None, :])
+            norm += weights
+            v = values[run]
+            out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
+        highest = new_highest
+
+        if ended | (unit == stop):
+            sum_ = tl.sum(norm, 0)
+            attended = tl.trans(out * (1 / sum_)[None, :])
+            _store_segment(
+                out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, counts_ptr,
+                segment, begins, ended, attended, highest + tl.log2(sum_), head_row, at,
+                HEAD_DIM, KV_HEADS, GROUP, RANGES,
+            )  # fmt: skip
+            segment = row * KV_HEADS + head
+            begins = True
+            q = tl.load(
+                q_ptrs + segment * (GROUP * HEAD_DIM),
+                mask=present & (unit < stop),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            highest = tl.full([BLOCK_N], LOWEST, tl.float32)
+            norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+            out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
     if PDL:
         gdc_wait()  # for a neighbour; a second time, it costs nothing

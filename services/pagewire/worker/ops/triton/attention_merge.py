@@ -21,16 +21,17 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.triton.attention_shared import Pieces
-from pagewire.worker.ops.triton.attention_shares import cut, row_units, share_of
+from pagewire.worker.ops.triton.attention_shares import DecodePlan, cut, share_of
 from pagewire.worker.ops.triton.integers import next_power_of_2
 from pagewire.worker.ops.triton.paged import LOWEST
 
 WARP_VALUES = 4096  # of pieces, that a warp holds
+MANY_HEADS = 8  # that a program merges at most, unless a group has more
 
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """A program merges `step` pieces at a time, of `heads` query heads of one KV head."""
+    """A program merges `step` pieces at a time of each of `heads` query heads of a row."""
 
     step: int
     heads: int
@@ -45,15 +46,28 @@ class MergeConfig:
         return programs - programs % at_once if programs > at_once else programs
 
 
-def merge_config(rows: int, kv_heads: int, group: int, processors: int) -> MergeConfig:
-    """Choose how pieces are merged.
+def merge_config(rows: int, kv_heads: int, group: int, programs: int) -> MergeConfig:
+    """Choose how what `programs` leave is merged, in few ways, so that few variants are compiled.
 
-    Many segments have few pieces each, and where they are is found once for a whole group; those of
-    a single row may have many. Three ways only, so that few variants are compiled.
+    The more segments there are, the fewer pieces each has; where most are whole, a program has
+    several. Those of a single row may have many pieces.
     """
-    if rows * kv_heads >= processors:
+    if rows == 1:
+        return MergeConfig(64, 1)
+    segments = rows * kv_heads
+    pieces = programs // segments + 2  # of a segment, about
+    if pieces > 8:
+        return MergeConfig(16, 2 if group % 2 == 0 else 1)
+    if pieces > 4:
         return MergeConfig(8, group)
-    return MergeConfig(64, 1) if rows == 1 else MergeConfig(16, 2 if group % 2 == 0 else 1)
+    several = 1
+    while (
+        several * programs < segments
+        and 2 * several * group <= MANY_HEADS
+        and kv_heads % (2 * several) == 0
+    ):
+        several *= 2
+    return MergeConfig(4, several * group)
 
 
 def merge_pieces(
@@ -64,6 +78,7 @@ def merge_pieces(
     lengths: Tensor,
     shared_lengths: Tensor,
     counts: Tensor,
+    plan: DecodePlan,
     least_share: int,
     config: MergeConfig,
     **common: int | bool,
@@ -77,6 +92,7 @@ def merge_pieces(
         ranges: the pieces of ranges that rows share; not read where `RANGES` is 0.
         lengths, shared_lengths, counts: `[rows]` int32: cached tokens, those in shared ranges, and
             how many ranges these are; the last two are not read where `RANGES` is 0.
+        plan: how decode attention has cut the rows; not read unless `PLANNED`.
         least_share: units of a share at least, as decode attention has cut them.
         config: how they are merged.
         common: constants and launch options that decode attention has been launched with, too.
@@ -92,7 +108,8 @@ def merge_pieces(
         lengths,
         shared_lengths,
         counts,
-        rows,
+        plan.shares,
+        plan.ends,
         least_share,
         len(pieces),
         HEADS=config.heads,
@@ -103,7 +120,7 @@ def merge_pieces(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "least_share", "programs"])
+@triton.jit(do_not_specialize=["least_share", "programs"])
 def _merge_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
@@ -113,44 +130,51 @@ def _merge_kernel(
     lengths_ptr,
     shared_ptr,
     counts_ptr,
-    rows,
+    shares_ptr,
+    ends_ptr,
     least_share,  # units
     programs,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
+    PLANNED: tl.constexpr,
     RANGES: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED_HEADS: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the pieces of HEADS query heads of one KV head of one row, `STEP` at a time."""
+    """Merge the pieces of HEADS query heads of one row, `STEP` at a time."""
     row = tl.program_id(0)
-    query_head = tl.program_id(1) * HEADS  # the first of them
     length = tl.load(lengths_ptr + row)
     if length < 0:  # most rows of a small batch in a large graph
         if PDL:
             gdc_wait()
         return
-    units = row_units(lengths_ptr, shared_ptr, rows, TILE, KV_HEADS, PADDED_ROWS, RANGES)
-    share, longer = cut(tl.sum(units, 0), programs, least_share)
     count = 0
     begin = 0
     if RANGES:
         count = tl.load(counts_ptr + row)
         begin = tl.load(shared_ptr + row)
     tiles = tl.cdiv(length - begin, TILE)
-    row_begin = tl.sum(tl.where(tl.arange(0, PADDED_ROWS) < row, units, 0), 0)
-    segment = row_begin + (query_head // GROUP) * tiles
-    first = share_of(segment, share, longer)
+    row_begin = 0
+    if PLANNED:
+        share = tl.load(shares_ptr)
+        longer = tl.load(shares_ptr + 1)
+        row_begin = tl.load(ends_ptr + row) - tiles * KV_HEADS
+    else:
+        share, longer = cut(tiles * KV_HEADS, programs, least_share)
+    index = tl.arange(0, PADDED_HEADS)
+    head = tl.program_id(1) * HEADS + index
+    segment = row_begin + head // GROUP * tiles
+    first = share_of(segment, share, longer)  # [heads], like all that follows
     last = share_of(segment + tiles - 1, share, longer)
-    head = tl.arange(0, PADDED_HEADS)
-    present = head < HEADS
-    at = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]  # [heads, head_dim]
-    to = out_ptr + (row * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + at
+    present = index < HEADS
+    merged = present & ((first < last) | (count > 0))
+    pieces = tl.max(tl.where(present, last - first, 0), 0) + 1
+    to = out_ptr + (row * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM
+    to += tl.arange(0, HEAD_DIM)[None, :]
     if PDL:  # by every program: who waits for this kernel waits for those before it, too
         gdc_wait()
         gdc_launch_dependents()
@@ -158,32 +182,31 @@ def _merge_kernel(
         zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
         tl.store(to, zeros, mask=present[:, None])
         return
-    if (first == last) & (count == 0):
+    if (pieces == 1) & (count == 0):
         return
 
     highest = tl.full([PADDED_HEADS], LOWEST, tl.float32)
     norm = tl.zeros([PADDED_HEADS], tl.float32)
     out = tl.zeros([PADDED_HEADS, HEAD_DIM], tl.float32)
-    if first < last:
-        for at_share in range(first, last + 1, STEP):
-            program = at_share + tl.arange(0, STEP)
-            # The segment begins in its first share, as that share's last piece.
-            piece = (program * 2 + tl.where(program == first, 1, 0)) * GROUP + query_head % GROUP
-            highest, norm, out = _add_pieces(
-                highest, norm, out, pieces_ptr, sums_ptr, piece, program <= last, head, present,
-                HEAD_DIM,
-            )  # fmt: skip
+    for done in range(0, pieces, STEP):
+        program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
+        # The segment begins in its first share, as that share's last piece.
+        begins = (program == first[None, :]).to(tl.int32)
+        piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
+        held = (program <= last[None, :]) & (merged & (first < last))[None, :]
+        highest, norm, out = _add_pieces(
+            highest, norm, out, pieces_ptr, sums_ptr, piece, held, HEAD_DIM
+        )
     if RANGES:
-        index = tl.arange(0, RANGES + 1)
-        held = index < count + tl.where(first == last, 1, 0)
-        piece = (row * (RANGES + 1) + index) * (KV_HEADS * GROUP) + query_head
+        number = tl.arange(0, RANGES + 1)[:, None]
+        held = (number < count + (first == last).to(tl.int32)[None, :]) & present[None, :]
+        piece = (row * (RANGES + 1) + number) * (KV_HEADS * GROUP) + head[None, :]
         if count > 0:
             highest, norm, out = _add_pieces(
-                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, head, present,
-                HEAD_DIM,
-            )  # fmt: skip
+                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, HEAD_DIM
+            )
     out = (out / norm[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(to, out, mask=present[:, None])
+    tl.store(to, out, mask=merged[:, None])
 
 
 @triton.jit
@@ -193,18 +216,11 @@ def _add_pieces(
     out,  # [heads, head_dim]
     pieces_ptr,
     sums_ptr,
-    piece,
-    held,
-    head,
-    present,
+    piece,  # [n, heads]
+    held,  # [n, heads]
     HEAD_DIM: tl.constexpr,
 ):
-    """Add pieces to a merge under way: those numbered `piece + head`, where `held` and `present`.
-
-    `piece` and `held` are `[n]`, `head` and `present` `[heads]`.
-    """
-    piece = piece[:, None] + head[None, :]  # [n, heads]
-    held = held[:, None] & present[None, :]
+    """Add those pieces of each head to a merge under way that are `held`."""
     lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
     at = piece[:, :, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, None, :]
     part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, head_dim]

@@ -9,10 +9,16 @@ device only: a captured CUDA graph stays right as they grow.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from pagewire.worker.ops.triton.integers import next_power_of_2
+from pagewire.worker.ops.reference.shared_ranges import SharedRanges
+from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
+
+_PROGRAMS = 16  # whose shares one program plans
 
 
 def padded_rows(rows: int) -> int:
@@ -24,22 +30,103 @@ def padded_rows(rows: int) -> int:
     return next(size for size in sizes if rows <= size)
 
 
-@triton.jit
-def row_units(
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """How a batch is cut; int32 on the device."""
+
+    shares: Tensor  # [3]: units of a share, how many first shares have one more, units in all
+    ends: Tensor  # [rows], where each row ends on the line
+    rows: Tensor  # [rows], those that are not empty, then what is not read
+    begins: Tensor  # [programs, 2]: in which of these rows a share begins, and at which unit of it
+
+
+def plan_shares(
+    lengths: Tensor,
+    shared: SharedRanges | None,
+    kv_heads: int,
+    tile: int,
+    programs: int,
+    least_share: int,
+) -> DecodePlan:
+    """Cut the rows into shares for `programs`, of `least_share` units of `tile` positions at least.
+
+    `lengths` and `shared` are those of `decode_attention`.
+    """
+    rows = len(lengths)
+    plan = DecodePlan(
+        shares=lengths.new_empty(3),
+        ends=lengths.new_empty(rows),
+        rows=lengths.new_empty(rows),
+        begins=lengths.new_empty((programs, 2)),
+    )
+    _plan_kernel[(cdiv(programs, _PROGRAMS),)](
+        plan.shares,
+        plan.ends,
+        plan.rows,
+        plan.begins,
+        lengths,
+        lengths if shared is None else shared.lengths,
+        rows,
+        programs,
+        least_share,
+        TILE=tile,
+        KV_HEADS=kv_heads,
+        PADDED_ROWS=padded_rows(rows),
+        RANGES=shared is not None,
+        PROGRAMS=_PROGRAMS,
+        num_warps=4,
+    )
+    return plan
+
+
+@triton.jit(do_not_specialize=["rows", "programs", "least_share"])
+def _plan_kernel(
+    shares_ptr,
+    ends_ptr,
+    rows_ptr,
+    begins_ptr,
     lengths_ptr,
     shared_ptr,
     rows,
+    programs,
+    least_share,
     TILE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     RANGES: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):
-    """Return the units of every row, `[PADDED_ROWS]`."""
-    index = tl.arange(0, PADDED_ROWS)
-    lengths = tl.load(lengths_ptr + index, mask=index < rows, other=0)
+    """Each program plans PROGRAMS shares.
+
+    Decode attention reads a plan before the kernel in front of it has ended. Where that is this
+    one, it is safe because this one lets nobody start early.
+    """
+    row = tl.arange(0, PADDED_ROWS)
+    length = tl.load(lengths_ptr + row, mask=row < rows, other=0)
     if RANGES:
-        lengths -= tl.load(shared_ptr + index, mask=index < rows, other=0)
-    return tl.cdiv(tl.maximum(lengths, 0), TILE) * KV_HEADS
+        length -= tl.load(shared_ptr + row, mask=row < rows, other=0)
+    units = tl.cdiv(tl.maximum(length, 0), TILE) * KV_HEADS
+    held = units > 0
+    number = tl.cumsum(held.to(tl.int32), 0) - 1  # among the rows that are not empty
+    ends = tl.cumsum(units, 0)
+    total = tl.sum(units, 0)
+    share, longer = cut(total, programs, least_share)
+    program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
+    unit = program * share + tl.minimum(program, longer)
+    before = ends[:, None] <= unit[None, :]  # [rows, programs]
+    begins = tl.sum((before & held[:, None]).to(tl.int32), 0)
+    within = unit - tl.max(tl.where(before, ends[:, None], 0), 0)
+    begins = tl.where(unit < total, begins, 0)  # a program may have no share
+    tl.store(begins_ptr + program * 2, begins, mask=program < programs)
+    tl.store(begins_ptr + program * 2 + 1, within, mask=program < programs)
+    if tl.program_id(0) == 0:
+        tl.store(ends_ptr + row, ends, mask=row < rows)
+        tl.store(rows_ptr + number, row, mask=held)
+        if total == 0:
+            tl.store(rows_ptr, 0)
+        tl.store(shares_ptr, share)
+        tl.store(shares_ptr + 1, longer)
+        tl.store(shares_ptr + 2, total)
 
 
 @triton.jit

@@ -1,9 +1,7 @@
 """What the attention kernels share: how the paged cache is addressed, and how scores are scaled.
 
-A kernel looks the blocks of a KV tile up a step before it loads the tile. A pipelined load whose
-address hangs on another load of the same step would cost two of the pipeline's stages, and
-addresses built position by position keep the 16-byte asynchronous copies that whole-page
-addresses would lose.
+A kernel looks the blocks of a KV tile up a step before it loads the tile: a pipelined load whose
+address hangs on another load of the same step would cost two of the pipeline's stages.
 """
 
 from __future__ import annotations
