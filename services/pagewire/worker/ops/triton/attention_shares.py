@@ -3,8 +3,9 @@
 The work of a batch is a line of *units*. A unit is one tile of KV positions of one KV head of one
 row; a row's heads follow one another, and so do the rows. A fixed number of programs cuts that
 line into equal shares, whatever the lengths are, so one long sequence among short ones spreads
-over the whole device, and the grid depends on nothing but the device. Lengths are read on the
-device only: a captured CUDA graph stays right as they grow.
+over the whole device, and the grid depends on nothing but the device. Rows of length 0, which pad
+a captured batch, have no units. Lengths are read on the device only: a captured CUDA graph stays
+right as they grow.
 """
 
 from __future__ import annotations
@@ -22,11 +23,8 @@ _PROGRAMS = 16  # whose shares one program plans
 
 
 def padded_rows(rows: int) -> int:
-    """Round a row count up to one of a few sizes, so that few variants are compiled.
-
-    A single row has a size of its own, because then nothing need be summed over rows.
-    """
-    sizes = (1, 64, 256, next_power_of_2(rows))
+    """Round a row count up to one of a few sizes, so that few variants are compiled."""
+    sizes = (64, 256, next_power_of_2(rows))
     return next(size for size in sizes if rows <= size)
 
 
