@@ -211,14 +211,14 @@ def decode_kernel(
         values = ()
         scores = ()
         for run in tl.static_range(TILE // RUN):
-            from_ = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+            start = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
             valid = line < left - run * RUN * HEAD_DIM
-            # Each is read once a step: what is read again, weights and activations, stays in L2.
+            # Nobody reads them again in this layer: in L2 they give way to what is.
             k = tl.load(
-                k_ptrs + from_, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
+                k_ptrs + start, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
             )
             v = tl.load(
-                v_ptrs + from_, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
+                v_ptrs + start, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
             )
             of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
             scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
