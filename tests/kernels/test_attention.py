@@ -50,20 +50,25 @@ class Cache:
 
 
 def make_cache(
-    lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    lengths: list[int],
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int = BLOCK_SIZE,
 ) -> Cache:
     torch.manual_seed(sum(lengths) + head_dim)
-    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    counts = [-(-length // block_size) for length in lengths]
     slots = torch.randperm(len(lengths))
     tables = torch.zeros(len(lengths) + 1, max(counts) + 3, dtype=torch.int32)
     blocks = 1 + torch.randperm(sum(counts))
-    k, v = torch.full((2, sum(counts) + 1, kv_heads, BLOCK_SIZE, head_dim), torch.nan)
+    k, v = torch.full((2, sum(counts) + 1, kv_heads, block_size, head_dim), torch.nan)
     for slot, length, run in zip(slots, lengths, blocks.split(counts), strict=True):
         tables[slot, : len(run)] = run
         for cache in (k, v):
-            tokens = torch.full((len(run) * BLOCK_SIZE, kv_heads, head_dim), torch.nan)
+            tokens = torch.full((len(run) * block_size, kv_heads, head_dim), torch.nan)
             tokens[:length] = torch.randn(length, kv_heads, head_dim)
-            cache[run] = tokens.view(-1, BLOCK_SIZE, kv_heads, head_dim).transpose(1, 2)
+            cache[run] = tokens.view(-1, block_size, kv_heads, head_dim).transpose(1, 2)
     return Cache(
         k=k.to(device, dtype),
         v=v.to(device, dtype),
@@ -79,9 +84,10 @@ def compare_decode(
     dtype: torch.dtype,
     device: torch.device,
     config: DecodeConfig | None = None,
+    block_size: int = BLOCK_SIZE,
 ) -> None:
     query_heads, kv_heads, head_dim = heads
-    cache = make_cache(lengths, kv_heads, head_dim, dtype, device)
+    cache = make_cache(lengths, kv_heads, head_dim, dtype, device, block_size)
     q = torch.randn(len(lengths), query_heads, head_dim, device=device).to(dtype)
     arguments = (cache.tables, cache.slots, cache.lengths, head_dim**-0.5)
     with poisoned_outputs():
@@ -123,6 +129,11 @@ def compare_prefill(
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_decode(heads, dtype, device):
     compare_decode(LENGTHS, heads, dtype, device)
+
+
+@pytest.mark.parametrize("block_size", [32, 48, 128])
+def test_decode_from_larger_blocks(block_size, device):
+    compare_decode(LENGTHS, (4, 2, 32), torch.float16, device, block_size=block_size)
 
 
 @pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [70, 16, 3]], ids=str)
