@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from pagewire.config import WorkerConfig
 from pagewire.worker.eager import EagerBackend
@@ -84,6 +85,11 @@ def test_the_last_layer_ends_with_what_samples(tmp_path: Path, samples: list[boo
     assert len(hidden) == rows
 
 
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """Equal but for how products of other sizes round, which the processor decides."""
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
     backend = load_backend(tmp_path)
@@ -105,7 +111,7 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
         everything = decoder.hidden(replace(batch, wanted=None), cache, state.block_tables)
         assert batch.wanted is not None
         assert batch.wanted.rows.tolist() == [0, 1, 2, 7]
-        torch.testing.assert_close(everything[batch.wanted.rows], expected)
+        assert_near(everything[batch.wanted.rows], expected)
         for tensor, value in zip((*cache.keys, *cache.values), before, strict=True):
             tensor.copy_(value)
 
@@ -114,9 +120,9 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
         inputs = split_body(torch.from_numpy(packed), size)
         padded = replace(body_batch(inputs, size, state.last_tokens), wanted=batch.wanted)
         hidden = decoder.hidden(padded, cache, state.block_tables)
-    torch.testing.assert_close(hidden, expected)
+    assert_near(hidden, expected)
     for tensor, value in zip((*cache.keys, *cache.values), written, strict=True):
-        torch.testing.assert_close(tensor[1:], value[1:])  # padding writes to the scratch block
+        assert_near(tensor[1:], value[1:])  # padding writes to the scratch block
 
 
 def test_every_step_has_a_size() -> None:
