@@ -316,6 +316,7 @@ async def test_a_worker_is_told_which_slots_share_blocks_if_it_wants_to(start, w
     info = worker_info(num_blocks=100)
     info.prefix_groups = wanted
     stack = await start(info)
+    stack.workers[0].step_seconds = 0.02  # nobody is done before all have come
     prompts = [[*range(40), n] for n in range(5)]
     results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 30))) for p in prompts))
     for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
