@@ -286,7 +286,9 @@ class WorkerConfig(StepConfig):
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights from config.json alone."
     )
-    block_size: int = setting(16, "Tokens a KV block.", minimum=1)
+    block_size: int = setting(
+        16, "Tokens a KV block; the triton kernels take multiples of 16.", minimum=1
+    )
     num_blocks: int | None = setting(
         None, "KV blocks in the pool; by default as many as the free memory holds.", minimum=2
     )
