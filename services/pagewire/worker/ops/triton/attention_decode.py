@@ -96,30 +96,22 @@ def decode_attention(
         ValueError: the tensors' layout is not the one described.
     """
     check_layout(q, k_cache, v_cache)
-    if k_cache.shape[2] % RUN:
-        raise ValueError(
-            f"block_size is {k_cache.shape[2]}, not a multiple of {RUN}: use the torch backend"
-        )
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
-    processors = multiprocessors(q.device)
-    programs = processors * config.programs
+    programs = multiprocessors(q.device) * config.programs
     merge = merge_config(rows, kv_heads, group, programs)
-    least_share = config.least_share
     if rows == 1:
         programs = merge.programs(programs, kv_heads)
-        plan = None
-    elif plan is None:
-        plan = plan_shares(lengths, shared, kv_heads, config.tile, programs, least_share)
+    plan = plan or _plan(lengths, shared, kv_heads, config)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
         "HEAD_DIM": head_dim,
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "TILE": config.tile,
-        "PLANNED": rows > 1,
+        "PLANNED": plan is not None,
         "RANGES": 0 if shared is None else MAX_RANGES,
         "PDL": pdl,
     } | ({"launch_pdl": True} if pdl else {})
@@ -153,7 +145,7 @@ def decode_attention(
         plan.rows,
         plan.begins,
         scale * LOG2_E,
-        least_share,
+        config.least_share,
         int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
@@ -174,7 +166,7 @@ def decode_attention(
         shared_lengths,
         counts,
         plan,
-        least_share,
+        config.least_share,
         merge,
         **common,
     )
@@ -223,9 +215,14 @@ def plan_decode(
     Returns:
         The plan, valid as long as the lengths; None for a single row, which needs none.
     """
-    rows = len(lengths)
-    if rows == 1:
+    config = decode_config(dtype, head_dim, query_heads // kv_heads, len(lengths))
+    return _plan(lengths, shared, kv_heads, config)
+
+
+def _plan(
+    lengths: Tensor, shared: SharedRanges | None, kv_heads: int, config: DecodeConfig
+) -> DecodePlan | None:
+    if len(lengths) == 1:
         return None
-    config = decode_config(dtype, head_dim, query_heads // kv_heads, rows)
     programs = multiprocessors(lengths.device) * config.programs
     return plan_shares(lengths, shared, kv_heads, config.tile, programs, config.least_share)

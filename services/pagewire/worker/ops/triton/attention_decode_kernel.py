@@ -73,6 +73,15 @@ def _line(
 
 
 @triton.jit
+def _queries(q_ptrs, segment, present, SIZE: tl.constexpr):
+    """Return a segment's queries, `[BLOCK_N, head_dim]`.
+
+    From L2, like keys and values: what a multiprocessor holds may be older without a wait.
+    """
+    return tl.load(q_ptrs + segment * SIZE, mask=present, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
 def _store_segment(
     out_ptr,
     pieces_ptr,
@@ -195,14 +204,8 @@ def decode_kernel(
 
     segment = row * KV_HEADS + head
     begins = tile == 0  # whether the share has the segment's first tile
-    # From L2, like keys and values: what a multiprocessor holds may be older without a wait.
     q_ptrs = q_ptr + at
-    q = tl.load(
-        q_ptrs + segment * (GROUP * HEAD_DIM),
-        mask=present & (unit < stop),
-        other=0.0,
-        cache_modifier=".cg",
-    )
+    q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
     highest = tl.full([BLOCK_N], LOWEST, tl.float32)
     norm = tl.zeros([RUN, BLOCK_N], tl.float32)
     out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
@@ -268,12 +271,7 @@ def decode_kernel(
             )  # fmt: skip
             segment = row * KV_HEADS + head
             begins = True
-            q = tl.load(
-                q_ptrs + segment * (GROUP * HEAD_DIM),
-                mask=present & (unit < stop),
-                other=0.0,
-                cache_modifier=".cg",
-            )
+            q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
             highest = tl.full([BLOCK_N], LOWEST, tl.float32)
             norm = tl.zeros([RUN, BLOCK_N], tl.float32)
             out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)

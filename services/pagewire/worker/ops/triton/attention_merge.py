@@ -188,15 +188,16 @@ def _merge_kernel(
     highest = tl.full([PADDED_HEADS], LOWEST, tl.float32)
     norm = tl.zeros([PADDED_HEADS], tl.float32)
     out = tl.zeros([PADDED_HEADS, HEAD_DIM], tl.float32)
-    for done in range(0, pieces, STEP):
-        program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
-        # The segment begins in its first share, as that share's last piece.
-        begins = (program == first[None, :]).to(tl.int32)
-        piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
-        held = (program <= last[None, :]) & (merged & (first < last))[None, :]
-        highest, norm, out = _add_pieces(
-            highest, norm, out, pieces_ptr, sums_ptr, piece, held, HEAD_DIM
-        )
+    if pieces > 1:
+        for done in range(0, pieces, STEP):
+            program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
+            # The segment begins in its first share, as that share's last piece.
+            begins = (program == first[None, :]).to(tl.int32)
+            piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
+            held = (program <= last[None, :]) & (present & (first < last))[None, :]
+            highest, norm, out = _add_pieces(
+                highest, norm, out, pieces_ptr, sums_ptr, piece, held, HEAD_DIM
+            )
     if RANGES:
         number = tl.arange(0, RANGES + 1)[:, None]
         held = (number < count + (first == last).to(tl.int32)[None, :]) & present[None, :]

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagewire.worker.limits import RUN
+
 # Softmax runs in base 2: scores are multiplied by scale * LOG2_E.
 LOG2_E = 1.4426950408889634
 # A finite stand-in for minus infinity: differences of two of them are 0, not NaN.
@@ -20,20 +22,24 @@ def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Refuse tensors whose layout the kernels do not read.
 
     Raises:
-        ValueError: a tensor is not contiguous, the head size is not a power of two from 16, or
-            the KV heads do not divide the query heads.
+        ValueError: a tensor is not contiguous, the head size is not a power of two from 16, the
+            KV heads do not divide the query heads, or a block is not some whole runs.
     """
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if not tensor.is_contiguous():
             raise ValueError(f"{name} has strides {tensor.stride()}: pass it contiguous")
     _, query_heads, head_dim = q.shape
-    kv_heads = k_cache.shape[1]
+    _, kv_heads, block_size, _ = k_cache.shape
     if head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(
             f"head_dim is {head_dim}, not a power of two from 16: use the torch backend"
         )
     if query_heads % kv_heads:
         raise ValueError(f"{query_heads} query heads are no multiple of {kv_heads} KV heads")
+    if block_size % RUN:
+        raise ValueError(
+            f"block_size is {block_size}, not a multiple of {RUN}: use the torch backend"
+        )
 
 
 @triton.jit
