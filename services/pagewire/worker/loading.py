@@ -60,6 +60,8 @@ def load_worker(
     device = choose_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
+    # An environment may allow cuBLAS TF32, which keeps 11 bits of a float32.
+    torch.set_float32_matmul_precision("highest")
     with torch.inference_mode():
         return _load(config, resolve_model(config.model), device, pool, timeline or Timeline())
 

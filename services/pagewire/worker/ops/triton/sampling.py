@@ -1,10 +1,13 @@
 """Drawing tokens from logits without leaving the device.
 
 A vocabulary is cut into chunks of ids. A program takes one chunk when there are few rows, so that a
-single row fills the device, and a run of chunks when there are many.
+single row fills the device, and a run of chunks when there are many. It finds the best group of ids
+in one pass over the logits and reads those of that group again to draw one of them.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -26,14 +29,13 @@ from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
 
 __all__ = ["SamplingState", "logprobs", "sample"]
 
-# Timed on an H200 at 1 to 512 rows: long chunks, which share more of a row's work, where there are
-# many rows, and short ones where few rows are to fill the device.
-CHUNK, CHUNK_OF_MANY = 1024, 2048
-MANY_ROWS = 256
+# Timed on an H200 at 1 to 512 rows.
+CHUNK = 2048
 WARPS = 4
-# Enough programs to fill a device several times over; more would only repeat the preambles.
-PROGRAMS_A_PROCESSOR = 24
+# Programs that a multiprocessor holds at once; more would only repeat the preambles.
+PROGRAMS_A_PROCESSOR = 8
 
+_GROUP = tl.constexpr(reference.GROUP)
 _GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 _SEED_LOW_OFFSET = tl.constexpr(reference.SEED_LOW_OFFSET)
 _SEED_HIGH_OFFSET = tl.constexpr(reference.SEED_HIGH_OFFSET)
@@ -41,6 +43,8 @@ _MIX_FIRST = tl.constexpr(reference.MIX_FIRST)
 _MIX_SECOND = tl.constexpr(reference.MIX_SECOND)
 _LARGEST_BELOW_ONE = tl.constexpr(reference.LARGEST_BELOW_ONE)
 _SERIES_BELOW = tl.constexpr(reference.SERIES_BELOW)
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+_LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -54,11 +58,11 @@ def _mix(x):
 
 
 @triton.jit
-def _noise_bits(seed, index, ids):
+def _noise_bits(seed, index, numbers):
     """Twin of `reference.sampling.noise_bits` for one row; uint32."""
     first = _mix(_mix(seed.to(tl.uint32) + _SEED_LOW_OFFSET) + index.to(tl.uint32))
     second = _mix(((seed >> 32).to(tl.uint32) + _SEED_HIGH_OFFSET) ^ first)
-    return _mix(ids.to(tl.uint32) * (second | 1) + (first + _mix(second)))
+    return _mix(numbers.to(tl.uint32) * (second | 1) + (first + _mix(second)))
 
 
 @triton.jit
@@ -71,9 +75,9 @@ def _log(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _gumbel_noise(seed, index, ids, FAST: tl.constexpr):
+def _gumbel_noise(seed, index, numbers, FAST: tl.constexpr):
     """Twin of `reference.sampling.gumbel_noise` for one row."""
-    upper = (_noise_bits(seed, index, ids) >> 1).to(tl.float32)
+    upper = (_noise_bits(seed, index, numbers) >> 1).to(tl.float32)
     v = tl.minimum((upper + 0.5) * 0.5**31, _LARGEST_BELOW_ONE)
     series = v * (1.0 + v * (1.0 / 2.0 + v * (1.0 / 3.0 + v * 0.25)))
     exponential = tl.where(v < _SERIES_BELOW, series, -_log(1.0 - v, FAST))
@@ -104,7 +108,10 @@ def _draw_kernel(
     FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write the best score of each run of chunks and its id to `scores`, `ids [rows, runs]`."""
+    """Write the best score of each run of chunks and a token to `scores`, `ids [rows, runs]`.
+
+    A score is of a group of ids, the token the one that is drawn of them.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -113,18 +120,19 @@ def _draw_kernel(
     drawn = temperature >= _GREEDY_BELOW
     inverse = tl.div_rn(1.0, temperature)
     seed, index = tl.load(seed_ptr + row), tl.load(index_ptr + row)
+    threshold = -float("inf")
     if FILTERED:
         threshold = tl.load(thresholds_ptr + row)
     start = tl.program_id(0) * run * CHUNK
-    best = tl.full((CHUNK,), -float("inf"), tl.float32)
-    best_ids = start + tl.arange(0, CHUNK)
+    lanes = tl.arange(0, CHUNK // _GROUP)
+    best = tl.full((CHUNK // _GROUP,), -float("inf"), tl.float32)
+    best_groups = start // _GROUP + lanes
     for first in range(start, min(start + run * CHUNK, vocabulary), CHUNK):
-        ids = first + tl.arange(0, CHUNK)
         x = load_chunk(
             logits_ptr,
             stride,
             row,
-            ids,
+            first + tl.arange(0, CHUNK),
             vocabulary,
             index_ptr,
             min_tokens_ptr,
@@ -134,18 +142,45 @@ def _draw_kernel(
             adjusted_stride,
             ADJUSTED,
         )
+        if FILTERED:
+            x = tl.where(x >= threshold, x, -float("inf"))
+        x = tl.reshape(x, (CHUNK // _GROUP, _GROUP))
+        score = tl.max(x, axis=1)
+        groups = first // _GROUP + lanes
         needed = drawn
         if FILTERED:  # most chunks keep nothing of a filtered row: they need no noise
-            x = tl.where(x >= threshold, x, -float("inf"))
-            needed = drawn & (tl.max(x) > -float("inf"))
+            needed = drawn & (tl.max(score) > -float("inf"))
         if needed:
-            x = x * inverse + _gumbel_noise(seed, index, ids, FAST)
-        best_ids = tl.where(x > best, ids, best_ids)
-        best = tl.maximum(best, x)
+            # Finite, so that a group without any token to draw has a mass of 0.
+            peak = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
+            mass = tl.sum(tl.exp2((x - peak[:, None]) * (inverse * _LOG2_E)), axis=1)
+            score = peak * inverse + _log(mass, FAST) + _gumbel_noise(seed, index, ~groups, FAST)
+        better = score > best  # no number is better than none
+        best_groups = tl.where(better, groups, best_groups)
+        best = tl.where(better, score, best)
     score = tl.max(best)
+    group = tl.min(tl.where(best == score, best_groups, 0x7FFFFFFF))
+    ids = group * _GROUP + tl.arange(0, _GROUP)
+    x = load_chunk(
+        logits_ptr,
+        stride,
+        row,
+        ids,
+        vocabulary,
+        index_ptr,
+        min_tokens_ptr,
+        stop_ids_ptr,
+        kinds_ptr,
+        adjusted_ptr,
+        adjusted_stride,
+        ADJUSTED,
+    )
+    x = tl.where(x >= threshold, x, -float("inf"))  # that is also what is no number
+    if drawn:
+        x = x * inverse + _gumbel_noise(seed, index, ids, FAST)
     out = row * tl.num_programs(0) + tl.program_id(0)
     tl.store(scores_ptr + out, score)
-    tl.store(ids_ptr + out, tl.min(tl.where(best == score, best_ids, 0x7FFFFFFF)))
+    tl.store(ids_ptr + out, tl.min(tl.where(x == tl.max(x), ids, 0x7FFFFFFF)))
 
 
 @triton.jit(do_not_specialize=["runs"])
@@ -180,8 +215,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         return tokens
     pdl = dependent_launch(logits.device)
     launch = {"PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
-    chunk = CHUNK_OF_MANY if rows >= MANY_ROWS else CHUNK
-    run, runs = _runs(logits, chunk)
+    run, runs = _runs(logits)
     scores = logits.new_empty((rows, runs), dtype=torch.float32)
     ids = torch.empty_like(scores, dtype=torch.int32)
     adjusted = adjusted_logits(logits, state, filtered)
@@ -201,7 +235,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         ids,
         vocabulary,
         run,
-        CHUNK=chunk,
+        CHUNK=CHUNK,
         FILTERED=filtered,
         FAST=logits.device.type != "cpu",
         **adjustment_arguments(state, adjusted),
@@ -212,16 +246,16 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         ids,
         tokens,
         runs,
-        RUNS=next_power_of_2(cdiv(vocabulary, chunk)),
+        RUNS=next_power_of_2(cdiv(vocabulary, CHUNK)),
         **launch,
     )
     return tokens
 
 
-def _runs(logits: Tensor, chunk: int) -> tuple[int, int]:
-    """Return how many chunks of so many ids a program takes, and how many such runs a row has."""
+def _runs(logits: Tensor) -> tuple[int, int]:
+    """Return how many chunks a program takes, and how many such runs a row has."""
     rows, vocabulary = logits.shape
-    chunks = cdiv(vocabulary, chunk)
+    chunks = cdiv(vocabulary, CHUNK)
     programs = PROGRAMS_A_PROCESSOR * multiprocessors(logits.device)
     run = min(chunks, max(1, rows * chunks // programs))
     return run, cdiv(chunks, run)
