@@ -244,6 +244,7 @@ def test_pivot_search_keeps_the_sorts_set(vocabulary, dtype, device):
     logits[:, 1::9] = 0.0
     logits[:, 2::9] = -0.0
     logits[3:5] -= 100  # negative alone
+    logits[5:, sampling_filters.CHUNK :] -= 30  # chunks below every likely pivot
     state = filtered_state(device)
     with poisoned_outputs():
         thresholds = sampling_filters.kept_thresholds(logits, state)

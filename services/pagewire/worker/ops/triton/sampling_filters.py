@@ -153,14 +153,49 @@ def _search_kernel(
         searched = searched & (top_p < 1)
     else:
         searched = searched & (top_k > 0)
-    peaked = FIRST and not MASS
-    if searched | peaked:
-        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    peaked: tl.constexpr = FIRST and not MASS
+
+    shift = 32 - _DIGIT_BITS * (step % steps + 1)
+    prefix = tl.full((), 0, tl.uint32)
+    peak, floor = tl.full((), 0.0, tl.float32), tl.full((), -float("inf"), tl.float32)
+    if searched:
+        if not FIRST:
+            target = top_k.to(tl.float32)
+            if MASS:
+                target = _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS)
+            prefix = tl.load(prefixes_ptr + (step - 1) * rows + row).to(tl.uint32, bitcast=True)
+            sums = _step_sums(sums_ptr, step - 1, row, chunks, rows, CHUNKS)
+            prefix = _narrow(prefix, sums, target, shift + _DIGIT_BITS)
+        if chunk == 0:
+            tl.store(prefixes_ptr + step * rows + row, prefix.to(tl.int32, bitcast=True))
+        if MASS:
+            peak = _row_peak(peaks_ptr, row, chunks, CHUNKS)
+            floor = _kept_floor(
+                prefixes_ptr,
+                sums_ptr,
+                peak,
+                top_k,
+                min_p_ptr,
+                temperature,
+                row,
+                chunks,
+                rows,
+                steps,
+                CHUNKS,
+            )
+    # Most chunks lie below a likely pivot: their sums are 0 without reading them.
+    if peaked:
+        needed = True
+    else:
+        highest = tl.load(peaks_ptr + row * chunks + chunk)
+        needed = searched & (highest >= tl.maximum(floor, _least_logit(prefix)))
+    out = sums_ptr + ((step * rows + row) * chunks + chunk) * _DIGITS
+    if needed:
         x = load_chunk(
             logits_ptr,
             stride,
             row,
-            ids,
+            chunk * CHUNK + tl.arange(0, CHUNK),
             vocabulary,
             index_ptr,
             min_tokens_ptr,
@@ -173,40 +208,15 @@ def _search_kernel(
         if peaked:
             tl.store(peaks_ptr + row * chunks + chunk, tl.max(x))
         if searched:
-            shift = 32 - _DIGIT_BITS * (step % steps + 1)
-            prefix = tl.full((), 0, tl.uint32)
-            if not FIRST:
-                target = top_k.to(tl.float32)
-                if MASS:
-                    target = _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS)
-                prefix = tl.load(prefixes_ptr + (step - 1) * rows + row).to(tl.uint32, bitcast=True)
-                sums = _step_sums(sums_ptr, step - 1, row, chunks, rows, CHUNKS)
-                prefix = _narrow(prefix, sums, target, shift + _DIGIT_BITS)
-            if chunk == 0:
-                tl.store(prefixes_ptr + step * rows + row, prefix.to(tl.int32, bitcast=True))
-
             weight = tl.full((CHUNK,), 1.0, tl.float32)
             if MASS:
-                peak = _row_peak(peaks_ptr, row, chunks, CHUNKS)
-                floor = _kept_floor(
-                    prefixes_ptr,
-                    sums_ptr,
-                    peak,
-                    top_k,
-                    min_p_ptr,
-                    temperature,
-                    row,
-                    chunks,
-                    rows,
-                    steps,
-                    CHUNKS,
-                )
                 inverse = tl.div_rn(1.0, temperature)
                 weight = tl.where(x >= floor, tl.exp((x - peak) * inverse), 0.0)
-            out = sums_ptr + ((step * rows + row) * chunks + chunk) * _DIGITS
             for digit in tl.static_range(_DIGITS):
                 candidate = _least_logit(prefix | (tl.full((), digit, tl.uint32) << shift))
                 tl.store(out + digit, tl.sum(tl.where(x >= candidate, weight, 0.0)))
+    elif searched:
+        tl.store(out + tl.arange(0, _DIGITS), tl.zeros((_DIGITS,), tl.float32))
 
 
 @triton.jit
