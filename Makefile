@@ -6,7 +6,7 @@
 #   PYTHON=...      the interpreter to make .venv with
 #   INPUTS=...      how many inputs `make fuzz` makes
 #   ARGS=...        further arguments of `make run`, `demo`, `test`, `chaos`,
-#                   `soak` and `bench`
+#                   `soak`, `sanitize` and `bench`
 #   MINUTES=...     how long `make soak` lasts
 
 PYTHON ?= python3
@@ -19,7 +19,11 @@ MINUTES ?= 30
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: help run demo test fuzz chaos soak check format protos bench clean
+# What cuBLAS brings is not ours to check, and racecheck breaks in it.
+SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name-exclude kns=nvjet \
+	--kernel-name-exclude kns=gemm --kernel-name-exclude kns=cutlass --kernel-name-exclude kns=cublas
+
+.PHONY: help run demo test fuzz chaos soak sanitize check format protos bench clean
 
 help:
 	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
@@ -28,6 +32,7 @@ help:
 	@echo "make fuzz    100,000 wrong and nearly right inputs to every door; INPUTS=... for another number"
 	@echo "make chaos   800 streams while workers, schedulers and connections die; prints the pauses"
 	@echo "make soak    half an hour of load with a fault every 10 s; MINUTES=... for another time"
+	@echo "make sanitize  the kernels under compute-sanitizer, memcheck and racecheck, on a GPU"
 	@echo "make check   lint, format, types, import rules, generated code"
 	@echo "make format  format the code, mend what lint can mend"
 	@echo "make protos  generate shared/pagewire/v1 from protos/"
@@ -58,6 +63,11 @@ chaos: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/pytest -s tests/chaos/test_soak.py --minutes $(MINUTES) $(ARGS)
+
+sanitize: $(INSTALLED)
+	for tool in memcheck racecheck; do PAGEWIRE_SMALL_KERNELS=1 \
+		$(SANITIZER) --tool $$tool $(BIN)/python -m pytest tests/kernels \
+		--ignore tests/kernels/test_kernel_bench.py --ignore-glob '*compile*' $(ARGS) || exit 1; done
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

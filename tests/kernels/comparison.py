@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ from torch import Tensor
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 CUDA = torch.cuda.is_available()
+# The interpreter is too slow for some sizes, and so is a GPU that `make sanitize` watches.
+FULL_SIZE = CUDA and "PAGEWIRE_SMALL_KERNELS" not in os.environ
 # The interpreter multiplies bit patterns of bfloat16 in a dot and truncates to it elsewhere.
 DTYPES = [torch.bfloat16, torch.float16] if CUDA else [torch.float32, torch.float16]
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 from torch import Tensor
 
 from pagewire.worker.ops.reference import attention as reference
@@ -21,7 +21,7 @@ LENGTHS = [1, 15, 16, 17, 33, 100]
 CHUNKS = [(1, 1), (15, 15), (16, 33), (1, 100), (33, 40), (17, 17)]  # (queries, tokens cached)
 # (query heads, KV heads, head size)
 HEADS = [(2, 2, 32), (4, 2, 64), (5, 1, 32), (8, 1, 128), (20, 1, 16)]
-if CUDA:
+if FULL_SIZE:
     LENGTHS += [257, 3001, 4095]
     CHUNKS += [(300, 300), (100, 4095), (1025, 2050)]
     HEADS += [(8, 8, 128), (16, 8, 128), (24, 8, 128), (28, 4, 128), (32, 4, 128), (8, 2, 256)]
@@ -168,9 +168,9 @@ def test_pieces_of_a_single_row_are_merged_in_whole_steps(programs, kv_heads, ta
 
 
 @pytest.mark.parametrize("heads", [(2, 1, 16), (4, 4, 16)], ids=str)
-@pytest.mark.parametrize("rows", [2, 65, 300, 500] if CUDA else [2, 65])
+@pytest.mark.parametrize("rows", [2, 65, 300, 500] if FULL_SIZE else [2, 65])
 def test_decode_of_many_rows(rows, heads, device):
-    longest = 2000 if CUDA else 18
+    longest = 2000 if FULL_SIZE else 18
     lengths = [1 + 7 * row % longest for row in range(rows)]
     compare_decode(lengths, heads, torch.float16, device)
 

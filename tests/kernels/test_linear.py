@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton import linear
@@ -26,7 +26,7 @@ CASES = [
     (3, 128, 40, SkinnyConfig(rows=16, block_k=32, warps=2, stages=3)),
     (17, 64, 100, SkinnyConfig(rows=64, block_k=64, warps=4, stages=2)),
 ]
-if CUDA:
+if FULL_SIZE:
     CASES += [
         (1, 1024, 4096, VectorConfig(rows=4, block_k=1024, warps=1)),
         (1, 3072, 1024, VectorConfig(rows=2, block_k=4096, warps=4)),

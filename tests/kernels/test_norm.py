@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 from pagewire.worker.ops.reference import norm as reference
 from pagewire.worker.ops.triton import norm
 
 SHAPES = [(1, 1), (1, 64), (3, 100), (17, 640), (300, 24)]
-if CUDA:
+if FULL_SIZE:
     SHAPES += [(1, 1024), (255, 4096), (4096, 1024), (513, 5120), (1000, 16384)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -14,9 +14,9 @@ from pagewire.worker.ops.triton.rope import RopeConfig
 
 BLOCK_SIZE = 16
 SLOTS, MAX_BLOCKS = 3, 8
-TOKENS = [1, 5, 37] + ([256, 257, 4096] if CUDA else [])
+TOKENS = [1, 5, 37] + ([256, 257, 4096] if FULL_SIZE else [])
 # (query heads, KV heads, head size)
-HEADS = [(4, 2, 64), (9, 3, 32), (2, 1, 128)] + ([(32, 8, 128), (8, 1, 256)] if CUDA else [])
+HEADS = [(4, 2, 64), (9, 3, 32), (2, 1, 128)] + ([(32, 8, 128), (8, 1, 256)] if FULL_SIZE else [])
 
 
 def make_arguments(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from comparison import CUDA, DTYPES, poisoned_outputs
+from comparison import DTYPES, FULL_SIZE, poisoned_outputs
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
 from pagewire.worker.adjustments import (
@@ -22,7 +22,7 @@ from pagewire.worker.ops.triton import sampling, sampling_filters
 
 # A ragged last chunk, one chunk, and several.
 VOCABULARIES = [50, sampling.CHUNK, 4 * sampling.CHUNK + 77]
-if CUDA:
+if FULL_SIZE:
     VOCABULARIES += [128256, 151936]
 
 TOP_K = [0, 1, 5, 40, 0, 0, 0, 7, 0, 10**9]
@@ -262,7 +262,7 @@ def test_filtered_draws_equal_the_twins(device):
     logits = (3 * torch.randn(ROWS, sampling.CHUNK + 77, device=device)).to(torch.float16)
     state = filtered_state(device)
     kept = kept_set(logits, state)
-    for index in range(12 if CUDA else 1):
+    for index in range(12 if FULL_SIZE else 1):
         at = replace(state, index=state.index + index)
         with poisoned_outputs():
             out = sampling.sample(logits, at)

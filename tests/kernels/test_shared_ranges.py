@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from comparison import CUDA, DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
@@ -25,7 +25,7 @@ HEADS = [(4, 2, 64), (2, 2, 32)]
 SMALL = [([0, 1, 2, 3, 4], 9), ([1, 2, 3], 13), ([5, 6], 4), ([8, 9], 3)]
 SMALL_LENGTHS = [150, 209, 300, 210, 145, 65, 100, 20, 80, 70, 0]
 GROUPS = {"nested": (SMALL, SMALL_LENGTHS)}
-if CUDA:
+if FULL_SIZE:
     HEADS += [(16, 8, 128), (32, 8, 128), (8, 2, 256)]
     LARGE = [(list(range(g, 90, 3)), 128) for g in range(3)]
     INNER = [(list(range(0, 90, 6)), 140), (list(range(0, 90, 12)), 160)]
