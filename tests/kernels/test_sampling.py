@@ -79,16 +79,18 @@ def assert_same_draws(
     """
     assert out.dtype == torch.int32
     expected = reference.sample(logits, state)
-    temperature = state.temperature.clamp(min=1e-5)[:, None]
-    scores = reference.adjusted_logits(logits, state) / temperature
+    drawn = state.temperature[:, None] >= reference.GREEDY_BELOW
+    scores = reference.adjusted_logits(logits, state)
+    scores = scores.masked_fill(drawn & ~kept_set(logits, state), -torch.inf)
+    scores /= state.temperature.clamp(min=1e-5)[:, None]
     group = out.long() // reference.GROUP
     of_groups = reference.noisy_groups(scores, state.seed, state.index)
     of_ids = reference.noisy_ids(scores, group, state.seed, state.index)
     for row in (out != expected).nonzero()[:, 0].tolist():
-        drawn, best = of_groups[row, group[row]], of_groups[row, expected[row] // reference.GROUP]
-        within, most = of_ids[row, out[row] % reference.GROUP], of_ids[row].max()
-        message = f"row {row}: drew {out[row]}, not {expected[row]}"
-        assert max(abs(drawn - best), most - within) < 1e-4, message
+        best = of_groups[row, expected[row] // reference.GROUP]
+        short = best - of_groups[row, group[row]]
+        within = of_ids[row].max() - of_ids[row, out[row] % reference.GROUP]
+        assert max(short, within) < 1e-4, f"row {row}: drew {out[row]}, not {expected[row]}"
 
 
 def kept_set(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
