@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewire.config import WorkerConfig
 from pagewire.worker.checkpoint import load_weights
 from pagewire.worker.decoder import Batch, Decoder, Prefill
 from pagewire.worker.families import read_model_config
 from pagewire.worker.kv_cache import empty_cache
+from pagewire.worker.loading import load_worker
 from pagewire.worker.ops import load_ops
 from pagewire.worker.rope_table import rope_table
 from support.tiny_models import VARIANTS, VOCAB, save_model
@@ -74,3 +76,10 @@ def test_error_is_within_that_of_transformers(
     whole = [logits(full, prompt) for prompt in prompts]
     assert error(whole, exact) < 1e-4
     assert 0 < error(ours, exact) < error(theirs, exact)
+
+
+def test_float32_is_not_tf32_though_the_environment_allows_it(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    torch.set_float32_matmul_precision("high")  # as by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1
+    load_worker(WorkerConfig(model=str(tmp_path), device="cpu", num_blocks=40, torch_threads=1))
+    assert torch.get_float32_matmul_precision() == "highest"
