@@ -84,8 +84,9 @@ def assert_same_draws(
     scores = scores.masked_fill(drawn & ~kept_set(logits, state), -torch.inf)
     scores /= state.temperature.clamp(min=1e-5)[:, None]
     group = out.long() // reference.GROUP
-    of_groups = reference.noisy_groups(scores, state.seed, state.index)
-    of_ids = reference.noisy_ids(scores, group, state.seed, state.index)
+    groups, keys = reference.in_groups(scores), reference.noise_keys(state.seed, state.index)
+    of_groups = reference.noisy_groups(groups, keys)
+    of_ids = reference.noisy_ids(groups, group, keys)
     for row in (out != expected).nonzero()[:, 0].tolist():
         best = of_groups[row, expected[row] // reference.GROUP]
         short = best - of_groups[row, group[row]]
@@ -118,7 +119,7 @@ def test_noise_bits_equal_plain_integers(seed, index, device):
     expected = [finalize(i * step + begin & 0xFFFFFFFF) for i in range(100)]
     state = make_state(1, device, seed=seed, index=index)
     numbers = torch.arange(100, dtype=torch.int32, device=device)
-    bits = reference.noise_bits(state.seed, state.index, numbers)[0]
+    bits = reference.noise_bits(reference.noise_keys(state.seed, state.index), numbers)[0]
     assert [b & 0xFFFFFFFF for b in bits.tolist()] == expected
 
 
@@ -128,10 +129,11 @@ def test_noise_kernel_has_the_twins_bits(rows, device):
     groups = 375
     seed = torch.arange(rows) * 0x9876543210F
     state = make_state(rows, device, seed=seed, index=torch.arange(rows))
+    keys = reference.noise_keys(state.seed, state.index)
 
     def smallest(numbers: torch.Tensor) -> torch.Tensor:
         """A draw takes the smallest of -log(1 - v), v the upper 31 bits."""
-        bits = reference.noise_bits(state.seed, state.index, numbers)
+        bits = reference.noise_bits(keys, numbers)
         return (bits >> 1).bitwise_and(0x7FFFFFFF).argmin(-1).int()
 
     group = smallest(~torch.arange(groups, dtype=torch.int32, device=device))
@@ -146,10 +148,11 @@ def test_noise_kernel_has_the_twins_bits(rows, device):
 def test_uniform_is_inside_zero_and_one(device):
     seed = torch.arange(64, device=device)
     numbers = torch.arange(40000, dtype=torch.int32, device=device)
-    v = reference.noise_uniform(seed, torch.zeros_like(seed, dtype=torch.int32), numbers)
+    keys = reference.noise_keys(seed, torch.zeros_like(seed, dtype=torch.int32))
+    v = reference.noise_uniform(keys, numbers)
     assert 0 < v.min() < 1e-6
     assert 1 - 1e-6 < v.max() < 1
-    assert torch.isfinite(reference.gumbel_noise(seed, seed.int(), numbers)).all()
+    assert torch.isfinite(reference.gumbel_noise(keys, numbers)).all()
 
 
 def chi_square_limit(degrees: int) -> float:
@@ -164,7 +167,7 @@ def test_uniform_bins_are_even_and_independent_over_index(device):
     numbers = torch.arange(20000, dtype=torch.int32, device=device)
     for index in range(0, 40, 2):
         at = torch.tensor([index, index + 1], dtype=torch.int32, device=device)
-        v = (reference.noise_uniform(seed, at, numbers) * bins).long()
+        v = (reference.noise_uniform(reference.noise_keys(seed, at), numbers) * bins).long()
         pairs += torch.bincount(v[0] * bins + v[1], minlength=bins**2).view(bins, bins)
     expected = pairs.sum() / bins**2
     assert ((pairs - expected) ** 2 / expected).sum() < chi_square_limit(bins**2 - 1)

@@ -41,6 +41,10 @@ KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 SERIES_BELOW = 2.0**-6
 
 
+# Where the sequence of each row begins, and its step: `[rows]` int32 each.
+NoiseKeys = tuple[Tensor, Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Adjustments:
     """Biases and penalties. Only rows whose `kinds` say that there are some read the rest.
@@ -118,35 +122,33 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     tokens = scores.argmax(-1).int()
     rows = drawn.nonzero()[:, 0]
     if len(rows) > 0:
-        scaled = scores[rows] * (1 / state.temperature[rows])[:, None]
-        seed, index = state.seed[rows], state.index[rows]
-        group = noisy_groups(scaled, seed, index).argmax(-1)
-        within = noisy_ids(scaled, group, seed, index).argmax(-1)
+        groups = in_groups(scores[rows] * (1 / state.temperature[rows])[:, None])
+        keys = noise_keys(state.seed[rows], state.index[rows])
+        group = noisy_groups(groups, keys).argmax(-1)
+        within = noisy_ids(groups, group, keys).argmax(-1)
         tokens[rows] = (group * GROUP + within).int()
     return tokens
 
 
-def noisy_groups(scores: Tensor, seed: Tensor, index: Tensor) -> Tensor:
-    """Return each group's logsumexp plus noise, `[rows, groups]`, of scores `[rows, vocabulary]`.
-
-    The last group may have fewer ids than the others.
-    """
-    groups = _in_groups(scores).logsumexp(-1)
-    numbers = torch.arange(groups.shape[1], dtype=torch.int32, device=scores.device)
-    return groups + gumbel_noise(seed, index, ~numbers)
-
-
-def noisy_ids(scores: Tensor, group: Tensor, seed: Tensor, index: Tensor) -> Tensor:
-    """Return scores plus noise of the ids of each row's group, `[rows, GROUP]`."""
-    ids = torch.arange(GROUP, dtype=torch.int32, device=scores.device) + (group * GROUP)[:, None]
-    within = _in_groups(scores)[torch.arange(len(group), device=scores.device), group]
-    return within + gumbel_noise(seed, index, ids.int())
-
-
-def _in_groups(scores: Tensor) -> Tensor:
-    """`[rows, groups, GROUP]`, with -inf behind the last id."""
+def in_groups(scores: Tensor) -> Tensor:
+    """Scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, with -inf behind the last id."""
     missing = -scores.shape[1] % GROUP
-    return torch.nn.functional.pad(scores, (0, missing), value=-torch.inf).unflatten(1, (-1, GROUP))
+    if missing:
+        scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
+    return scores.unflatten(1, (-1, GROUP))
+
+
+def noisy_groups(groups: Tensor, keys: NoiseKeys) -> Tensor:
+    """Return each group's logsumexp plus noise, `[rows, groups]`; see `in_groups`."""
+    numbers = torch.arange(groups.shape[1], dtype=torch.int32, device=groups.device)
+    return groups.logsumexp(-1) + gumbel_noise(keys, ~numbers)
+
+
+def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
+    """Return scores plus noise of the ids of each row's `group [rows]`, `[rows, GROUP]`."""
+    ids = torch.arange(GROUP, dtype=torch.int32, device=groups.device) + (group * GROUP)[:, None]
+    within = groups[torch.arange(len(group), device=groups.device), group]
+    return within + gumbel_noise(keys, ids.int())
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,43 +278,54 @@ def _least_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x.isinf(), x, least)
 
 
-def gumbel_noise(seed: Tensor, index: Tensor, numbers: Tensor) -> Tensor:
+def gumbel_noise(keys: NoiseKeys, numbers: Tensor) -> Tensor:
     """Return `-log(-log(u))`, `[rows, n]` float32, for `u = 1 - noise_uniform(...)`."""
-    v = noise_uniform(seed, index, numbers)
+    v = noise_uniform(keys, numbers)
     series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4))))
     exponential = torch.where(v < SERIES_BELOW, series, -torch.log(1 - v))
     return exponential.log_().neg_()
 
 
-def noise_uniform(seed: Tensor, index: Tensor, numbers: Tensor) -> Tensor:
+def noise_uniform(keys: NoiseKeys, numbers: Tensor) -> Tensor:
     """Map the hash's upper 31 bits to float32 in (0, 1), `[rows, n]`."""
-    bits = noise_bits(seed, index, numbers)
+    bits = noise_bits(keys, numbers)
     upper = bits.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
     return upper.float().add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST_BELOW_ONE)
 
 
-def noise_bits(seed: Tensor, index: Tensor, numbers: Tensor) -> Tensor:
+def noise_bits(keys: NoiseKeys, numbers: Tensor) -> Tensor:
     """Hash (seed, index, number) to 32 uniform bits, `[rows, n]` int32.
 
+    MurmurHash3's finalizer (Appleby, 2011, MurmurHash3, `fmix32`) mixes the terms of a row's
+    arithmetic sequence. So a number costs one round, and rows of different steps have no two
+    neighbours in common.
+
+    Args:
+        keys: the rows' sequences.
+        numbers: `[n]` or `[rows, n]` int32: an id, or of a group the complement of its number,
+            which is no id.
+    """
+    begin, step = keys
+    return _mix((numbers * step[:, None]).add_(begin[:, None]))
+
+
+def noise_keys(seed: Tensor, index: Tensor) -> NoiseKeys:
+    """Return where the arithmetic sequence of each row begins and its step.
+
     The seed's halves and the index give a 64-bit key of each row, which is a bijection of the
-    seed at each index. One half is where the row's arithmetic sequence over the numbers begins,
-    the other, made odd, its step; MurmurHash3's finalizer mixes that (Appleby, 2011, MurmurHash3,
-    `fmix32`). So a number costs one round, and rows of different steps have no two neighbours in
-    common. Where a sequence begins depends on both halves: number 0 meets no step. Arithmetic is
-    modulo 2^32 on int32.
+    seed at each index. One half is where the sequence begins, the other, made odd, its step.
+    Where it begins depends on both halves: number 0 meets no step. Arithmetic is modulo 2^32 on
+    int32.
 
     Args:
         seed: `[rows]` int64.
         index: `[rows]` int32.
-        numbers: `[n]` or `[rows, n]` int32: an id, or of a group the complement of its number,
-            which is no id.
     """
     low = (seed & 0xFFFFFFFF) + SEED_LOW_OFFSET
     high = (seed >> 32) + SEED_HIGH_OFFSET
-    first = _mix(_mix(_wrap(low)).add_(index))  # [rows]
+    first = _mix(_mix(_wrap(low)).add_(index))
     second = _mix(_wrap(high).bitwise_xor_(first))
-    begin, step = first + _mix(second.clone()), second | 1
-    return _mix((numbers * step[:, None]).add_(begin[:, None]))
+    return first + _mix(second.clone()), second | 1
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def _mix(x):
 
 @triton.jit
 def _noise_bits(seed, index, numbers):
-    """Twin of `reference.sampling.noise_bits` for one row; uint32."""
+    """Twin of `reference.sampling.noise_bits` and its keys, for one row; uint32."""
     first = _mix(_mix(seed.to(tl.uint32) + _SEED_LOW_OFFSET) + index.to(tl.uint32))
     second = _mix(((seed >> 32).to(tl.uint32) + _SEED_HIGH_OFFSET) ^ first)
     return _mix(numbers.to(tl.uint32) * (second | 1) + (first + _mix(second)))
