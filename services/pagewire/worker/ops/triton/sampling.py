@@ -155,7 +155,7 @@ def _draw_kernel(
             peak = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
             mass = tl.sum(tl.exp2((x - peak[:, None]) * (inverse * _LOG2_E)), axis=1)
             score = peak * inverse + _log(mass, FAST) + _gumbel_noise(seed, index, ~groups, FAST)
-        better = score > best  # no number is better than none
+        better = score > best  # NaN never is
         best_groups = tl.where(better, groups, best_groups)
         best = tl.where(better, score, best)
     score = tl.max(best)
@@ -175,7 +175,7 @@ def _draw_kernel(
         adjusted_stride,
         ADJUSTED,
     )
-    x = tl.where(x >= threshold, x, -float("inf"))  # that is also what is no number
+    x = tl.where(x >= threshold, x, -float("inf"))  # of NaN, too
     if drawn:
         x = x * inverse + _gumbel_noise(seed, index, ids, FAST)
     out = row * tl.num_programs(0) + tl.program_id(0)
