@@ -73,10 +73,7 @@ def assert_same_draws(
     logits: torch.Tensor,
     state: SamplingState,
 ) -> None:
-    """Tokens equal the twin's, or are of a group, or in their group, that ties with the twin's.
-
-    Ties to a rounding of the score, that is.
-    """
+    """Tokens equal the twin's, but for groups and ids that tie to a rounding of the score."""
     assert out.dtype == torch.int32
     expected = reference.sample(logits, state)
     drawn = state.temperature[:, None] >= reference.GREEDY_BELOW
@@ -89,7 +86,7 @@ def assert_same_draws(
     of_ids = reference.noisy_ids(groups, group, keys)
     for row in (out != expected).nonzero()[:, 0].tolist():
         best = of_groups[row, expected[row] // reference.GROUP]
-        short = best - of_groups[row, group[row]]
+        short = abs(best - of_groups[row, group[row]])
         within = of_ids[row].max() - of_ids[row, out[row] % reference.GROUP]
         assert max(short, within) < 1e-4, f"row {row}: drew {out[row]}, not {expected[row]}"
 

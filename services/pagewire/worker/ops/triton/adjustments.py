@@ -37,21 +37,14 @@ _MOST_COUNTED = tl.constexpr(adjustments.MOST_COUNTED)
 
 
 @triton.jit
-def load_chunk(
-    logits_ptr,
-    stride,
-    row,
-    ids,
-    vocabulary,
-    index_ptr,
-    min_tokens_ptr,
-    stop_ids_ptr,
-    kinds_ptr,
-    adjusted_ptr,
-    adjusted_stride,
-    ADJUSTED: tl.constexpr,
-):
-    """Load one row's logits at `ids` as float32, as they are drawn from."""
+def load_chunk(source, row, ids, ADJUSTED: tl.constexpr):
+    """Load one row's logits at `ids` as float32, as they are drawn from.
+
+    `source` is what a kernel was given of them: `logits_ptr, stride, vocabulary, index_ptr,
+    min_tokens_ptr, stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride`.
+    """
+    logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr = source[:5]
+    stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride = source[5:]
     if ADJUSTED and tl.load(kinds_ptr + row) != 0:
         adjusted = adjusted_ptr + row.to(tl.int64) * adjusted_stride + ids
         x = tl.load(adjusted, mask=ids < vocabulary, other=-float("inf"))

@@ -7,8 +7,6 @@ in one pass over the logits and reads those of that group again to draw one of t
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -25,6 +23,7 @@ from pagewire.worker.ops.triton.adjustments import (
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.logprobs import logprobs
+from pagewire.worker.ops.triton.paged import LOG2_E
 from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
 
 __all__ = ["SamplingState", "logprobs", "sample"]
@@ -44,7 +43,7 @@ _MIX_SECOND = tl.constexpr(reference.MIX_SECOND)
 _LARGEST_BELOW_ONE = tl.constexpr(reference.LARGEST_BELOW_ONE)
 _SERIES_BELOW = tl.constexpr(reference.SERIES_BELOW)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
-_LOG2_E = tl.constexpr(math.log2(math.e))
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -123,25 +122,16 @@ def _draw_kernel(
     threshold = -float("inf")
     if FILTERED:
         threshold = tl.load(thresholds_ptr + row)
+    source = (
+        logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
+        stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride,
+    )  # fmt: skip
     start = tl.program_id(0) * run * CHUNK
     lanes = tl.arange(0, CHUNK // _GROUP)
     best = tl.full((CHUNK // _GROUP,), -float("inf"), tl.float32)
     best_groups = start // _GROUP + lanes
     for first in range(start, min(start + run * CHUNK, vocabulary), CHUNK):
-        x = load_chunk(
-            logits_ptr,
-            stride,
-            row,
-            first + tl.arange(0, CHUNK),
-            vocabulary,
-            index_ptr,
-            min_tokens_ptr,
-            stop_ids_ptr,
-            kinds_ptr,
-            adjusted_ptr,
-            adjusted_stride,
-            ADJUSTED,
-        )
+        x = load_chunk(source, row, first + tl.arange(0, CHUNK), ADJUSTED)
         if FILTERED:
             x = tl.where(x >= threshold, x, -float("inf"))
         x = tl.reshape(x, (CHUNK // _GROUP, _GROUP))
@@ -161,20 +151,7 @@ def _draw_kernel(
     score = tl.max(best)
     group = tl.min(tl.where(best == score, best_groups, 0x7FFFFFFF))
     ids = group * _GROUP + tl.arange(0, _GROUP)
-    x = load_chunk(
-        logits_ptr,
-        stride,
-        row,
-        ids,
-        vocabulary,
-        index_ptr,
-        min_tokens_ptr,
-        stop_ids_ptr,
-        kinds_ptr,
-        adjusted_ptr,
-        adjusted_stride,
-        ADJUSTED,
-    )
+    x = load_chunk(source, row, ids, ADJUSTED)
     x = tl.where(x >= threshold, x, -float("inf"))  # of NaN, too
     if drawn:
         x = x * inverse + _gumbel_noise(seed, index, ids, FAST)

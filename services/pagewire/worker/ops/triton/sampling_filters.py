@@ -189,22 +189,13 @@ def _search_kernel(
     else:
         highest = tl.load(peaks_ptr + row * chunks + chunk)
         needed = searched & (highest >= tl.maximum(floor, _least_logit(prefix)))
+    source = (
+        logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
+        stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride,
+    )  # fmt: skip
     out = sums_ptr + ((step * rows + row) * chunks + chunk) * _DIGITS
     if needed:
-        x = load_chunk(
-            logits_ptr,
-            stride,
-            row,
-            chunk * CHUNK + tl.arange(0, CHUNK),
-            vocabulary,
-            index_ptr,
-            min_tokens_ptr,
-            stop_ids_ptr,
-            kinds_ptr,
-            adjusted_ptr,
-            adjusted_stride,
-            ADJUSTED,
-        )
+        x = load_chunk(source, row, chunk * CHUNK + tl.arange(0, CHUNK), ADJUSTED)
         if peaked:
             tl.store(peaks_ptr + row * chunks + chunk, tl.max(x))
         if searched:
