@@ -187,7 +187,7 @@ def _search_kernel(
     if peaked:
         needed = True
     else:
-        highest = tl.load(peaks_ptr + row * chunks + chunk)
+        highest = tl.load(peaks_ptr + row * chunks + chunk, searched, -float("inf"))
         needed = searched & (highest >= tl.maximum(floor, _least_logit(prefix)))
     source = (
         logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
