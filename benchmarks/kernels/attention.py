@@ -149,8 +149,9 @@ def sweep(kind: str) -> list[object]:
             for share in (64, 128)
         ]
     if kind == "prefill":
-        tiles = [(128, 64, 8, 3), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3)]
-        return [PrefillConfig(*tile) for tile in tiles]
+        two_at_once = [(128, 32, 8, 3, 128), (128, 32, 8, 4, 128), (128, 64, 8, 3, 128)]
+        tiles = [(64, 32, 4, 2, 128), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
+        return [PrefillConfig(*tile) for tile in (*two_at_once, *tiles)]
     return [
         RopeConfig(tokens, heads, warps)
         for tokens in (1, 2, 4)

@@ -27,12 +27,16 @@ from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How prefill attention is cut: `rows` of queries by `tile` KV positions a step."""
+    """How prefill attention is cut: `rows` of queries by `tile` KV positions a step.
+
+    `registers` is the most that a thread may have, which says how many programs run at once.
+    """
 
     rows: int
     tile: int
     warps: int
     stages: int
+    registers: int | None = None
     pdl: bool = True
 
 
@@ -116,6 +120,7 @@ def prefill_attention(
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers,
         **launch,
     )
     return out
@@ -136,15 +141,14 @@ def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfi
     if head_dim > 128:
         return PrefillConfig(rows=128, tile=32, warps=8, stages=2)
     if rows <= 1024:  # of few tokens: tiles that keep more multiprocessors busy
-        return PrefillConfig(rows=64, tile=32, warps=4, stages=3)
-    return PrefillConfig(rows=128, tile=64 if head_dim > 64 else 32, warps=8, stages=3)
+        return PrefillConfig(rows=64, tile=64, warps=4, stages=3)
+    tile = 64 if head_dim <= 64 else 32  # two programs have half the registers each
+    return PrefillConfig(rows=128, tile=tile, warps=8, stages=3, registers=128)
 
 
 @triton.jit
 def attend_tiles(
-    out,  # [ROWS, head_dim], without the tile before `begin`
-    decay,  # [ROWS], what `out` is still to be scaled by
-    weights,  # [ROWS, TILE], of the tile before `begin`
+    out,  # [ROWS, head_dim]
     highest,  # [ROWS], of the scores so far
     norm,  # [ROWS], sum of the weights so far
     q,
@@ -166,26 +170,19 @@ def attend_tiles(
 ):
     """Attend from the tile's queries to KV tiles `begin` to `end`.
 
-    The weights of a tile meet its values one step later, when the scores of the next tile are
-    done: that product then runs on the tensor cores while the softmax of the next tile runs
-    beside it. The last tile's product is left to the caller, with its block numbers. For that,
-    `out` is scaled only after the scores are there, and the weights stay in float32 until they are
-    used; otherwise the compiler waits for the product at once.
+    A softmax waits for the scores and the next product for the softmax. What runs on the tensor
+    cores meanwhile is another program on the same multiprocessor: two or more fit (`registers`).
     """
     at = begin * TILE + tl.arange(0, TILE)
-    before = tl.maximum(begin - 1, 0) * TILE + tl.arange(0, TILE)
     block = lookup(table_ptr, at, length, BLOCK_SIZE)
-    block_before = lookup(table_ptr, before, length, BLOCK_SIZE)
-    for step in range(begin, end):
-        k = tl.load(k_ptr + lines(block, at, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE))
-        v_at = v_ptr + lines(block_before, before, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+    for _ in range(begin, end):
+        line = lines(block, at, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+        k = tl.load(k_ptr + line)
         if MASKED:
-            v = tl.load(v_at, mask=(before < length)[:, None], other=0.0)
+            v = tl.load(v_ptr + line, mask=(at < length)[:, None], other=0.0)
         else:
-            v = tl.load(v_at)
+            v = tl.load(v_ptr + line)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
-        out = out * decay[:, None]
-        out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
         if MASKED:
             scores = tl.where(at[None, :] <= positions[:, None], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
@@ -193,11 +190,11 @@ def attend_tiles(
         weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
         norm = norm * decay + tl.sum(weights, 1)
         highest = new_highest
+        out = out * decay[:, None]
+        out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
         at += TILE
-        before = step * TILE + tl.arange(0, TILE)
         block = lookup(table_ptr, at, length, BLOCK_SIZE)
-        block_before = lookup(table_ptr, before, length, BLOCK_SIZE)
-    return out, decay, weights, highest, norm, block_before
+    return out, highest, norm
 
 
 @triton.jit(do_not_specialize=["tokens", "chunks"])
@@ -261,27 +258,18 @@ def _prefill_kernel(
 
     highest = tl.full([ROWS], LOWEST, tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
-    decay = tl.zeros([ROWS], tl.float32)
-    weights = tl.zeros([ROWS, TILE], tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
     diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
-    out, decay, weights, highest, norm, _ = attend_tiles(
-        out, decay, weights, highest, norm,
+    out, highest, norm = attend_tiles(
+        out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
         0, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
     )  # fmt: skip
-    out, decay, weights, highest, norm, block = attend_tiles(
-        out, decay, weights, highest, norm,
+    out, highest, norm = attend_tiles(
+        out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
         diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
     )  # fmt: skip
-    last = (tiles - 1) * TILE + tl.arange(0, TILE)
-    v = tl.load(
-        v_ptr + lines(block, last, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE),
-        mask=(last < length)[:, None],
-        other=0.0,
-    )
-    out = tl.dot(weights.to(v.dtype), v, out * decay[:, None], input_precision=PRECISION)
     out = out / norm[:, None]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=present)

@@ -25,7 +25,10 @@ from pagewire.worker.ops.triton.attention_prefill import (
 )
 from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.integers import next_power_of_2
-from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, lines
+from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST
+
+# As many as run at once with the tiles of a long prefill.
+PROGRAMS_A_PROCESSOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def attend_shared_ranges(
         out=q.new_empty((rows, MAX_RANGES + 1, query_heads, head_dim), dtype=torch.float32),
         lse=q.new_empty((rows, MAX_RANGES + 1, query_heads), dtype=torch.float32),
     )
-    _shared_kernel[(multiprocessors(q.device),)](
+    _shared_kernel[(PROGRAMS_A_PROCESSOR * multiprocessors(q.device),)](
         pieces.out,
         pieces.lse,
         q,
@@ -89,6 +92,7 @@ def attend_shared_ranges(
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers,
         **launch,
     )
     return pieces
@@ -145,17 +149,12 @@ def _shared_kernel(
 
         highest = tl.full([ROWS], LOWEST, tl.float32)
         norm = tl.zeros([ROWS], tl.float32)
-        decay = tl.zeros([ROWS], tl.float32)
-        weights = tl.zeros([ROWS, TILE], tl.float32)
         out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-        out, decay, weights, highest, norm, block = attend_tiles(
-            out, decay, weights, highest, norm,
+        out, highest, norm = attend_tiles(
+            out, highest, norm,
             q, k_ptr, v_ptr, table_ptr, head, query, scale_log2, end,
             begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
         )  # fmt: skip
-        last = end - TILE + tl.arange(0, TILE)
-        v = tl.load(v_ptr + lines(block, last, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE))
-        out = tl.dot(weights.to(v.dtype), v, out * decay[:, None], input_precision=PRECISION)
 
         piece = (row * (RANGES + 1) + ordinal) * HEADS + query_head
         to = piece[:, None] * HEAD_DIM + dim[None, :]
