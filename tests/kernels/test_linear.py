@@ -59,7 +59,7 @@ class Inputs:
 
 
 def twin(function, *arguments):
-    """A reference on the CPU: compute-sanitizer's racecheck breaks in cuBLAS's own kernels."""
+    """A reference on the CPU, whose products are not those of cuBLAS."""
     out = function(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in arguments))
     return out.to(arguments[0].device)
 
