@@ -198,9 +198,10 @@ def _default_true(message: Any, field: str) -> bool:
 
 
 def _checked_ids(ids: Any, vocab_size: int) -> Int32Array:
-    if not _in_vocabulary(ids, vocab_size):
+    found = np.array(ids[:], dtype=np.int64)  # a list at once, then one pass over it
+    if len(found) and found.max() >= vocab_size:
         raise invalid("prompt", _outside(ids, vocab_size))
-    return np.array(ids, dtype=np.int32)
+    return found.astype(np.int32)
 
 
 def _in_vocabulary(ids: Any, vocab_size: int) -> bool:
