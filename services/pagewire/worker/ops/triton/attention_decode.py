@@ -124,7 +124,7 @@ def decode_attention(
         ranges = attend_shared_ranges(q, k_cache, v_cache, block_tables, shared, scale)
         shared_lengths, counts = shared.lengths, shared.counts
     if plan is None:  # not read
-        plan = DecodePlan(lengths, lengths, lengths, lengths)
+        plan = DecodePlan(lengths, lengths, lengths, lengths, lengths)
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
     decode_kernel[(programs,)](
@@ -141,8 +141,8 @@ def decode_attention(
         lengths,
         shared_lengths,
         counts,
-        plan.shares,
         plan.rows,
+        plan.units,
         plan.begins,
         scale * LOG2_E,
         config.least_share,

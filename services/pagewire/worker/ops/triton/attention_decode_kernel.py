@@ -140,8 +140,8 @@ def decode_kernel(
     lengths_ptr,
     shared_ptr,
     counts_ptr,
-    shares_ptr,  # these three are the plan, if PLANNED
-    rows_ptr,
+    rows_ptr,  # these three are the plan, if PLANNED
+    units_ptr,
     begins_ptr,
     scale_log2,
     least_share,  # units
@@ -173,16 +173,14 @@ def decode_kernel(
     tiles = tl.maximum(tl.cdiv(length - begin, TILE), 0)
     if PLANNED:
         within = tl.load(begins_ptr + program * 2 + 1)
-        share = tl.load(shares_ptr)
-        longer = tl.load(shares_ptr + 1)
-        total = tl.load(shares_ptr + 2)
+        unit = tl.load(units_ptr + program)
+        stop = tl.load(units_ptr + program + 1)
     else:
         total = tiles * KV_HEADS
         share, longer = cut(total, tl.num_programs(0), least_share)
-    # Programs past the last share begin at the end of the line or behind it.
-    unit = program * share + tl.minimum(program, longer)
-    stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
-    if not PLANNED:
+        # Programs past the last share begin at the end of the line or behind it.
+        unit = program * share + tl.minimum(program, longer)
+        stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
         within = unit
     tiles = tl.maximum(tiles, 1)  # a program may have no share
     head = within // tiles
