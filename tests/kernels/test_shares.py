@@ -18,7 +18,8 @@ CASES = [
     ([160] * 8 + [161] * 8, 8, 33, True),  # 4 segments, or 3; one tile more for half of them
     ([64] * 6, 1, 6, True),
     ([1000] * 3, 8, 25, True),  # 24 of 25 programs have a segment
-    ([64] * 7, 2, 4, False),  # 4 segments or 3: 14 % more than an equal share
+    ([64] * 15, 2, 8, True),  # 4 or 3: 1/15 more than an equal share
+    ([64] * 7, 2, 4, False),  # 4 or 3: 1/7 more
     ([1000] * 3, 8, 40, False),
     ([64] * 7 + [640], 2, 3, False),
     ([1, 15, 16, 17, 33, 100, 500], 2, 5, False),

@@ -24,10 +24,10 @@ from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 _PROGRAMS = 16  # whose shares one program plans
 # By how much an equal share may be exceeded so that segments stay whole. 512 rows of 8 heads are 4
-# segments or 3 for each of 1,056 programs, 1/32 more than an equal share, and a tile of each more
-# where lengths differ: a step takes 0.8 % less. With 1/3 more, while the longest shares are read
-# alone, it takes 2.2 % longer (`whole segments` in benchmarks/results/serving-h200.json).
-_LEEWAY = 1 / 12
+# segments or 3 for each of 1,056 programs, 1/32 more, which makes a step 0.8 % shorter; at 1/8 more
+# it is even, at 1/6 the longest shares take longer than a merge (`whole segments` in
+# benchmarks/results/serving-h200.json).
+_LEEWAY = 1 / 8
 
 
 def padded_rows(rows: int) -> int:
@@ -129,8 +129,8 @@ def _plan_kernel(
     segments = tl.sum(held.to(tl.int32), 0) * KV_HEADS
     longest = tl.cdiv(segments, programs) * tl.max(tiles, 0)  # of shares of whole segments
     if longest <= total / programs * (1 + LEEWAY):
-        whole, more = cut(segments, programs, 1)
-        segment = tl.minimum(program * whole + tl.minimum(program, more), segments)
+        # Longer ones lie evenly among the others: where they come first, a step takes 1 % more.
+        segment = tl.minimum(program * segments // programs, segments)
         of = number[:, None] - (segment // KV_HEADS)[None, :]  # [rows, programs]
         unit = tl.sum(tl.where(of < 0, units[:, None], 0), 0)
         unit += tl.sum(tl.where((of == 0) & held[:, None], tiles[:, None], 0), 0) * (
