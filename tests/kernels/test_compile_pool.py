@@ -62,9 +62,9 @@ def compile_and_launch() -> dict[str, Any]:
             return 0
 
     def no_device(kernel: CompiledKernel) -> None:
-        kernel._run = lambda *args: None
+        kernel._run = lambda *args: launched.append(kernel.name)
 
-    pool, jobs, ready = CompilePool(), [], []
+    pool, jobs, ready, launched = CompilePool(), [], [], []
     driver.set_active(Hopper(GPUTarget("cuda", 90, 32)))
     load_ops("triton")
     attention_decode.multiprocessors = sampling.multiprocessors = lambda device: 132
@@ -84,6 +84,10 @@ def compile_and_launch() -> dict[str, Any]:
         on_compilation(ready.append)
         launches()
         compiled_here_before_the_wrong_one = list(here)
+        launched_first, jobs_first = len(launched), len(jobs)
+        with collected(submit):
+            launches()
+        again = [len(launched) - launched_first, len(jobs) - jobs_first]
         try:
             wrong_launch()
         except Exception as error:
@@ -95,6 +99,8 @@ def compile_and_launch() -> dict[str, Any]:
         "ready": ready,
         "compiled here": compiled_here_before_the_wrong_one,
         "refused": refused,
+        "launched": launched_first,
+        "launched and collected again": again,
     }
 
 
@@ -115,6 +121,13 @@ def test_each_variant_is_compiled_once(report: dict[str, Any]) -> None:
     assert len(report["jobs"]) == len(report["compiled"]) + len(report["failed"])
     assert report["jobs"].count("_draw_kernel") == 2  # with filters and without
     assert report["jobs"].count("_vector_kernel") == 1
+
+
+def test_kernels_that_are_loaded_are_not_launched_while_others_are_collected(
+    report: dict[str, Any],
+) -> None:
+    assert report["launched"] > 0
+    assert report["launched and collected again"] == [0, 0]
 
 
 def test_a_variant_that_fails_is_left_to_the_worker(report: dict[str, Any]) -> None:

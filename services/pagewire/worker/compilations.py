@@ -6,6 +6,7 @@ from typing import Any
 
 from triton import knobs
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 from pagewire.worker.compile_pool import Job
 
@@ -19,23 +20,12 @@ def on_compilation(report: Callable[[str], None]) -> None:
     knobs.runtime.jit_post_compile_hook = hook
 
 
-class _NotLaunched:
-    """What Triton finds loaded while kernels are only collected, and launches to no effect."""
-
-    function = packed_metadata = None
-
-    def launch_metadata(self, *_: Any) -> None:
-        pass
-
-    def run(self, *_: Any) -> None:
-        pass
-
-
 @contextmanager
 def collected(submit: Callable[[Job], None]) -> Iterator[None]:
-    """Inside, kernel variants that this process has not loaded are not launched.
+    """Inside, no kernel is launched: what it would have written stays as it was.
 
-    Each goes to `submit` instead, once. What a kernel would have written stays as it was.
+    Each variant that this process has not loaded goes to `submit`, once. Those that it has are not
+    launched either: they would read addresses and ids that nobody has written.
     """
     # Asking a hook costs Triton six times what a launch does: it is to be asked once a variant.
     pretended: list[tuple[dict[str, Any], str]] = []
@@ -45,14 +35,21 @@ def collected(submit: Callable[[Job], None]) -> Iterator[None]:
         described = target.backend, target.arch, target.warp_size
         submit(Job(described, fn.module, fn.name, details["compile"]["specialization_data"]))
         loaded = fn.jit_function.device_caches[details["compile"]["device"]][0]
-        loaded[key] = _NotLaunched()
+        loaded[key] = object()
         pretended.append((loaded, key))
         return True  # do not compile, do not launch
 
+    launch = JITFunction.run
+
+    def look_up(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **options)
+
     knobs.runtime.jit_cache_hook = hook
+    JITFunction.run = look_up
     try:
         yield
     finally:
+        JITFunction.run = launch
         knobs.runtime.jit_cache_hook = None
         for loaded, key in pretended:
             del loaded[key]
