@@ -40,7 +40,9 @@ def padded_rows(rows: int) -> int:
 class DecodePlan:
     """How a batch is cut; int32 on the device."""
 
-    shares: Tensor  # [2]: units of a share, and how many first ones have one more; whole: all, 0
+    # For the merge: units of a share, and how many first ones have one more. Where segments stay
+    # whole, one share of all units: nothing lies in two.
+    shares: Tensor  # [2]
     ends: Tensor  # [rows], where each row ends on the line
     rows: Tensor  # [rows], those that are not empty, then what is not read
     units: Tensor  # [programs + 1], where each share begins on the line, and where the last ends
@@ -55,7 +57,8 @@ def plan_shares(
     programs: int,
     least_share: int,
 ) -> DecodePlan:
-    """Cut the rows into shares for `programs`, of `least_share` units of `tile` positions at least.
+    """Cut the rows into shares for `programs`, of `least_share` units of `tile` positions at least
+    unless segments stay whole.
 
     `lengths` and `shared` are those of `decode_attention`.
     """
