@@ -199,7 +199,7 @@ def _default_true(message: Any, field: str) -> bool:
 
 def _checked_ids(ids: Any, vocab_size: int) -> Int32Array:
     found = np.array(ids[:], dtype=np.int64)  # a list at once, then one pass over it
-    if len(found) and found.max() >= vocab_size:
+    if found.max(initial=0) >= vocab_size:
         raise invalid("prompt", _outside(ids, vocab_size))
     return found.astype(np.int32)
 

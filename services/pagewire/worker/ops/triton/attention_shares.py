@@ -24,8 +24,8 @@ from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 _PROGRAMS = 16  # whose shares one program plans
 # By how much an equal share may be exceeded so that segments stay whole. 512 rows of 8 heads are 4
-# segments or 3 for each of 1,056 programs, 1/32 more, which makes a step 0.8 % shorter; at 1/8 more
-# it is even, at 1/6 the longest shares take longer than a merge (`whole segments` in
+# segments or 3 for each of 1,056 programs, 1/32 more, which makes a step 0.4 to 0.8 % shorter; at
+# 1/8 some gain nothing, at 1/6 the longest shares take longer than a merge (`whole segments` in
 # benchmarks/results/serving-h200.json).
 _LEEWAY = 1 / 8
 
@@ -40,9 +40,9 @@ def padded_rows(rows: int) -> int:
 class DecodePlan:
     """How a batch is cut; int32 on the device."""
 
-    # For the merge: units of a share, and how many first ones have one more. Where segments stay
-    # whole, one share of all units: nothing lies in two.
-    shares: Tensor  # [2]
+    # For the merge, [2]: units of a share, and how many first ones have one more. Where segments
+    # stay whole, one share of all units: nothing lies in two.
+    shares: Tensor
     ends: Tensor  # [rows], where each row ends on the line
     rows: Tensor  # [rows], those that are not empty, then what is not read
     units: Tensor  # [programs + 1], where each share begins on the line, and where the last ends
