@@ -143,7 +143,9 @@ async def test_one_message_carries_those_of_many(start) -> None:
     wanted = {number: (None, 0, 3)[number % 3] for number in range(24)}
     call = stack.stub.Multiplex()
     for number, top in wanted.items():
-        submit = pb.Submit(stream=number, request=request([number, 2], 15, logprobs=top))
+        submit = pb.Submit(
+            stream=number, request=request([number, 2], 15, logprobs=top).SerializeToString()
+        )
         await call.write(pb.MultiplexRequest(submit=submit))
     got = {number: Received() for number in wanted}
     while any(r.finish is None for r in got.values()):

@@ -208,7 +208,9 @@ async def test_what_was_taken_once_is_not_refused_for_its_wait(start: StartStack
         call = stack.stub.Multiplex()
         message = request([3 + stream], 5)
         await call.write(
-            pb.MultiplexRequest(submit=pb.Submit(stream=1, request=message, moved=moved))
+            pb.MultiplexRequest(
+                submit=pb.Submit(stream=1, request=message.SerializeToString(), moved=moved)
+            )
         )
         calls.append(call)
     ends = [await _end(call) for call in calls]
@@ -312,7 +314,7 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
         for number in range(count):
             await eventually(lambda: stack.engine.num_open < 8)
             taken += 1
-            submit = pb.Submit(stream=number, request=request([number, 2], 40))
+            submit = pb.Submit(stream=number, request=request([number, 2], 40).SerializeToString())
             yield pb.MultiplexRequest(submit=submit)
         await eventually(lambda: sum(len(m.finished) for m in written) == count)
 

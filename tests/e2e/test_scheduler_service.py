@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pagewire.errors import Code
 from pagewire.packing import unpack, unpack_unsigned
 from pagewire.process import essential
 from pagewire.scheduler import metrics
@@ -532,7 +533,7 @@ async def test_multiplex_carries_many_requests(start) -> None:
     stack = await start(worker_info(num_slots=8))
     call = stack.stub.Multiplex()
     for number in range(30):
-        submit = pb.Submit(stream=number, request=request([number, 2], 15))
+        submit = pb.Submit(stream=number, request=request([number, 2], 15).SerializeToString())
         await call.write(pb.MultiplexRequest(submit=submit))
     received = {number: Received() for number in range(30)}
     messages, load_seen, models_seen = 0, False, False
@@ -570,7 +571,7 @@ async def test_multiplex_carries_many_requests(start) -> None:
 
 async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
     stack = await start(worker_info())
-    submit = pb.Submit(stream=1, request=request([1], 150))
+    submit = pb.Submit(stream=1, request=request([1], 150).SerializeToString())
     sent = pb.MultiplexRequest(submit=submit).SerializeToString()
     call = stack.channel.stream_stream("/pagewire.v1.Inference/Multiplex")(timeout=20)
     await call.write(sent)
@@ -581,12 +582,29 @@ async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
     await stack.settle()
 
 
+async def test_a_request_that_does_not_decode_ends_alone(start) -> None:
+    stack = await start(worker_info())
+    call = stack.stub.Multiplex()
+    for stream, data in ((1, request([1], 15).SerializeToString()), (2, b"\xff")):
+        submit = pb.Submit(stream=stream, request=data)
+        await call.write(pb.MultiplexRequest(submit=submit))
+    ended: dict[int, pb.Finish] = {}
+    async with asyncio.timeout(20):
+        while len(ended) < 2:
+            news = await call.read()
+            ended |= {each.stream: each.finish for each in news.finished}
+    assert ended[1].reason == pb.FINISH_REASON_LENGTH
+    assert ended[2].error.code == Code.INVALID_ARGUMENT
+    call.cancel()
+    await stack.settle()
+
+
 async def test_closing_a_multiplex_stream_aborts_its_requests(start) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.01
     call = stack.stub.Multiplex()
     for number in range(12):
-        submit = pb.Submit(stream=number, request=request([number], 150))
+        submit = pb.Submit(stream=number, request=request([number], 150).SerializeToString())
         await call.write(pb.MultiplexRequest(submit=submit))
     await call.read()
     async with asyncio.timeout(5):

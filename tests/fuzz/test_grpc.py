@@ -90,7 +90,9 @@ METHODS = (
         pb.MultiplexRequest,
         (
             *(
-                pb.MultiplexRequest(submit=pb.Submit(stream=number, request=request))
+                pb.MultiplexRequest(
+                    submit=pb.Submit(stream=number, request=request.SerializeToString())
+                )
                 for number, request in enumerate(GENERATE)
             ),
             pb.MultiplexRequest(abort=1),

@@ -168,7 +168,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         self, submit: pb.Submit, open_runs: dict[int, Run], ended: list[pb.StreamFinish]
     ) -> None:
         assert submit.stream not in open_runs, "a stream number in use was given again"
-        request = submit.request
+        request = pb.GenerateRequest.FromString(submit.request)
         self.submitted.append(request)
         self.moved.append(submit.moved)
         run = Run(request, _prompt(request), len(request.resume_token_ids))

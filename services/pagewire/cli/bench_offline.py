@@ -176,7 +176,7 @@ def _submit(stream: int, request: Request, sampling: Sampling) -> Any:
                     max_tokens=request.max_tokens, ignore_eos=sampling.ignore_eos
                 ),
                 detokenize=sampling.detokenize,
-            ),
+            ).SerializeToString(),
         )
     )
 

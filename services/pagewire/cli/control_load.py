@@ -147,7 +147,8 @@ async def _submit_all(call: Any, load: Load) -> None:
             stop=pb.StopConditions(max_tokens=load.max_tokens, ignore_eos=True),
             detokenize=load.detokenize,
         )
-        await call.write(pb.MultiplexRequest(submit=pb.Submit(stream=stream, request=request)))
+        submit = pb.Submit(stream=stream, request=request.SerializeToString())
+        await call.write(pb.MultiplexRequest(submit=submit))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -118,7 +118,8 @@ class Link:
         stream = self._free_stream()
         self._open[stream] = generation
         self._streams[generation] = stream
-        submit = pb.Submit(stream=stream, request=generation.next_attempt(), moved=generation.moved)
+        request = generation.next_attempt().SerializeToString()
+        submit = pb.Submit(stream=stream, request=request, moved=generation.moved)
         self._send(pb.MultiplexRequest(submit=submit))
 
     def abort(self, generation: Generation) -> bool:

@@ -13,6 +13,7 @@ from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.open_request import error_finish
 from pagewire.scheduler.requests import check_model, tokenize_input
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -106,12 +107,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async for message in requests:
                 await buffer.read.wait()  # who does not read its news may not ask for more
                 if message.WhichOneof("message") == "submit":
-                    submit = message.submit
-                    self._engine.submit(submit.request, buffer, submit.stream, submit.moved)
+                    self._submit(message.submit, buffer)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.abort(buffer, message.abort)
         finally:
             buffer.ready.set()
+
+    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer) -> None:
+        try:
+            request = pb.GenerateRequest.FromString(submit.request)
+        except DecodeError:
+            failure = RequestError(Code.INVALID_ARGUMENT, UNDECODABLE)
+            buffer.add_finish(submit.stream, error_finish(failure), 0)
+        else:
+            self._engine.submit(request, buffer, submit.stream, submit.moved)
 
     async def _write(
         self, context: Context, buffer: DeltaBuffer, reader: "asyncio.Task[None]"

@@ -326,9 +326,9 @@ class Submit(_message.Message):
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     stream: int
-    request: GenerateRequest
+    request: bytes
     moved: bool
-    def __init__(self, stream: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., moved: bool = ...) -> None: ...
+    def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., moved: bool = ...) -> None: ...
 
 class MultiplexResponse(_message.Message):
     __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes")
