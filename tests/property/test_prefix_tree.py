@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -174,6 +174,38 @@ class PrefixCache(RuleBasedStateMachine):
 
 def _begins_with(prefix: Prefix, head: Prefix) -> bool:
     return prefix[0] == head[0] and prefix[1][: len(head[1])] == head[1]
+
+
+@given(
+    texts=st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=6), min_size=1, max_size=8),
+    asked=st.lists(st.sampled_from("ab"), max_size=6),
+)
+@example(texts=[["a", "b", "b"], ["a", "b", "b", "a"]], asked=["a", "a"])
+@settings(max_examples=300, deadline=None)
+def test_a_match_ends_at_the_first_block_that_differs(
+    texts: list[list[str]], asked: list[str]
+) -> None:
+    """Whatever runs the tree has made of them: a block behind a difference is another prompt's."""
+    pool = BlockPool(64, BLOCK_SIZE)
+    cached: dict[str, int] = {}
+    for text in texts:
+        blocks = pool.match(_data(text))
+        pool.acquire(blocks)
+        blocks += pool.allocate(len(text) - len(blocks))
+        pool.cache(blocks, _data(text), "", proven=True)
+        for size, block in enumerate(blocks, 1):
+            cached.setdefault("".join(text[:size]), block)
+    want = []
+    for size in range(1, len(asked) + 1):
+        if (block := cached.get("".join(asked[:size]))) is None:
+            break
+        want.append(block)
+    assert pool.match(_data(asked)) == want
+
+
+def _data(text: list[str]) -> bytes:
+    """A block of tokens for each letter."""
+    return np.repeat([ord(letter) for letter in text], BLOCK_SIZE).astype(np.int32).tobytes()
 
 
 PrefixCache.TestCase.settings = settings(

@@ -225,6 +225,17 @@ def test_a_prefix_is_found_by_its_tokens_only() -> None:
     pool.check()
 
 
+def test_a_match_inside_a_run_ends_at_the_first_difference() -> None:
+    """What hangs below a run belongs to texts with all of the run, not with its beginning."""
+    pool = BlockPool(10, 2)
+    run = pool.allocate(3)
+    pool.cache(run, data(1, 1, 2, 2, 3, 3))
+    tail = pool.allocate(1)
+    pool.cache([*run, *tail], data(1, 1, 2, 2, 3, 3, 4, 4))
+    assert pool.match(data(1, 1, 4, 4)) == run[:1]
+    assert pool.match(data(1, 1, 2, 2, 4, 4)) == run[:2]
+
+
 def test_idle_blocks_are_evicted_from_the_least_recently_used_leaf() -> None:
     pool = BlockPool(6, 2)
     old, new = pool.allocate(2), pool.allocate(2)

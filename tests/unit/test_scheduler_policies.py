@@ -116,6 +116,21 @@ def test_tenants_get_equal_shares_of_tokens_however_many_requests_they_send() ->
     assert 0.8 < served["many"] / served["long"] < 1.25
 
 
+def test_cached_tokens_cost_a_tenant_nothing() -> None:
+    """Two tenants ask alike, one of them with prompts whose KV is there: it gets in more often."""
+    played = Played("fair-share")
+    shared = list(range(1, 101))
+    played.arrive(shared, tenant="cached")
+    played.run()
+    for number in range(30):
+        played.arrive([*shared, 200 + number], tenant="cached")
+        played.arrive([300 + number] * 101, tenant="computed")
+    while len(played.order) < 31:
+        played.step()
+    served = Counter(sequence.tenant for sequence in played.order[1:])
+    assert served["cached"] > 3 * served["computed"]
+
+
 def test_a_tenant_that_paused_has_no_credit() -> None:
     played = Played("fair-share")
     for _ in range(50):

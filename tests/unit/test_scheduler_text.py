@@ -151,6 +151,50 @@ def test_stop_strings_end_the_text_where_the_first_is_complete(
     assert not any(s in kept[: len(kept) - len(found)] for s in stop)
 
 
+class Pieces:
+    """A detokenizer whose token n has the nth piece as its text; `rest` comes with the flush."""
+
+    at_character = True
+
+    def __init__(self, *pieces: str, rest: str = "") -> None:
+        self._pieces = pieces
+        self._rest = rest
+
+    def feed(self, token: int) -> str:
+        return self._pieces[token]
+
+    def flush(self) -> str:
+        return self._rest
+
+
+@pytest.mark.parametrize("stop", [("bcde", "cd"), ("cd", "bcde")])
+def test_of_stop_strings_within_one_token_the_first_complete_one_wins(
+    stop: tuple[str, ...],
+) -> None:
+    """`bcde` begins earlier, `cd` is complete earlier: one character a token would find `cd`."""
+    text_stream = TextStream(Pieces("abcdef"), stop, include_stop=False)
+    assert text_stream.feed(0) == "ab"
+    assert text_stream.stop_string == "cd"
+
+
+@pytest.mark.parametrize("stop", [("bcd", "d"), ("d", "bcd")])
+def test_of_stop_strings_complete_at_one_place_the_earlier_begun_wins(
+    stop: tuple[str, ...],
+) -> None:
+    text_stream = TextStream(Pieces("abcdef"), stop, include_stop=False)
+    assert text_stream.feed(0) == "a"
+    assert text_stream.stop_string == "bcd"
+
+
+@pytest.mark.parametrize(("include", "rest"), [(False, "x"), (True, "x end")])
+def test_a_stop_string_that_only_the_flush_completes(include: bool, rest: str) -> None:
+    text_stream = TextStream(Pieces("some x", " e", rest="nd of it"), (" end",), include)
+    assert text_stream.feed(0) + text_stream.feed(1) == "some x"
+    assert text_stream.flush() == rest.removeprefix("x")
+    assert text_stream.stop_string == " end"
+    assert text_stream.flush() == ""
+
+
 def test_text_that_may_begin_a_stop_string_is_held_back(byte_fallback: Tokenizer) -> None:
     text_stream = stream(byte_fallback, ("abba",))
     ids = [byte_fallback.encode(c).tolist()[-1] for c in "eabbe"]
