@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # A shell that runs the tests in the background has them ignore SIGINT, and so would all that they
 # start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a developer's machine a run repeats the one before; CI explores anew, and a failure there comes
+# with the line that reproduces it.
+settings.register_profile("repeat", derandomize=True)
+settings.register_profile("explore", derandomize=False, print_blob=True)
+settings.load_profile("explore" if os.environ.get("CI") else "repeat")
 
 # Triton reads this once, when it is imported, and transformers imports it too.
 if not torch.cuda.is_available():

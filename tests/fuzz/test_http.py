@@ -115,6 +115,7 @@ def _send(cases: Any, inputs: Inputs, counts: Counter[str], url: str) -> None:
         max_examples=max(1, inputs("schemathesis") // 6),
         deadline=None,
         database=None,
+        derandomize=False,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

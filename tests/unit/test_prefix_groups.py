@@ -61,7 +61,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(EVENTS)
 def test_groups_equal_a_naive_computation(events: list[tuple[int, list[int]]]) -> None:
     """Slots come and go; after each the groups are those of the tables that are in."""

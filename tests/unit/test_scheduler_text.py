@@ -90,7 +90,7 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.feed(token) for token in ids), detokenizer.flush()]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_pieces_are_the_full_text_for_any_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
@@ -126,7 +126,7 @@ def run_until_stop(text_stream: TextStream, ids: list[int]) -> list[str]:
     return [*pieces, text_stream.flush()]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(
     text=st.text(alphabet="abcé🙂", max_size=30),
     stop=st.lists(st.text(alphabet="abcé🙂", min_size=1, max_size=4), max_size=3),
