@@ -73,12 +73,17 @@ class Fleet:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def metric(self, process: str, pattern: str) -> float:
-        """The sum of the samples whose name and labels match."""
+    def samples(self, process: str) -> dict[str, float]:
+        """Every sample of a process's metrics, by name and labels."""
         with urllib.request.urlopen(f"{self.metrics[process]}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return sum(float(value) for name, _, value in lines if re.fullmatch(pattern, name))
+        return {name: float(value) for name, _, value in lines}
+
+    def metric(self, process: str, pattern: str) -> float:
+        """The sum of the samples whose name and labels match."""
+        found = self.samples(process)
+        return sum(value for name, value in found.items() if re.fullmatch(pattern, name))
 
     async def loads(self) -> list[pb.Load | None]:
         """What each scheduler says of its load; None for one that does not answer."""

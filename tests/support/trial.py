@@ -2,7 +2,11 @@
 like."""
 
 import asyncio
+import itertools
+import math
+import re
 import time
+from collections import Counter
 
 from support.fleet import Fleet
 from support.load import Answer, Load, Question, differences
@@ -18,11 +22,12 @@ async def undisturbed(fleet: Fleet, asked: list[Question]) -> list[Answer]:
 
 
 async def rest(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
-    """Waits until every worker is back and nothing is held any more."""
+    """Waits until every worker is back and nothing is held any more; prints the loop lag."""
     deadline = time.monotonic() + seconds
     while not await fleet.at_rest(workers):
         assert time.monotonic() < deadline, (await fleet.loads(), fleet.log[-40:])
         await asyncio.sleep(0.2)
+    report_loop_lag(fleet)
 
 
 def figures(asked: list[Question], got: list[Answer], want: list[Answer]) -> dict[str, float]:
@@ -50,6 +55,32 @@ def report(name: str, asked: list[Question], got: list[Answer], want: list[Answe
         f"{f['lost']} characters lost, {f['twice']} twice, longest pause "
         f"{f['longest_pause_s']:.2f} s (undisturbed {f['undisturbed_s']:.2f} s)"
     )
+
+
+def report_loop_lag(fleet: Fleet) -> None:
+    """Prints how late the event loops were since each process started, by kind and cause."""
+    for kind in ("gateway", "scheduler", "worker"):
+        found = [fleet.samples(name) for name in fleet.names(kind)]
+        for cause in ("loop", "machine"):
+            buckets: Counter[float] = Counter()  # by upper bound, each with those below it
+            for samples in found:
+                for name, value in samples.items():
+                    match = re.fullmatch(
+                        rf'pagewire_loop_lag_seconds_bucket{{cause="{cause}",le="(.*)"}}', name
+                    )
+                    if match:
+                        buckets[float(match[1])] += int(value)
+            longest = max(s[f'pagewire_loop_lag_max_seconds{{cause="{cause}"}}'] for s in found)
+            bounds = sorted(buckets)
+            late = [
+                f"{buckets[above] - buckets[below]} over {below * 1000:g} ms"
+                for below, above in itertools.pairwise(bounds)
+                if buckets[above] > buckets[below]
+            ]
+            print(
+                f"loop lag of {len(found)} {kind} processes by the {cause}: {buckets[math.inf]} "
+                f"calls, {', '.join(late) or 'none over 1 ms'}, at most {longest * 1000:.0f} ms"
+            )
 
 
 def check(

@@ -26,6 +26,7 @@ from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.hosts import is_loopback, with_port
 from pagewire.logs import configure
+from pagewire.loop_lag import measure_loop_lag
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.process import run_service
 
@@ -106,6 +107,7 @@ async def _serve(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
     )
     count_tasks(metrics.registry)
+    measure_loop_lag(metrics.registry)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
     await schedulers.start()
     # Connections wait in the listener's backlog meanwhile: a gateway that was started again gives

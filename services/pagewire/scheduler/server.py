@@ -15,6 +15,7 @@ from pagewire.credentials import (
 )
 from pagewire.errors import RequestError
 from pagewire.hosts import with_port
+from pagewire.loop_lag import measure_loop_lag
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import essential, run_service
@@ -57,6 +58,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     await health.set_serving(False)
     [port] = bind(server, [with_port(config.grpc_host, config.grpc_port)], public)
     count_tasks()
+    measure_loop_lag()
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     log.info("listening on %s", with_port(config.grpc_host, port))

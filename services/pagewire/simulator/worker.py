@@ -15,6 +15,7 @@ import grpc
 
 from pagewire import logs
 from pagewire.config import SimulatedWorkerConfig
+from pagewire.loop_lag import measure_loop_lag
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import resolve_model, served_name
 from pagewire.process import end_process, run_service
@@ -83,6 +84,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
         engines.append(Engine(backend, launcher, instruments, end_process))
         workers.append(await _start(config, address, engines[-1], backend, limits))
     count_tasks()
+    measure_loop_lag()
     serve_metrics(config.metrics_host, config.worker_metrics_port)
     log.info(
         "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d in the host's "

@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from pagewire import logs
 from pagewire.config import WorkerConfig
+from pagewire.loop_lag import measure_loop_lag
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import served_name
 from pagewire.process import end_process, run_service
@@ -80,6 +81,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         return
     if loaded.uses_triton:
         _watch_compilations(instruments)
+    measure_loop_lag()  # not before: imports and the loading of weights hold the interpreter
     engine = Engine(loaded.backend, launcher, instruments, end_process)
     service.serve(engine, loaded.limits)
     _report(config, loaded, instruments, port, timeline)
