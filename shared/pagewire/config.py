@@ -217,6 +217,18 @@ class SchedulerConfig(StepConfig):
         "first token; `inf` lets requests of a batch wait as long as it takes.",
         minimum=0.001,
     )
+    hand_back_after: float = setting(
+        2.0,
+        "Seconds without a ready worker after which the waiting requests of gateways go back to "
+        "them, to go on at another scheduler or to wait for one.",
+        minimum=0,
+    )
+    no_worker_timeout: float = setting(
+        30.0,
+        "Seconds without a ready worker after which requests of other gRPC clients, whom no "
+        "gateway can send elsewhere, fail as unavailable.",
+        minimum=0,
+    )
     max_retry_attempts: int = setting(
         2,
         "How often a request is run again after failing on a worker without any progress; also "

@@ -114,6 +114,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     mute: bool = False  # says nothing more on its streams, without ending them
     full_for: float | None = None  # refuses everything, to come back after so many seconds
     retry_after: int = 0  # seconds, reported: that it would refuse what is new
+    unable: bool = False  # hands everything back: its workers cannot run it
+    knows_model: bool = True
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
     moved: list[bool] = field(default_factory=list)  # of those submitted
     aborted: list[str] = field(default_factory=list)
@@ -174,8 +176,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         run = Run(request, _prompt(request), len(request.resume_token_ids))
         resumed = [run.token(i) for i in range(run.done)]
         assert list(request.resume_token_ids) == resumed, "resumed from tokens that were not sent"
-        if self.draining or self.full_for:
-            error = pb.Error(code=14, message="the scheduler drains")
+        if self.draining or self.full_for or self.unable:
+            error = pb.Error(code=14, message="the scheduler drains, or has no worker for it")
             if self.full_for:
                 milliseconds = int(1000 * self.full_for)
                 error = pb.Error(code=8, message="full", retry_after_ms=milliseconds)
@@ -198,10 +200,14 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 await asyncio.sleep(self.step)
                 continue
             response = self._step_of(open_runs)
+            if self.unable:
+                self._hand_back(open_runs, ended)
             response.finished.extend(ended)
             ended.clear()
             if first:
-                response.models.models.add(id=self.model, created=1, max_model_len=4096)
+                response.models.SetInParent()
+                if self.knows_model:
+                    response.models.models.add(id=self.model, created=1, max_model_len=4096)
             now = asyncio.get_running_loop().time()
             if now - load_at >= 0.1 and self._load() != load:
                 load, load_at = self._load(), now
@@ -210,6 +216,14 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             first = False
             await context.write(response)
             await asyncio.sleep(self.step)
+
+    def _hand_back(self, open_runs: dict[int, Run], ended: list[pb.StreamFinish]) -> None:
+        error = pb.Error(code=14, message="no worker is left")
+        for stream in open_runs:
+            finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
+            ended.append(pb.StreamFinish(stream=stream, finish=finish))
+        self.running -= len(open_runs)
+        open_runs.clear()
 
     def _load(self) -> pb.Load:
         return pb.Load(

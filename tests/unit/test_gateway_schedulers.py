@@ -272,6 +272,106 @@ async def test_lost_scheduler_is_resumed_elsewhere(
     await peers[0].start()
 
 
+async def test_what_is_handed_back_goes_on_elsewhere(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """With the tokens that it has, all choices of a prompt together, and nobody is blamed."""
+    peers.append(ScriptedScheduler())
+    for peer in peers:
+        peer.step = 0.01
+    peers[1].waiting = peers[2].waiting = 50
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    request, mailbox = generation("hi", 60).request, Mailbox()
+    family = [Generation(request, i, 0, mailbox, eager=False) for i in range(5)]
+    schedulers.submit(family)
+    await eventually(lambda: all(len(run.tokens) > 5 for run in family))
+    peers[0].unable, peers[0].ready_workers = True, 0
+    await eventually(lambda: all(run.ended for run in family))
+    assert all(run.tokens.tolist() == tokens_of("hi", 60) for run in family)
+    assert [len(peer.submitted) for peer in peers[:1]] == [5]
+    assert sorted(len(peer.submitted) for peer in peers[1:]) == [0, 5]
+    resumed = peers[1].submitted or peers[2].submitted
+    assert all(len(each.resume_token_ids) >= 5 for each in resumed)
+    assert [run.losses for run in family] == [0] * 5
+
+
+async def test_what_is_handed_back_by_all_waits_for_a_worker_that_returns(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """It is asked of each scheduler once, though they say that they have workers."""
+    peers[1].waiting = 50
+    for peer in peers:
+        peer.unable = True
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    run = generation()
+    schedulers.submit([run])
+    await eventually(lambda: [len(peer.submitted) for peer in peers] == [1, 1])
+    await asyncio.sleep(0.5)
+    assert [len(peer.submitted) for peer in peers] == [1, 1], "it goes to and fro"
+    assert not run.ended
+    peers[1].unable, peers[1].ready_workers = False, 2
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+    assert [len(peer.submitted) for peer in peers] == [1, 2]
+
+
+async def test_what_is_handed_back_does_not_wait_for_ever(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    peers[0].step = 0.01
+    schedulers = await connect(await peers[0].start(), resume_seconds=0.3)
+    await peers[1].start()
+    run = generation(tokens=500)
+    schedulers.submit([run])
+    await eventually(lambda: len(run.tokens) > 5)
+    peers[0].unable = True
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.failure is not None
+    assert run.failure.code == Code.UNAVAILABLE
+    assert len(peers[0].submitted) == 1
+
+
+async def test_a_scheduler_that_returns_without_a_worker_still_serves_its_model(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """A node restarts: new requests wait, also where the scheduler has another address then."""
+    address = await peers[0].start()
+    await peers[1].start()
+    schedulers = await connect(address)
+    await peers[0].stop()
+    await eventually(lambda: not schedulers.ready)
+    peers[0].knows_model, peers[0].ready_workers = False, 0
+    await peers[0].start(address)
+    [link] = schedulers.links.values()
+    await eventually(lambda: link.connected)
+    assert schedulers.model(MODEL).id == MODEL
+    with pytest.raises(RequestError) as unknown:
+        schedulers.model("other")
+    assert unknown.value.code == Code.NOT_FOUND
+    run = generation()
+    schedulers.submit([run])
+    await asyncio.sleep(0.2)
+    assert not run.ended
+    peers[0].ready_workers = 1
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert run.tokens.tolist() == tokens_of("hi", 8)
+    del schedulers.links[address]
+    assert schedulers.model(MODEL).id == MODEL
+    schedulers.links[address] = link
+
+
+async def test_before_any_model_was_served_requests_come_back_later(
+    peers: list[ScriptedScheduler],
+) -> None:
+    schedulers = Schedulers(parse_addresses("127.0.0.1:1"), Metrics())
+    with pytest.raises(RequestError) as early:
+        schedulers.model(MODEL)
+    refusal = ApiError.of(early.value)
+    assert (refusal.status, refusal.headers) == (503, {"retry-after": "1"})
+    for peer in peers:
+        await peer.start()
+
+
 async def test_lost_scheduler_is_awaited(connect: Connect, peers: list[ScriptedScheduler]) -> None:
     peers[0].step = 0.01
     address = await peers[0].start()
@@ -462,6 +562,8 @@ async def test_a_suspect_that_is_refused_does_not_wait_for_itself(
         error = pb.Error(code=Code.UNAVAILABLE)
         finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
         schedulers.generation_ended(link, run, finish)
+    link.returns += 1  # a new process takes the place of the one that drained
+    schedulers.link_changed(link)
     await asyncio.wait_for(run.mailbox.take(), 3)
     assert run.tokens.tolist() == tokens_of("hi", 8)
 

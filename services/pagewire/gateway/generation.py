@@ -72,6 +72,7 @@ class Generation:
         "failure",
         "finish",
         "first_token_at",
+        "handed_back",
         "index",
         "logprobs",
         "mailbox",
@@ -101,7 +102,9 @@ class Generation:
         self.closed = False
         self.posted = False
         self.moved = False  # it has lost its scheduler, or waited for one
-        self.refused_by: set[str] = set()  # schedulers that had no worker for it
+        self.refused_by: set[str] = set()  # schedulers that had no room for it
+        # Schedulers that had no worker for it, and their `Link.returns` at that time.
+        self.handed_back: dict[str, int] = {}
         self.started_at = time.perf_counter()
         self.first_token_at = 0.0
         self.ended_at = 0.0

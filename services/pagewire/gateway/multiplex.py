@@ -64,6 +64,8 @@ class Link:
         self.leaving = False  # its address is gone from DNS: no new requests
         self.models: dict[str, pb.Model] = {}
         self.load = pb.Load()
+        # How often it has gained a worker: what it could not run before that, it may run now.
+        self.returns = 0
         self._owner = owner
         self._metrics = metrics
         self._others = 0
@@ -222,11 +224,13 @@ class Link:
         for ended in response.finished:
             self._finish(ended)
         if response.HasField("models"):
-            self.models = {model.id: model for model in response.models.models}
+            if response.models.models:  # none before it has seen a worker: it serves what it did
+                self.models = {model.id: model for model in response.models.models}
             self.connected = True
             served = ", ".join(sorted(self.models)) or "no model yet"
             log.info("scheduler %s is connected and serves %s", self.target, served)
         if response.HasField("load"):
+            self.returns += response.load.ready_workers > self.load.ready_workers
             self.load = response.load
             reported = response.load.waiting + response.load.running
             self._others = max(0, reported - len(self._open))

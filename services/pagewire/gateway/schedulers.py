@@ -59,6 +59,9 @@ class Schedulers:
         self._closing: set[asyncio.Task[None]] = set()
         self._refresher: asyncio.Task[None] | None = None
         self._was_ready = asyncio.Event()
+        self._settling: asyncio.Handle | None = None
+        # What was served when any scheduler last knew of a model.
+        self._served: dict[str, pb.Model] = {}
 
     @property
     def ready(self) -> bool:
@@ -90,13 +93,21 @@ class Schedulers:
             self._refresher.cancel()
         for timer in self._homeless.values():
             timer.cancel()
+        if self._settling is not None:
+            self._settling.cancel()
         if self._trial is not None:
             self._trial[1].cancel()
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
     def models(self) -> dict[str, pb.Model]:
-        """The models of all schedulers, those that are away for the moment included."""
-        return {name: model for link in self.links.values() for name, model in link.models.items()}
+        """The models of all schedulers, those that are away for the moment included.
+
+        While no scheduler knows of one, those that were served last: their requests wait.
+        """
+        known = {name: model for link in self.links.values() for name, model in link.models.items()}
+        if known:
+            self._served = known
+        return self._served
 
     def model(self, name: str | None) -> pb.Model:
         """The model that a request names, or the only one; RequestError if there is none."""
@@ -167,14 +178,17 @@ class Schedulers:
 
     def generation_ended(self, link: Link, generation: Generation, finish: pb.Finish) -> None:
         """Passes the end on, unless another scheduler can do what this one could not."""
-        if finish.error.code == Code.UNAVAILABLE or finish.error.HasField("retry_after_ms"):
+        if finish.error.code == Code.UNAVAILABLE:
+            # With its siblings, which may end in the same message.
+            generation.handed_back[link.target] = link.returns
+            self._let_wait(generation)
+            self._settle_soon()
+            return
+        if finish.error.HasField("retry_after_ms"):
             generation.refused_by.add(link.target)
             other = self._choose(generation)
             if other is not None:
                 self._move(generation, other)
-                return
-            if finish.error.code == Code.UNAVAILABLE and not link.ready:
-                self._let_wait(generation)
                 return
         generation.end(finish)
         if generation.finish is not None:
@@ -218,17 +232,12 @@ class Schedulers:
         task.add_done_callback(self._closing.discard)
 
     def _choose(self, generation: Generation) -> Link | None:
-        """A ready scheduler that serves the model and has not refused the generation.
+        """A ready scheduler that serves the model and takes the generation.
 
         The first in the order of its prompt's head that is not much busier than all together
         (consistent hashing with bounded loads); the least loaded for a prompt without a head.
         """
-        model, refused_by = generation.request.model, generation.refused_by
-        able = {
-            link.target: link
-            for link in self.links.values()
-            if link.ready and model in link.models and link.target not in refused_by
-        }
+        able = {link.target: link for link in self.links.values() if _takes(link, generation)}
         if len(able) > 1 and (key := head(generation.request)):
             requests = 1 + sum(link.requests for link in able.values())
             workers = sum(link.load.ready_workers for link in able.values())
@@ -242,20 +251,28 @@ class Schedulers:
     def _let_wait(self, generation: Generation) -> None:
         """Until some scheduler reports that it can take it, or for as long as anyone would wait."""
         generation.moved = True
-        generation.refused_by.clear()  # whoever comes back may have a worker now
+        generation.refused_by.clear()  # there may be room now
         seconds = max(0.0, min(self._resume_seconds, generation.seconds_left))
         self._homeless[generation] = asyncio.get_running_loop().call_later(
             seconds, self._give_up, generation
         )
 
+    def _settle_soon(self) -> None:
+        """Once for all that a message ends."""
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().call_soon(self._settle)
+
     def _settle(self) -> None:
         """Sends waiting generations, oldest first, wherever one can go; siblings stay together."""
+        self._settling = None
         chosen: dict[tuple[Mailbox, int], Link | None] = {}
         for generation in list(self._homeless):
             family = (generation.mailbox, generation.prompt)
             if family not in chosen:
                 chosen[family] = self._choose(generation)
             link = chosen[family]
+            if link is not None and not _takes(link, generation):
+                link = self._choose(generation)
             if link is not None and self._may_go_on(generation):
                 self._homeless.pop(generation).cancel()
                 self._move(generation, link)
@@ -318,6 +335,17 @@ class Schedulers:
             reason = "no scheduler with a ready worker was there within deadline_ms"
             code = Code.DEADLINE_EXCEEDED
         generation.fail(RequestError(code, reason))
+
+
+def _takes(link: Link, generation: Generation) -> bool:
+    """Whether a scheduler is ready, serves the model, and has not refused the generation, or has
+    found a worker since it handed it back."""
+    return (
+        link.ready
+        and generation.request.model in link.models
+        and link.target not in generation.refused_by
+        and generation.handed_back.get(link.target) != link.returns
+    )
 
 
 def least_loaded(links: Iterable[Link]) -> Link | None:

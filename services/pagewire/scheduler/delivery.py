@@ -21,8 +21,11 @@ class DeltaBuffer:
     A client that lags gets larger messages instead of many, so what waits here is bounded by the
     outputs of its open requests. While whole pages wait, `read` is not set, and no request should
     be taken from that client.
+
+    `moves` is whether the client continues elsewhere what ends with UNAVAILABLE, as gateways do.
     """
 
+    moves: bool = False
     entries: int = 0
     streams: list[bytes] = field(default_factory=list)
     indices: list[bytes] = field(default_factory=list)

@@ -15,6 +15,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.packing import unpack
 from pagewire.process import end_process
 from pagewire.scheduler import failures, metrics
+from pagewire.scheduler.absence import Absence
 from pagewire.scheduler.arrivals import Parser, begin, replay
 from pagewire.scheduler.beam_request import reserved_arrivals
 from pagewire.scheduler.beam_rounds import BeamRounds
@@ -72,6 +73,7 @@ class Engine:
         self._bounds = QueueBounds(config, self._waiting)
         self._searches = BeamRounds(self, tokenizer)
         self._pump_scheduled = False
+        self._absence = Absence(config.hand_back_after, config.no_worker_timeout, self._pump_soon)
         publish(self._open, self._workers, self._admission)
 
     # What clients ask for
@@ -171,7 +173,7 @@ class Engine:
         if self._config.tpot_slo_ms is not None:
             worker.aim_at(self._config.tpot_slo_ms)
         self._workers.add(worker)
-        self._on_readiness()
+        self._workers_changed()
         self._pump_soon()
 
     def on_draining(self, link: WorkerLink) -> None:
@@ -181,7 +183,7 @@ class Engine:
             return
         worker.draining = True
         self._admission.drain_worker(worker.batch)
-        self._on_readiness()
+        self._workers_changed()
         self._pump_soon()
 
     def on_serving(self, link: WorkerLink) -> None:
@@ -192,7 +194,7 @@ class Engine:
         log.info("worker %s takes sequences again", link.address)
         worker.draining = False
         self._admission.resume_worker(worker.batch)
-        self._on_readiness()
+        self._workers_changed()
         self._pump_soon()
 
     def on_lost(self, link: WorkerLink) -> None:
@@ -210,7 +212,7 @@ class Engine:
             request: Request = sequence.owner
             log.error("request %s took %d workers down", request.request_id, sequence.failures)
             self._fail(request, failures.took_workers_down(sequence))
-        self._on_readiness()
+        self._workers_changed()
         self._pump_soon()
 
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
@@ -233,6 +235,10 @@ class Engine:
             self._pump_soon()
         elif not self._pump_scheduled:
             self._or_end(self._go_on, worker)
+
+    def _workers_changed(self) -> None:
+        self._absence.note(self.ready)
+        self._on_readiness()
 
     # Arrival
 
@@ -267,6 +273,9 @@ class Engine:
         full = self._bounds.refusal(request.moved, sequence.num_known)
         if full is not None:
             self.close(request, State.FAILED, error_finish(full))
+            return
+        if not request.moved and not self._workers.may_take(sequence):
+            self.close(request, State.FAILED, error_finish(failures.too_large(sequence)))
             return
         if parsed.beam_search is not None:
             self._searches.begin(request, parsed, self.limits().vocab_size)
@@ -304,6 +313,8 @@ class Engine:
             for worker in self._workers:
                 if worker.wants_step(self._config.run_ahead):
                     progress |= self._send_step(worker)
+        if self._waiting and not self.ready:
+            self._give_up_waiting()
         self._bounds.settle(self.ready)
         for worker in self._workers:
             if worker.draining and worker.batch.idle and not worker.left:
@@ -322,7 +333,7 @@ class Engine:
             sequence = admitted.sequence
             request: Request = sequence.owner
             if admitted.worker is None:
-                self._fail(request, failures.too_large(sequence))
+                self._give_back(request, failures.no_worker_large_enough(sequence))
                 continue
             self._workers.of(admitted.worker).streams.occupy(sequence.slot, request)
             if admitted.returned is not None:
@@ -334,6 +345,24 @@ class Engine:
                 metrics.PROMPT_TOKENS.inc(len(sequence.prompt))
                 metrics.CACHED_TOKENS.inc(sequence.cached_tokens or 0)
                 metrics.QUEUE_SECONDS.observe(request.queue_seconds)
+
+    def _give_up_waiting(self) -> None:
+        """While no worker is ready: nobody waits for one longer than is stated."""
+        for sequence in self._waiting:
+            request: Request = sequence.owner
+            seconds = self._absence.too_long_for(request.buffer.moves)
+            if request.open and seconds is not None:
+                self._give_back(request, failures.no_worker(seconds))
+
+    def _give_back(self, request: Request, failure: RequestError) -> None:
+        """Ends what cannot run here: a gateway continues it elsewhere, after the tokens it has."""
+        if request.buffer.moves:
+            log.info("request %s goes back: %s", request.request_id, failure.message)
+            metrics.HANDED_BACK.inc()
+            request.text = None  # what the text holds back comes from where it goes on
+            self.stop(request, State.CANCELLED, error_finish(failure))
+        else:
+            self._fail(request, failure)
 
     def _send_step(self, worker: ReadyWorker) -> bool:
         before = self._admission.preemptions

@@ -37,12 +37,30 @@ def no_log_probabilities() -> RequestError:
     return RequestError(Code.INTERNAL, "the worker sent no log probabilities")
 
 
+def no_worker(seconds: float) -> RequestError:
+    """Nothing can run here for the time being: continue elsewhere, or come again."""
+    return RequestError(
+        Code.UNAVAILABLE,
+        f"this scheduler has had no ready worker for {seconds:g} s; use another one, or try again "
+        "later",
+    )
+
+
+def no_worker_large_enough(sequence: Sequence) -> RequestError:
+    """Those that could have run it are gone for the time being."""
+    return RequestError(
+        Code.UNAVAILABLE,
+        f"the request needs KV for {sequence.max_computed} tokens, more than the workers take "
+        "that this scheduler has left; use another one, or try again later",
+    )
+
+
 def too_large(sequence: Sequence) -> RequestError:
     """No worker takes it at its longest."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
-        f"the request needs KV for {sequence.max_computed} tokens, more than any worker that "
-        "is ready now takes; lower max_tokens or shorten the prompt",
+        f"the request needs KV for {sequence.max_computed} tokens, more than any worker "
+        "takes; lower max_tokens or shorten the prompt",
     )
 
 

@@ -35,6 +35,10 @@ RETURNS = Counter(
     "swapped in from the host, or recomputed.",
     ["kind"],
 )
+HANDED_BACK = Counter(
+    "pagewire_scheduler_handed_back",
+    "Requests given back to their gateways, to go on elsewhere, because no worker could run them.",
+)
 WORKER_LOSSES = Counter("pagewire_scheduler_worker_losses", "Connections to workers that broke.")
 QUEUE_SECONDS = Histogram(
     "pagewire_scheduler_queue_seconds",

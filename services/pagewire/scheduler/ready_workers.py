@@ -104,6 +104,10 @@ class ReadyWorkers:
         """What runs on each; may be asked on any thread."""
         return [worker.batch for worker in list(self.by_link.values())]
 
+    def may_take(self, sequence: Sequence) -> bool:
+        """Whether one of them takes the sequence at its longest, as far as any is connected."""
+        return not self.by_link or any(worker.batch.fits(sequence) for worker in self)
+
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence wherever it runs, if it does."""
         for worker in self:

@@ -55,7 +55,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, requests: AsyncIterator[pb.MultiplexRequest], context: Context
     ) -> None:
         """A gateway's stream: reads requests beside writing the news of all of them."""
-        buffer = DeltaBuffer()
+        buffer = DeltaBuffer(moves=True)
         reader = asyncio.create_task(self._read(requests, buffer))
         try:
             await self._write(context, buffer, reader)

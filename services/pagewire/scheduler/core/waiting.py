@@ -1,6 +1,7 @@
 """The sequences that wait for admission, in the order of a policy."""
 
 import heapq
+from collections.abc import Iterator
 
 from pagewire.scheduler.core.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
@@ -24,6 +25,10 @@ class WaitingQueue:
         # By arrival: an entry of a heap that is not here was removed.
         self._waiting: dict[int, Entry] = {}
         self.tokens = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in the order in which they came to wait; they may be removed."""
+        return iter([sequence for _, sequence in self._waiting.values()])
 
     def __len__(self) -> int:
         return len(self._waiting)
