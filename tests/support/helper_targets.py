@@ -1,0 +1,36 @@
+"""What helper processes compute in tests."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from pagewire.errors import invalid
+
+
+def commands(greeting: str) -> Callable[[bytes], bytes]:
+    """Answers a task that begins with the name of what to do."""
+
+    def compute(task: bytes) -> bytes:
+        what, _, rest = task.partition(b" ")
+        if what == b"echo":
+            return greeting.encode() + rest
+        if what == b"pid":
+            return str(os.getpid()).encode()
+        if what == b"sleep":
+            time.sleep(float(rest))
+            return b"slept"
+        if what == b"refuse":
+            raise invalid("prompt", "no such prompt")
+        if what == b"fail":
+            raise KeyError(rest.decode())
+        if what == b"die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError(what)
+
+    return compute
+
+
+def broken(_argument: object) -> Callable[[bytes], bytes]:
+    """Cannot be set up."""
+    raise OSError("there is no such file")

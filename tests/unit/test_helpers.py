@@ -1,0 +1,202 @@
+"""Helper processes: real ones, which answer, refuse, die, hang and are no longer wanted."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pagewire.errors import Code, RequestError
+from pagewire.helpers.pool import HelperError, HelperPool
+
+TARGET = "support.helper_targets:commands"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helpers find what tests have them compute."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
+@contextlib.asynccontextmanager
+async def running(
+    size: int = 1, seconds: float = 20.0, outcomes: list[str] | None = None
+) -> AsyncIterator[HelperPool]:
+    def observe(outcome: str, _seconds: float) -> None:
+        if outcomes is not None:
+            outcomes.append(outcome)
+
+    pool = HelperPool("tests", TARGET, "hello ", size=size, timeout=seconds, observe=observe)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_tasks_are_answered_in_another_process() -> None:
+    async with running() as pool:
+        assert await pool.run(b"echo you") == b"hello you"
+        pid = int(await pool.run(b"pid"))
+        assert pid != os.getpid()
+        assert int(await pool.run(b"pid")) == pid
+    assert not alive(pid)
+
+
+async def test_sixteen_megabytes_there_and_back() -> None:
+    data = os.urandom(16 << 20)
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - began)
+
+    async with running() as pool:
+        await pool.run(b"pid")
+        watching = asyncio.create_task(watch())
+        assert await pool.run(b"echo " + data, large=True) == b"hello " + data
+        watching.cancel()
+    assert longest < 0.5  # less than 10 ms where nothing else runs
+
+
+async def test_a_refusal_comes_through_whole() -> None:
+    outcomes: list[str] = []
+    async with running(outcomes=outcomes) as pool:
+        with pytest.raises(RequestError) as refused:
+            await pool.run(b"refuse")
+    assert refused.value == RequestError(Code.INVALID_ARGUMENT, "no such prompt", "prompt")
+    assert outcomes == ["refused"]
+
+
+async def test_a_failure_costs_its_task_only_and_quotes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as pool:
+        pid = await pool.run(b"pid")
+        with pytest.raises(HelperError, match="it failed"):
+            await pool.run(b"fail a secret prompt")
+        assert await pool.run(b"pid") == pid
+    assert "KeyError in compute" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_helper_that_dies_costs_its_task_only() -> None:
+    outcomes: list[str] = []
+    async with running(outcomes=outcomes) as pool:
+        pid = int(await pool.run(b"pid"))
+        dying = asyncio.create_task(pool.run(b"die"))
+        behind = asyncio.create_task(pool.run(b"echo again"))
+        with pytest.raises(HelperError, match="has died"):
+            await dying
+        assert await behind == b"hello again"
+        assert int(await pool.run(b"pid")) != pid
+    assert Counter(outcomes) == {"answered": 3, "failed": 1}
+
+
+async def test_a_helper_that_hangs_costs_its_task_only() -> None:
+    async with running(seconds=0.5) as pool:
+        pid = int(await pool.run(b"pid"))
+        with pytest.raises(HelperError, match=r"longer than 0\.5 s"):
+            await pool.run(b"sleep 60")
+        assert await pool.run(b"echo again") == b"hello again"
+        assert not alive(pid)
+
+
+async def test_an_idle_helper_that_dies_is_replaced() -> None:
+    async with running() as pool:
+        pid = int(await pool.run(b"pid"))
+        os.kill(pid, 9)
+        await asyncio.sleep(0.2)
+        assert await pool.run(b"echo again") == b"hello again"
+
+
+async def test_who_gives_up_frees_the_helper() -> None:
+    async with running() as pool:
+        pid = int(await pool.run(b"pid"))
+        unwanted = asyncio.create_task(pool.run(b"sleep 60"))
+        queued = asyncio.create_task(pool.run(b"sleep 61"))
+        await asyncio.sleep(0.1)
+        queued.cancel()
+        unwanted.cancel()
+        began = time.monotonic()
+        assert await pool.run(b"echo next") == b"hello next"
+        assert time.monotonic() - began < 15
+        assert not alive(pid)
+
+
+async def test_a_task_that_ends_soon_after_it_was_given_up_keeps_its_helper() -> None:
+    async with running() as pool:
+        pid = await pool.run(b"pid")
+        unwanted = asyncio.create_task(pool.run(b"sleep 0.2"))
+        await asyncio.sleep(0.1)
+        unwanted.cancel()
+        assert await pool.run(b"pid") == pid
+
+
+async def test_large_tasks_leave_one_helper_to_others() -> None:
+    async with running(size=2) as pool:
+        await asyncio.gather(pool.run(b"sleep 0.1"), pool.run(b"sleep 0.1"))
+        large = [asyncio.create_task(pool.run(b"sleep 3", large=True)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        for _ in range(20):
+            assert await pool.run(b"echo small") == b"hello small"
+        assert not any(task.done() for task in large)
+        for task in large:
+            task.cancel()
+
+
+async def test_large_tasks_run_where_there_is_one_helper() -> None:
+    async with running() as pool:
+        assert await pool.run(b"echo large", large=True) == b"hello large"
+
+
+async def test_a_helper_that_cannot_start_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    pool = HelperPool("tests", "support.helper_targets:broken", None, size=1, timeout=5)
+    await pool.start()
+    with caplog.at_level(logging.ERROR):
+        waiting = asyncio.create_task(pool.run(b"echo"))
+        async with asyncio.timeout(30):
+            while caplog.text.count("did not start") < 2:
+                await asyncio.sleep(0.05)
+    await pool.close()
+    with pytest.raises(HelperError, match="shutting down"):
+        await waiting
+
+
+def test_helpers_end_with_their_service() -> None:
+    """Whatever they compute, when it is killed."""
+    code = (
+        "import asyncio\n"
+        "from pagewire.helpers.pool import HelperPool\n"
+        "async def main():\n"
+        f"    pool = HelperPool('tests', {TARGET!r}, '', size=1, timeout=60)\n"
+        "    await pool.start()\n"
+        "    print((await pool.run(b'pid')).decode(), flush=True)\n"
+        "    await pool.run(b'sleep 60')\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        pid = int(service.stdout.readline())
+        assert alive(pid)
+        service.kill()
+    end = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(pid)
