@@ -21,7 +21,7 @@ def setting(
     return field(default=default, metadata={"help": help_text, **given})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
     """What every process has."""
 
@@ -54,7 +54,25 @@ class ProcessConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class RequestConfig(ProcessConfig):
+    """What both that read requests have: gateways and schedulers."""
+
+    parse_timeout: float = setting(
+        30.0,
+        "Seconds that a helper process may take to parse, render and tokenize one large request.",
+        minimum=0.1,
+    )
+    max_messages: int = setting(4096, "Most messages of a conversation.", minimum=1)
+    max_template_bytes: int = setting(
+        1 << 16, "Most bytes of chat_template_kwargs, as they are sent.", minimum=1
+    )
+    max_template_nodes: int = setting(
+        4096, "Most values in chat_template_kwargs, nested ones included.", minimum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepConfig(ProcessConfig):
     """What both ends of a step have."""
 
@@ -67,8 +85,8 @@ class StepConfig(ProcessConfig):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig(ProcessConfig):
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(RequestConfig):
     """The OpenAI-style HTTP service."""
 
     host: str = setting("127.0.0.1", "Address to listen on for HTTP.")
@@ -134,8 +152,8 @@ class GatewayConfig(ProcessConfig):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig(StepConfig):
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(RequestConfig, StepConfig):
     """The control plane."""
 
     model: str = setting(
@@ -247,6 +265,11 @@ class SchedulerConfig(StepConfig):
         "Check every block, slot and sequence of a worker after each of its steps, and end the "
         "scheduler if something is wrong; for tests and fault finding.",
     )
+    tokenizer_processes: int = setting(
+        2,
+        "Most helper processes that tokenize large prompts; each holds the model's tokenizer.",
+        minimum=1,
+    )
     max_prompt_chars: int = setting(
         4 << 20, "Longest text of a prompt or conversation that is tokenized.", minimum=1
     )
@@ -258,7 +281,7 @@ class SchedulerConfig(StepConfig):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerConfig(StepConfig):
     """The process that holds weights and KV cache."""
 
@@ -338,7 +361,7 @@ class WorkerConfig(StepConfig):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulatedWorkerConfig(StepConfig):
     """Workers that compute no model: deterministic tokens, in the time of a device."""
 
