@@ -13,6 +13,8 @@ from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.gates import DecodeGate, TokenGate
 
 MAX_MESSAGE_BYTES = 64 << 20
+# Of what clients send to a scheduler: a prompt of 4 Mi characters takes 16 MiB at most.
+LARGEST_REQUEST_BYTES = 32 << 20
 # A scheduler has something to say on every stream at least this often, be it its load.
 HEARTBEAT_SECONDS = 1.0
 
@@ -71,12 +73,20 @@ def end_call(call: grpc.aio.Call) -> None:
         call._cython_call.cancel("the call is over")
 
 
-def make_server(credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Server:
-    """A server without services and addresses; with a token it asks for it, but for health."""
-    gates: list[grpc.aio.ServerInterceptor] = [DecodeGate()]
+def make_server(
+    credentials: Credentials = NO_CREDENTIALS,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    largest_message: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Server:
+    """A server without services and addresses; with a token it asks for it, but for health.
+
+    `interceptors` are asked last; `largest_message` are the most bytes that a client may send.
+    """
+    gates: list[grpc.aio.ServerInterceptor] = [DecodeGate(), *interceptors]
     if credentials.token is not None:
         gates.insert(0, TokenGate(credentials))
-    return grpc.aio.server(interceptors=gates, options=SERVER_OPTIONS)
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", largest_message)]
+    return grpc.aio.server(interceptors=gates, options=options)
 
 
 class Health:

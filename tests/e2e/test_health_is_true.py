@@ -15,6 +15,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.packing import pack
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.large_requests import Arrival
 from pagewire.scheduler.tokenizer import TokenIdsOnly
 from pagewire.scheduler.worker_link import WorkerLink
 from pagewire.v1 import inference_pb2 as inference_pb
@@ -107,7 +108,7 @@ async def test_a_slow_step_keeps_new_requests_away_and_what_runs_goes_on(tmp_pat
                 stop=inference_pb.StopConditions(max_tokens=20, ignore_eos=True),
                 detokenize=False,
             )
-            engine.submit(message, buffer, stream=1)
+            engine.submit(Arrival(message, resumes=False), buffer, stream=1)
 
             async def is_not_serving() -> bool:
                 return await worker.health(channel) == NOT_SERVING

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from pagewire.scheduler import delivery
+from pagewire.scheduler.large_requests import Arrival
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
 from support.scheduler_stack import (
@@ -142,7 +143,8 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
 
     async def run(number: int) -> None:
         buffer = delivery.DeltaBuffer()
-        stack.engine.submit(request([number % 90 + 1], 10), buffer, 0)
+        arrival = Arrival(request([number % 90 + 1], 10), resumes=False)
+        stack.engine.submit(arrival, buffer, 0)
         finished: list[pb.StreamFinish] = []
         while not finished:
             await buffer.ready.wait()

@@ -5,6 +5,7 @@ from itertools import count
 from pagewire.packing import unpack_unsigned
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.large_requests import Arrival
 from pagewire.v1 import inference_pb2 as pb
 
 _streams = count(1)
@@ -15,7 +16,7 @@ async def generate(engine: Engine, prompt: str, tokens: int) -> bytes:
     message = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(temperature=0))
     message.stop.max_tokens, message.stop.ignore_eos = tokens, True
     buffer, text, received = DeltaBuffer(), b"", 0
-    engine.submit(message, buffer, next(_streams))
+    engine.submit(Arrival(message, resumes=False), buffer, next(_streams))
     while True:
         await buffer.ready.wait()
         news = buffer.take()

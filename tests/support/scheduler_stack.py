@@ -11,8 +11,8 @@ import grpc
 from pagewire.config import SchedulerConfig
 from pagewire.rpc import open_channel
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.service import InferenceService
-from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.service import InferenceService, RawRequests
+from pagewire.scheduler.text_helper import read_tokenizer
 from pagewire.scheduler.worker_link import WorkerLink
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -73,13 +73,14 @@ StartStack = Callable[..., Awaitable[Stack]]
 @asynccontextmanager
 async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
     """Starts stacks, one WorkerInfo a worker and the scheduler's settings by name; ends them."""
-    tokenizer = Tokenizer(byte_level_folder(tmp_path / "model"), max_prompt_chars=5000)
+    model = byte_level_folder(tmp_path / "model")
+    texts = {"model": str(model), "served_model_name": MODEL, "max_prompt_chars": 5000}
     cleanup = []
 
     async def start_stack(*infos: worker_pb.WorkerInfo, **settings: object) -> Stack:
-        config = SchedulerConfig(**{"check_invariants": True, **settings})
-        engine = Engine(config, MODEL, tokenizer, lambda: None)
-        server = grpc.aio.server()
+        config = SchedulerConfig(**{"check_invariants": True, **texts, **settings})
+        engine = Engine(config, MODEL, read_tokenizer(config), lambda: None)
+        server = grpc.aio.server(interceptors=[RawRequests()])
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
         server.add_insecure_port(f"unix:{tmp_path}/scheduler.sock")
         port = server.add_insecure_port("127.0.0.1:0")
@@ -97,18 +98,19 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
         stack = Stack(
             engine, channel, inference_pb2_grpc.InferenceStub(channel), workers, addresses, port
         )
-        cleanup.append((server, channel, links, workers))
+        cleanup.append((engine, server, channel, links, workers))
         await stack.wait_ready(len(infos))
         return stack
 
     try:
         yield start_stack
     finally:
-        for server, channel, links, workers in cleanup:
+        for engine, server, channel, links, workers in cleanup:
             for link in links:
                 link.cancel()
             await channel.close()
             await server.stop(None)
+            await engine.helpers.close()
             for worker in workers:
                 await worker.stop()
 

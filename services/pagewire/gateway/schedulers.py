@@ -14,7 +14,7 @@ from pagewire.gateway.affinity import head, in_order
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link
-from pagewire.rpc import MAX_MESSAGE_BYTES
+from pagewire.rpc import LARGEST_REQUEST_BYTES as LARGEST_MESSAGE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ RESOLVE_SECONDS = 5.0
 # A scheduler takes the prompts that belong to it up to so many times its share of all requests.
 LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
-LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
+LARGEST_REQUEST_BYTES = LARGEST_MESSAGE_BYTES * 3 // 4
 # A scheduler that has lived so long with a suspect, without a token of it yet, stands it.
 TRIAL_SECONDS = 5.0
 

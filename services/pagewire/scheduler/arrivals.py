@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from pagewire.errors import RequestError, invalid
 from pagewire.scheduler import failures
 from pagewire.scheduler.core.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.large_requests import Arrival
 from pagewire.scheduler.open_request import Request
 from pagewire.scheduler.requests import (
     ModelLimits,
@@ -17,25 +17,27 @@ from pagewire.scheduler.requests import (
     check_request_id,
     parse_request,
 )
+from pagewire.scheduler.text_helper import TextHelpers
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# So few token ids are checked at once, 30 ns each: a thread there and back takes 90 us.
-FEW_IDS = 1024
+# Resumed tokens that are turned into text in one go; some tokenizers take 10 us for each.
+REPLAYED_TOKENS = 512
 
 # What a request without a deadline counts as in the order of the policy `deadline`.
 USUAL_DEADLINE_MS = 60_000
 
 
 class Parser:
-    """Checks messages, and tokenizes them beside the event loop."""
+    """Checks requests and tokenizes them: small ones at once, large ones in a helper process."""
 
     def __init__(
         self,
         model: str,
         tokenizer: Tokenizer | TokenIdsOnly,
+        helpers: TextHelpers,
         policy: SchedulingPolicy,
         policy_name: str,
         limits: Callable[[], ModelLimits],
@@ -44,13 +46,13 @@ class Parser:
         self._limits = limits
         self._model = model
         self._tokenizer = tokenizer
+        self._helpers = helpers
         self._policy = policy
         self._policy_name = policy_name
-        # Tokenization is CPU work of another language that releases the interpreter's lock.
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
-    async def parse(self, message: pb.GenerateRequest) -> ParsedRequest:
-        """The request that a message asks for; RequestError if it cannot be run."""
+    async def parse(self, arrival: Arrival) -> ParsedRequest:
+        """The request that arrived, checked; RequestError if it cannot be run."""
+        message = arrival.message
         check_request_id(message.request_id)
         check_model(message.model, self._model)
         if message.priority and not self._policy.uses_priority:
@@ -60,11 +62,11 @@ class Parser:
                 f"{self._policy_name}; leave it out or start with --policy priority",
             )
         try:
-            if 0 < len(message.prompt_token_ids.ids) <= FEW_IDS:
-                return parse_request(message, self._tokenizer, self._limits())
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, parse_request, message, self._tokenizer, self._limits()
-            )
+            limits = self._limits()
+            tokens = None
+            if arrival.data is not None:
+                tokens = await self._helpers.tokens(arrival.data, limits)
+            return parse_request(message, self._tokenizer, limits, tokens)
         except RequestError:
             raise
         except Exception as error:
@@ -75,7 +77,7 @@ class Parser:
 def begin(request: Request, parsed: ParsedRequest) -> Sequence:
     """Gives a request its sequence, which stands where resumed tokens have brought it."""
     sequence = Sequence(
-        prompt=parsed.prompt,
+        prompt=parsed.tokens.prompt,
         sampling=parsed.sampling,
         max_tokens=parsed.max_tokens,
         stop_ids=parsed.stop_ids,
@@ -86,23 +88,26 @@ def begin(request: Request, parsed: ParsedRequest) -> Sequence:
         deadline=_deadline(request, parsed.deadline_ms),
         owner=request,
     )
-    sequence.output.extend(parsed.resumed)
+    sequence.output.frombytes(parsed.tokens.resumed.tobytes())
     request.sequence = sequence
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
-    request.unreported_prompt = len(parsed.prompt)
+    request.unreported_prompt = len(parsed.tokens.prompt)
     return sequence
 
 
-def replay(request: Request, parsed: ParsedRequest) -> pb.Finish | None:
-    """Brings the text up to the resumed tokens; how the request ended if they end it."""
-    resumed = parsed.resumed
+async def replay(request: Request, parsed: ParsedRequest) -> pb.Finish | None:
+    """Brings the text up to the resumed tokens, in pieces; how the request ended if they end it."""
+    resumed = parsed.tokens.resumed.tolist()
     if not resumed:
         return None
     stopped = resumed[-1] in parsed.stop_ids and len(resumed) > parsed.sampling.min_tokens
     if request.text is not None:
-        for token in resumed[: -1 if stopped else None]:
-            request.text.feed(token)
+        fed = resumed[: -1 if stopped else None]
+        for at in range(0, len(fed), REPLAYED_TOKENS):
+            for token in fed[at : at + REPLAYED_TOKENS]:
+                request.text.feed(token)
+            await asyncio.sleep(0)
     return request.end_after(resumed[-1], stopped, len(resumed) >= parsed.max_tokens)
 
 

@@ -25,6 +25,7 @@ from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.core.step_plan import StepOutcome
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.gauges import load, publish
+from pagewire.scheduler.large_requests import Arrival
 from pagewire.scheduler.logprobs import StepLogprobs
 from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish
 from pagewire.scheduler.open_requests import OpenRequests
@@ -33,6 +34,7 @@ from pagewire.scheduler.queue_bounds import QueueBounds
 from pagewire.scheduler.ready_workers import ReadyWorker, ReadyWorkers
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest
 from pagewire.scheduler.slot_streams import SlotStreams
+from pagewire.scheduler.text_helper import TextHelpers
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_info import worker_limits
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
@@ -40,6 +42,9 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
 log = logging.getLogger(__name__)
+
+# Requests of a client that has gone which are ended in one turn of the loop.
+ABORTED_AT_ONCE = 256
 
 
 class Engine:
@@ -69,7 +74,10 @@ class Engine:
         self._open = OpenRequests()
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrivals = 0
-        self._parser = Parser(model, tokenizer, self._policy, config.policy, self.limits)
+        self.helpers = TextHelpers(config)
+        self._parser = Parser(
+            model, tokenizer, self.helpers, self._policy, config.policy, self.limits
+        )
         self._bounds = QueueBounds(config, self._waiting)
         self._searches = BeamRounds(self, tokenizer)
         self._pump_scheduled = False
@@ -79,15 +87,16 @@ class Engine:
     # What clients ask for
 
     def submit(
-        self, message: pb.GenerateRequest, buffer: DeltaBuffer, stream: int, moved: bool = False
+        self, arrival: Arrival, buffer: DeltaBuffer, stream: int, moved: bool = False
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
         `moved` is whether it has run or waited elsewhere before. One without an id is given one.
         """
+        message = arrival.message
         self._arrivals += 1
         message.request_id = message.request_id or f"request-{uuid.uuid4().hex}"
-        moved = moved or bool(message.resume_token_ids)
+        moved = moved or arrival.resumes
         received = time.monotonic()
         request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
         self._arrivals += reserved_arrivals(message.beam_search.width)
@@ -102,9 +111,9 @@ class Engine:
             late = failures.deadline_passed(ms)
             request.deadline = loop.call_later(ms / 1000, self._fail, request, late)
         self._bounds.parsing += 1
-        task = loop.create_task(self._parse_and_queue(message, request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        request.parsing = loop.create_task(self._parse_and_queue(arrival, request))
+        self._tasks.add(request.parsing)
+        request.parsing.add_done_callback(self._tasks.discard)
 
     def abort(self, buffer: DeltaBuffer, stream: int) -> bool:
         """Ends a request by its place; whether it was open."""
@@ -116,8 +125,7 @@ class Engine:
 
     def abort_all(self, buffer: DeltaBuffer) -> None:
         """Ends every request of a client that has gone."""
-        for request in self._open.of(buffer):
-            self._abort(request)
+        self._abort_each(self._open.of(buffer))
 
     def limits(self) -> ModelLimits:
         """What the workers can take; UNAVAILABLE before the first of them is ready."""
@@ -248,25 +256,32 @@ class Engine:
         conflict = self._open.conflict(request)
         return conflict or self._bounds.refusal(request.moved, tokens=0)
 
-    async def _parse_and_queue(self, message: pb.GenerateRequest, request: Request) -> None:
+    async def _parse_and_queue(self, arrival: Arrival, request: Request) -> None:
         try:
-            parsed = await self._parser.parse(message)
+            parsed = await self._parser.parse(arrival)
         except RequestError as error:
+            self._end_parsing(request)
             if request.open:
                 self.close(request, State.FAILED, error_finish(error))
             return
-        finally:
-            self._bounds.parsing -= 1
+        self._end_parsing(request)
         try:
             if request.open:
-                self._queue(request, parsed)
+                await self._queue(request, parsed)
         except Exception:
             log.exception("request %s could not be queued", request.request_id)
             self.close(request, State.FAILED, error_finish(failures.unqueued()))
 
-    def _queue(self, request: Request, parsed: ParsedRequest) -> None:
+    def _end_parsing(self, request: Request) -> None:
+        if request.parsing is not None:
+            request.parsing = None
+            self._bounds.parsing -= 1
+
+    async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = begin(request, parsed)
-        ended = replay(request, parsed)
+        ended = await replay(request, parsed)
+        if not request.open:
+            return
         if ended is not None:
             self.close(request, State.COMPLETED, ended)
             return
@@ -423,6 +438,12 @@ class Engine:
 
     # The end
 
+    def _abort_each(self, requests: list[Request]) -> None:
+        for request in requests[:ABORTED_AT_ONCE]:
+            self._abort(request)
+        if rest := requests[ABORTED_AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self._abort_each, rest)
+
     def _abort(self, request: Request | None) -> bool:
         if request is None or not request.open:
             return False
@@ -434,6 +455,9 @@ class Engine:
 
     def stop(self, request: Request, state: State, finish: pb.Finish) -> None:
         """Ends an open request wherever it is: being parsed, waiting or running."""
+        if request.parsing is not None:
+            request.parsing.cancel()
+            self._end_parsing(request)
         for sequence in request.sequences:
             if not self._waiting.remove(sequence):
                 self._workers.finish(sequence)

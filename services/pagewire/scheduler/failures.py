@@ -11,6 +11,13 @@ def unparsed() -> RequestError:
     )
 
 
+def unread(reason: str) -> RequestError:
+    """A helper process has no answer for it."""
+    return RequestError(
+        Code.INTERNAL, f"the request could not be tokenized: {reason}; shorten it or try again"
+    )
+
+
 def unqueued() -> RequestError:
     """What was parsed could not be queued."""
     return RequestError(

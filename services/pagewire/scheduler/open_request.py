@@ -36,6 +36,8 @@ class Request:
     queue_seconds: float | None = None
     # Of the tokens delivered, if the client wants log probabilities.
     cumulative_logprob: float = 0.0
+    # Reads it; None before and after that.
+    parsing: asyncio.Task[None] | None = None
     # Ends it at its deadline; None without one.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True

@@ -6,16 +6,20 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.json_format import MessageToDict
+from numpy.typing import NDArray
 
 from pagewire.errors import Code, RequestError, invalid
-from pagewire.limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_REQUEST_ID_LENGTH
+from pagewire.limits import MAX_LOGPROBS, MAX_NAME_LENGTH, MAX_REQUEST_ID_LENGTH
 from pagewire.packing import Int32Array, pack, pack_floats
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.scheduler.beam_request import check_beam_search
 from pagewire.scheduler.core.sequence import Sampling
 from pagewire.scheduler.text_stream import TextStream
-from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer, TooManyTokensError
 from pagewire.v1 import inference_pb2 as pb
+
+# A number of two characters in JSON takes eleven bytes in a Struct.
+_STRUCT_BYTES_A_NODE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +37,21 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTokens:
+    """The token ids of a request: of its prompt, and those that it resumes from."""
+
+    prompt: Int32Array
+    resumed: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """A checked request, ready to be queued."""
 
-    prompt: Int32Array
+    tokens: RequestTokens
     sampling: Sampling
     max_tokens: int
     stop_ids: tuple[int, ...]
-    resumed: tuple[int, ...]
     priority: int
     cache_salt: str
     tenant: str
@@ -68,34 +79,39 @@ def check_request_id(request_id: str) -> None:
 
 
 def parse_request(
-    message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
+    message: pb.GenerateRequest,
+    tokenizer: Tokenizer | TokenIdsOnly,
+    limits: ModelLimits,
+    tokens: RequestTokens | None = None,
 ) -> ParsedRequest:
-    """Checks and tokenizes a request; takes milliseconds for long prompts, so run it in a thread.
+    """Checks a request and tokenizes it, unless its `tokens` are given: then `message` needs none.
 
     Raises RequestError naming the field at fault.
     """
+    for field in ("cache_salt", "tenant"):
+        if len(getattr(message, field)) > MAX_NAME_LENGTH:
+            raise invalid(field, f"{field} is longer than {MAX_NAME_LENGTH} characters; shorten it")
     if message.HasField("deadline_ms") and not message.deadline_ms:
         raise invalid("deadline_ms", "deadline_ms is 0; it must be at least 1")
     params = SamplingParams.from_proto(message.sampling, tokenizer.default_sampling)
     stop = StopConditions.from_proto(message.stop)
-    prompt = tokenize_input(message, tokenizer, limits.vocab_size)
-    resumed = tuple(message.resume_token_ids)
-    if not _in_vocabulary(resumed, limits.vocab_size):
-        raise invalid("resume_token_ids", _outside(resumed, limits.vocab_size))
+    if tokens is None:
+        tokens = _tokens(message, tokenizer, limits)
     if not _in_vocabulary(stop.stop_token_ids, limits.vocab_size):
         raise invalid("stop_token_ids", _outside(stop.stop_token_ids, limits.vocab_size))
     bias_ids, biases = _biases(params, limits.vocab_size)
-    max_tokens = _resolve_max_tokens(len(prompt), stop, limits)
-    if len(resumed) > max_tokens:
+    max_tokens = _resolve_max_tokens(len(tokens.prompt), stop, limits)
+    if len(tokens.resumed) > max_tokens:
         raise invalid(
-            "resume_token_ids", f"{len(resumed)} tokens to resume from, max_tokens is {max_tokens}"
+            "resume_token_ids",
+            f"{len(tokens.resumed)} tokens to resume from, max_tokens is {max_tokens}",
         )
     eos = () if stop.ignore_eos else tokenizer.eos_token_ids
     stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
     if message.HasField("beam_search"):
         check_beam_search(message, len(stop_ids))
     return ParsedRequest(
-        prompt=prompt,
+        tokens=tokens,
         sampling=Sampling(
             temperature=params.temperature,
             top_k=params.top_k,
@@ -112,7 +128,6 @@ def parse_request(
         ),
         max_tokens=max_tokens,
         stop_ids=stop_ids,
-        resumed=resumed,
         priority=message.priority,
         cache_salt=message.cache_salt,
         tenant=message.tenant,
@@ -126,21 +141,27 @@ def parse_request(
 def tokenize_input(
     message: pb.GenerateRequest | pb.TokenizeRequest,
     tokenizer: Tokenizer | TokenIdsOnly,
-    vocab_size: int,
+    limits: ModelLimits | None = None,
 ) -> Int32Array:
-    """The prompt's token ids [n], n >= 1."""
+    """The prompt's token ids [n], n >= 1; RequestError for one that `limits` have no room for."""
     kind: str | None = message.WhichOneof("input")
     if kind is None:
         raise invalid("input", "the request has no input; set a prompt, chat or token ids")
     field = {"chat": "messages", "prompt_token_ids": "prompt"}.get(kind, kind)
-    if kind == "chat":
-        text = render_chat(message.chat, tokenizer)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-    elif isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
-        ids = _checked_ids(message.prompt_token_ids.ids, vocab_size)
+    if isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
+        assert limits is not None
+        ids = _checked_ids(message.prompt_token_ids.ids, limits)
     else:
-        special = kind != "text" or _default_true(message, "add_special_tokens")
-        ids = tokenizer.encode(getattr(message, kind), add_special_tokens=special)
+        text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
+        special = kind == "prompt" or (
+            kind == "text" and _default_true(message, "add_special_tokens")
+        )
+        most = None if limits is None else limits.max_tokens - 1
+        try:
+            ids = tokenizer.encode(text, special, most)
+        except TooManyTokensError as error:
+            assert limits is not None
+            raise _no_room(f"more than {error.most}", limits) from error
     if not len(ids):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
@@ -152,9 +173,19 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
         raise invalid("messages", "this model has no chat template; use a plain prompt")
     if not chat.messages:
         raise invalid("messages", "messages is empty; give at least one message")
-    if len(chat.messages) > MAX_MESSAGES:
+    bounds = tokenizer.bounds
+    if len(chat.messages) > bounds.max_messages:
         raise invalid(
-            "messages", f"messages has {len(chat.messages)} entries; give {MAX_MESSAGES} at most"
+            "messages",
+            f"messages has {len(chat.messages)} entries; give {bounds.max_messages} at most "
+            "(max_messages)",
+        )
+    size = chat.template_kwargs.ByteSize()
+    if size > bounds.max_template_bytes + _STRUCT_BYTES_A_NODE * bounds.max_template_nodes:
+        raise invalid(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {size} bytes; give {bounds.max_template_bytes} at most "
+            "(max_template_bytes)",
         )
     messages = []
     for message in chat.messages:
@@ -166,6 +197,13 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
         variables: dict[str, Any] = MessageToDict(chat.template_kwargs)
     except ValueError as error:  # NaN and infinity have no JSON
         raise invalid("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
+    nodes = _count_nodes(variables)
+    if nodes > bounds.max_template_nodes:
+        raise invalid(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {nodes} values; give {bounds.max_template_nodes} at most "
+            "(max_template_nodes)",
+        )
     reserved = variables.keys() & {"messages", "add_generation_prompt"}
     if reserved:
         raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
@@ -197,11 +235,38 @@ def _default_true(message: Any, field: str) -> bool:
     return bool(getattr(message, field)) if message.HasField(field) else True
 
 
-def _checked_ids(ids: Any, vocab_size: int) -> Int32Array:
-    found = np.array(ids[:], dtype=np.int64)  # a list at once, then one pass over it
-    if found.max(initial=0) >= vocab_size:
-        raise invalid("prompt", _outside(ids, vocab_size))
+def _count_nodes(value: Any) -> int:
+    """Values in a JSON value, itself included."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count_nodes, inner))
+
+
+def _tokens(
+    message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
+) -> RequestTokens:
+    resumed = message.resume_token_ids
+    if len(resumed) > limits.max_tokens:
+        raise invalid(
+            "resume_token_ids",
+            f"{len(resumed)} tokens to resume from, and a sequence has {limits.max_tokens} at most",
+        )
+    known = _as_array(resumed)
+    if known.max(initial=0) >= limits.vocab_size:
+        raise invalid("resume_token_ids", _outside(resumed, limits.vocab_size))
+    return RequestTokens(tokenize_input(message, tokenizer, limits), known.astype(np.int32))
+
+
+def _checked_ids(ids: Any, limits: ModelLimits) -> Int32Array:
+    if len(ids) >= limits.max_tokens:
+        raise _no_room(str(len(ids)), limits)
+    found = _as_array(ids)
+    if found.max(initial=0) >= limits.vocab_size:
+        raise invalid("prompt", _outside(ids, limits.vocab_size))
     return found.astype(np.int32)
+
+
+def _as_array(ids: Any) -> NDArray[np.int64]:
+    return np.array(ids[:], dtype=np.int64)  # a list at once, then one pass over it
 
 
 def _in_vocabulary(ids: Any, vocab_size: int) -> bool:
@@ -214,25 +279,31 @@ def _outside(ids: Any, vocab_size: int) -> str:
 
 def _resolve_max_tokens(prompt: int, stop: StopConditions, limits: ModelLimits) -> int:
     room = limits.max_tokens - prompt
-    reason = (
-        f"the model's length of {limits.max_model_len}"
-        if limits.max_model_len <= limits.max_pool_tokens
-        else f"the {limits.max_pool_tokens} tokens that the KV cache holds"
-    )
     if room < 1:
-        raise invalid(
-            "prompt",
-            f"the prompt has {prompt} tokens, which leaves no room for output in {reason}; "
-            "shorten it",
-        )
+        raise _no_room(str(prompt), limits)
     for field, count in (("max_tokens", stop.max_tokens), ("min_tokens", stop.min_tokens)):
         if count is not None and count > room:
             raise invalid(
                 field,
-                f"{prompt} prompt tokens and {field} {count} are more than {reason}; "
+                f"{prompt} prompt tokens and {field} {count} are more than {_bound(limits)}; "
                 f"lower {field} to {room} or shorten the prompt",
             )
     return room if stop.max_tokens is None else stop.max_tokens
+
+
+def _no_room(count: str, limits: ModelLimits) -> RequestError:
+    return invalid(
+        "prompt",
+        f"the prompt has {count} tokens, which leaves no room for output in {_bound(limits)}; "
+        "shorten it",
+    )
+
+
+def _bound(limits: ModelLimits) -> str:
+    """What keeps a sequence from being longer."""
+    if limits.max_model_len <= limits.max_pool_tokens:
+        return f"the model's length of {limits.max_model_len}"
+    return f"the {limits.max_pool_tokens} tokens that the KV cache holds"
 
 
 def _text_stream(

@@ -17,12 +17,12 @@ from pagewire.errors import RequestError
 from pagewire.hosts import with_port
 from pagewire.loop_lag import measure_loop_lag
 from pagewire.metrics import count_tasks, serve_metrics
-from pagewire.models import resolve_model, served_name
+from pagewire.models import served_name
 from pagewire.process import essential, run_service
-from pagewire.rpc import Health, bind, make_server
+from pagewire.rpc import LARGEST_REQUEST_BYTES, Health, bind, make_server
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.service import InferenceService
-from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.service import InferenceService, RawRequests
+from pagewire.scheduler.text_helper import read_tokenizer
 from pagewire.scheduler.workers import Workers
 from pagewire.v1 import inference_pb2_grpc
 
@@ -43,7 +43,7 @@ def run_scheduler(config: SchedulerConfig) -> None:
 
 async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     addresses = parse_worker_addresses(config.workers)
-    tokenizer = await asyncio.to_thread(_read_tokenizer, config)
+    tokenizer = await asyncio.to_thread(read_tokenizer, config)
     health = Health(SERVICE_NAME)
     changed = asyncio.Event()
     engine = Engine(
@@ -52,7 +52,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     credentials = Credentials.of(config)
     public = credentials.with_token(read_token(config.scheduler_token_file, SCHEDULER_TOKEN))
     to_workers = credentials.with_token(read_token(config.worker_token_file, WORKER_TOKEN))
-    server = make_server(public)
+    server = make_server(public, [RawRequests()], LARGEST_REQUEST_BYTES)
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
     health.attach(server)
     await health.set_serving(False)
@@ -61,6 +61,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     measure_loop_lag()
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
+    await engine.helpers.start()
     log.info("listening on %s", with_port(config.grpc_host, port))
     workers = Workers(
         addresses,
@@ -81,15 +82,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     for task in tasks:
         task.cancel()
     await server.stop(grace=0.5)
-
-
-def _read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
-    folder = resolve_model(config.model)
-    return (
-        TokenIdsOnly(folder)
-        if config.skip_tokenizer
-        else Tokenizer(folder, config.max_prompt_chars)
-    )
+    await engine.helpers.close()
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:

@@ -1,7 +1,7 @@
 """The public gRPC service of a scheduler."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -13,8 +13,9 @@ from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of
 from pagewire.scheduler.open_request import error_finish
-from pagewire.scheduler.requests import check_model, tokenize_input
+from pagewire.scheduler.text_helper import detokenized, tokenized
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 
@@ -24,6 +25,34 @@ LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
+_Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+# Requests above so many bytes reach their method as they came: decoding them takes time.
+_RAW = {
+    "Generate": INLINE_TEXT_BYTES,
+    "Tokenize": INLINE_TEXT_BYTES,
+    "Detokenize": INLINE_TEXT_BYTES,
+}
+
+
+class RawRequests(grpc.aio.ServerInterceptor):
+    """Leaves large requests serialized, and answers that are serialized already."""
+
+    async def intercept_service(
+        self, continuation: _Continuation, details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The method's handler, which gets bytes or a message, and may return either."""
+        handler = await continuation(details)
+        most = _RAW.get(details.method.rpartition("/")[2])
+        if handler is None or most is None:
+            return handler
+        decode, encode = handler.request_deserializer, handler.response_serializer
+        return handler._replace(
+            request_deserializer=lambda data: decode(data) if len(data) <= most else data,
+            response_serializer=lambda answer: (
+                answer if isinstance(answer, bytes) else encode(answer)
+            ),
+        )
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -33,11 +62,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._engine = engine
 
     async def Generate(  # noqa: N802
-        self, request: pb.GenerateRequest, context: Context
+        self, request: pb.GenerateRequest | bytes, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One request, its deltas as they come."""
+        try:
+            arrival = _arrival(request)
+        except RequestError as error:
+            await _abort(context, error.code, error.message)
         buffer = DeltaBuffer()
-        self._engine.submit(request, buffer, 0)
+        self._engine.submit(arrival, buffer, 0)
         try:
             while True:
                 await buffer.ready.wait()
@@ -45,7 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 finish = news.finished[0].finish if news.finished else None
                 if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
                     await _abort_with(context, finish.error)
-                yield _response(request, news, finish)
+                yield _response(arrival.message, news, finish)
                 if finish is not None:
                     return
         finally:
@@ -67,27 +100,29 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Ends a request by id."""
         return pb.AbortResponse(found=self._engine.abort_by_id(request.request_id))
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest | bytes, context: Context
+    ) -> pb.TokenizeResponse | bytes:
         """Token ids of a text or a conversation."""
+        engine = self._engine
         try:
-            check_model(request.model, self._engine.model)
-            ids = await asyncio.to_thread(tokenize_input, request, self._engine.tokenizer, 2**31)
+            if isinstance(request, bytes):
+                return await engine.helpers.tokenize(request)
+            return tokenized(request, engine.tokenizer, engine.model)
         except RequestError as error:
             await _abort(context, error.code, error.message)
-        return pb.TokenizeResponse(token_ids=ids.tolist())
 
     async def Detokenize(  # noqa: N802
-        self, request: pb.DetokenizeRequest, context: Context
-    ) -> pb.DetokenizeResponse:
+        self, request: pb.DetokenizeRequest | bytes, context: Context
+    ) -> pb.DetokenizeResponse | bytes:
         """Text of token ids."""
-        tokenizer = self._engine.tokenizer
-        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        engine = self._engine
         try:
-            check_model(request.model, self._engine.model)
-            text = await asyncio.to_thread(tokenizer.decode, list(request.token_ids), skip)
+            if isinstance(request, bytes):
+                return await engine.helpers.detokenize(request)
+            return detokenized(request, engine.tokenizer, engine.model)
         except RequestError as error:
             await _abort(context, error.code, error.message)
-        return pb.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: Context
@@ -115,12 +150,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def _submit(self, submit: pb.Submit, buffer: DeltaBuffer) -> None:
         try:
-            request = pb.GenerateRequest.FromString(submit.request)
-        except DecodeError:
-            failure = RequestError(Code.INVALID_ARGUMENT, UNDECODABLE)
+            arrival = _arrival(submit.request)
+        except RequestError as failure:
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
-            self._engine.submit(request, buffer, submit.stream, submit.moved)
+            self._engine.submit(arrival, buffer, submit.stream, submit.moved)
 
     async def _write(
         self, context: Context, buffer: DeltaBuffer, reader: "asyncio.Task[None]"
@@ -152,6 +186,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if isinstance(reader.exception(), DecodeError):
             await _abort(context, Code.INVALID_ARGUMENT, UNDECODABLE)
         await reader
+
+
+def _arrival(request: pb.GenerateRequest | bytes) -> Arrival:
+    """A request in either form; RequestError if it is none."""
+    if not isinstance(request, bytes):
+        return Arrival(request, bool(request.resume_token_ids))
+    try:
+        return arrival_of(request)
+    except DecodeError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, UNDECODABLE) from error
 
 
 def _response(

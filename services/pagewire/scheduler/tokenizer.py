@@ -5,6 +5,8 @@ Read from tokenizer.json with the `tokenizers` library, which needs no torch.
 
 import json
 from codecs import utf_8_decode
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,31 @@ from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.chat_template import ChatTemplate
 from pagewire.scheduler.token_texts import TokenTexts
+
+# A longer text than this of a prompt's most tokens is likely to have too many of them: that is
+# proved from its beginning, where it can be, before the whole of it is encoded.
+_CHARACTERS_A_TOKEN = 8
+# Tokens that end so far before a cut are the same in the whole text: an added token may begin
+# there, or a run of white space.
+_UNCERTAIN_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TextBounds:
+    """What is taken of text before any work is done on it."""
+
+    max_prompt_chars: int = 4 << 20
+    max_messages: int = 4096
+    max_template_bytes: int = 1 << 16
+    max_template_nodes: int = 4096
+
+
+class TooManyTokensError(Exception):
+    """A text has more than `most` tokens."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"more than {most} tokens")
+        self.most = most
 
 
 class Detokenizer(Protocol):
@@ -39,9 +66,9 @@ class Detokenizer(Protocol):
 class Tokenizer:
     """What the scheduler reads of a model folder: tokenizer, chat template, generation defaults."""
 
-    def __init__(self, folder: Path, max_prompt_chars: int | None = None) -> None:
+    def __init__(self, folder: Path, bounds: TextBounds = TextBounds()) -> None:
         """FileNotFoundError names the file that is missing."""
-        self._max_prompt_chars = max_prompt_chars
+        self.bounds = bounds
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
@@ -52,9 +79,13 @@ class Tokenizer:
         self.eos_token_ids = _eos_token_ids(folder)
         self.default_sampling = _default_sampling(folder)
         added = self._backend.get_added_tokens_decoder()
+        # Whether a token may take the white space around it, however long that is.
+        self._strips = any(token.lstrip or token.rstrip for token in added.values())
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = _byte_level_table(self._backend, self._special_ids)
         self._fallback_ids = _byte_fallback_ids(self._backend)
+        self._all_bytes = self._bytes_in_texts()
+        self._keeps_all = bool(self._all_bytes) and not self._strips and _keeps_all(self._backend)
         self._token_bytes: dict[int, bytes] = {}
         self.token_texts = TokenTexts(self._table[1] if self._table is not None else ())
 
@@ -63,16 +94,58 @@ class Tokenizer:
         """Token ids that have a text; the model may know more."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
-        """Token ids [n]; safe to call from any thread. RequestError for a text too long to try."""
-        if self._max_prompt_chars is not None and len(text) > self._max_prompt_chars:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> Int32Array:
+        """Token ids [n], at most `most` if that is given.
+
+        TooManyTokensError, after as much work as proves it. RequestError for a text too long to
+        try. Takes about 1 us a character and holds the interpreter's lock meanwhile.
+        """
+        if len(text) > self.bounds.max_prompt_chars:
             raise invalid(
                 "prompt",
-                f"the prompt has {len(text)} characters and at most {self._max_prompt_chars} are "
-                "taken (max_prompt_chars); shorten it",
+                f"the prompt has {len(text)} characters and at most {self.bounds.max_prompt_chars} "
+                "are taken (max_prompt_chars); shorten it",
             )
+        if most is not None and len(text) > _CHARACTERS_A_TOKEN * most:
+            if self._least_tokens(text) > most:
+                raise TooManyTokensError(most)
+            cut = _CHARACTERS_A_TOKEN * most + _UNCERTAIN_CHARACTERS
+            if self._certain_tokens(text[:cut]) > most:
+                raise TooManyTokensError(most)
         encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        if most is not None and len(encoding.ids) > most:
+            raise TooManyTokensError(most)
         return np.array(encoding.ids, dtype=np.int32)
+
+    def _least_tokens(self, text: str) -> int:
+        """A lower bound: a token stands for bytes that the text has, and for so many at most.
+
+        0 where the tokenizer may leave characters out.
+        """
+        if not self._keeps_all:
+            return 0
+        if self._backend.normalizer is not None:
+            text = self._backend.normalizer.normalize_str(text)
+        there = set("".join(set(text)).encode())
+        longest = max((len(data) for data in self._all_bytes if there.issuperset(data)), default=1)
+        return len(text.encode()) // longest
+
+    def _certain_tokens(self, beginning: str) -> int:
+        """How many tokens the whole text has at least, by its beginning.
+
+        Words before the last ones do not depend on what follows: the text is cut into words from
+        the left, and each is encoded for itself.
+        """
+        if self._strips:
+            return 0
+        encoding = self._backend.encode(beginning, add_special_tokens=False)
+        end = len(beginning) - _UNCERTAIN_CHARACTERS
+        last = next((w for w, (_, at) in _backwards(encoding) if at <= end), None)
+        if last is None:
+            return 0
+        return sum(1 for word in encoding.word_ids if word is not None and word < last)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids at once."""
@@ -94,6 +167,13 @@ class Tokenizer:
             return ByteLevelDetokenizer(*self._table)
         return PrefixDetokenizer(self._backend, self._special_ids, self._fallback_ids)
 
+    def _bytes_in_texts(self) -> list[bytes]:
+        """Of each token what it stands for in a text, added tokens included."""
+        if self._table is None:
+            return []
+        added = [t.content.encode() for t in self._backend.get_added_tokens_decoder().values()]
+        return [*filter(None, self._table[0]), *added]
+
     def _bytes_of(self, token: int) -> bytes:
         name = self._backend.id_to_token(token)
         if name is None or token in self._special_ids:
@@ -110,6 +190,7 @@ class Tokenizer:
 class TokenIdsOnly:
     """Stands in for a Tokenizer where the model has none: refuses text, takes token ids."""
 
+    bounds = TextBounds()
     chat_template = None
     token_texts = TokenTexts(())
 
@@ -117,7 +198,9 @@ class TokenIdsOnly:
         self.eos_token_ids = _eos_token_ids(folder)
         self.default_sampling = _default_sampling(folder)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> Int32Array:
         """Refused."""
         raise invalid("prompt", "this server has no tokenizer; give the prompt as token ids")
 
@@ -219,6 +302,25 @@ class PrefixDetokenizer:
 
     def _text(self, end: int) -> str:
         return str(self._backend.decode(self._ids[self._prefix : end], skip_special_tokens=True))
+
+
+def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
+    """Word and offsets of each token, the last first."""
+    return zip(reversed(encoding.word_ids), reversed(encoding.offsets), strict=True)
+
+
+def _keeps_all(backend: Backend) -> bool:
+    """Whether tokens stand for all of a text, as its normalizer leaves it."""
+    spec = json.loads(backend.to_str())
+    if spec.get("normalizer") not in (None, {"type": "NFC"}):
+        return False
+    step = spec.get("pre_tokenizer") or {"type": None}
+    steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
+    return all(
+        each["type"] in ("ByteLevel", "Digits")
+        or (each["type"] == "Split" and each.get("behavior") != "Removed")
+        for each in steps
+    )
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
