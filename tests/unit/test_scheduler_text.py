@@ -1,6 +1,7 @@
 """Tokenizer, incremental decoding, stop strings and chat templates of the scheduler."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from pagewire.scheduler.tokenizer import (
     PrefixDetokenizer,
     TokenIdsOnly,
     Tokenizer,
+    TooManyTokensError,
 )
 from pagewire.v1 import inference_pb2 as pb
 from support.tokenizer_folders import CORPUS, byte_fallback_folder, byte_level_folder
@@ -102,6 +104,51 @@ def test_a_character_is_never_split(tokenizer: Tokenizer, text: str) -> None:
     pieces = pieces_of(tokenizer, tokenizer.encode(text).tolist())
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(
+            ["a", "ab ", "hello", " ", "\n", "é", "e\u0301", "🙂", "<|end|>", "<|end", "0", "?!"]
+        ),
+        max_size=400,
+    ).map("".join),
+    times=st.sampled_from([1, 1, 40]),
+    most=st.integers(1, 60),
+)
+def test_a_text_is_refused_for_its_tokens_only_if_it_has_too_many(
+    tokenizer: Tokenizer, text: str, times: int, most: int
+) -> None:
+    """However its beginning looks: what is proved from that is true of the whole."""
+    text *= times
+    ids = tokenizer.encode(text)
+    if len(ids) <= most:
+        assert tokenizer.encode(text, most=most).tolist() == ids.tolist()
+    else:
+        with pytest.raises(TooManyTokensError):
+            tokenizer.encode(text, most=most)
+
+
+@pytest.mark.parametrize("piece", ["a", "ab ", "🙂", "hello world\n"])
+def test_too_many_tokens_are_proved_from_the_beginning(
+    byte_level: Tokenizer, piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of millions of characters is not encoded as a whole."""
+    encoded: list[int] = []
+    backend = byte_level._backend
+
+    class Counting:
+        normalizer = None
+
+        def encode(self, text: str, add_special_tokens: bool) -> Any:
+            encoded.append(len(text))
+            return backend.encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(byte_level, "_backend", Counting())
+    with pytest.raises(TooManyTokensError):
+        byte_level.encode(piece * (1_000_000 // len(piece)), most=500)
+    assert sum(encoded) < 10_000
 
 
 def test_special_tokens_have_no_text(byte_level: Tokenizer) -> None:
