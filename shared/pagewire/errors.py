@@ -18,6 +18,7 @@ class Code(IntEnum):
     ABORTED = 10
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
 
 
 @dataclass(slots=True)

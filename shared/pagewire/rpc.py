@@ -11,12 +11,18 @@ from grpc_reflection.v1alpha import reflection
 
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.gates import DecodeGate, TokenGate
+from pagewire.sealing import SealGate
 
 MAX_MESSAGE_BYTES = 64 << 20
 # Of what clients send to a scheduler: a prompt of 4 Mi characters takes 16 MiB at most.
 LARGEST_REQUEST_BYTES = 32 << 20
-# A scheduler has something to say on every stream at least this often, be it its load.
+# Of worker.proto. Version 2 has checksums and signs of life.
+PROTOCOL_VERSION = 2
+
+# Schedulers and workers have something to say on every stream at least this often.
 HEARTBEAT_SECONDS = 1.0
+# A peer that was silent for so many heartbeats is lost: stopped, stuck or cut off.
+SILENT_HEARTBEATS = 5
 
 # Pings find a peer that vanished without closing its connection: a lost machine, a cut cable, a
 # process that was stopped. gRPC answers them itself, so a busy interpreter is no reason to be late.
@@ -82,7 +88,7 @@ def make_server(
 
     `interceptors` are asked last; `largest_message` are the most bytes that a client may send.
     """
-    gates: list[grpc.aio.ServerInterceptor] = [DecodeGate(), *interceptors]
+    gates: list[grpc.aio.ServerInterceptor] = [DecodeGate(), SealGate(), *interceptors]
     if credentials.token is not None:
         gates.insert(0, TokenGate(credentials))
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", largest_message)]

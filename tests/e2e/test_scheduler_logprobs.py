@@ -141,7 +141,7 @@ async def test_resume_sends_those_of_new_tokens(start) -> None:
 async def test_one_message_carries_those_of_many(start) -> None:
     stack = await start(worker_info())
     wanted = {number: (None, 0, 3)[number % 3] for number in range(24)}
-    call = stack.stub.Multiplex()
+    call = stack.multiplex()
     for number, top in wanted.items():
         submit = pb.Submit(
             stream=number, request=request([number, 2], 15, logprobs=top).SerializeToString()

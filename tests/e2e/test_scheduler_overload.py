@@ -207,7 +207,7 @@ async def test_what_was_taken_once_is_not_refused_for_its_wait(start: StartStack
     await eventually(lambda: stack.engine.load().retry_after_seconds > 0)
     calls = []
     for stream, moved in enumerate((True, False)):
-        call = stack.stub.Multiplex()
+        call = stack.multiplex()
         message = request([3 + stream], 5)
         await call.write(
             pb.MultiplexRequest(

@@ -11,10 +11,12 @@ import grpc
 import pytest
 
 from pagewire.errors import Code
-from pagewire.packing import unpack, unpack_unsigned
+from pagewire.packing import pack, unpack, unpack_unsigned
 from pagewire.process import essential
 from pagewire.scheduler import metrics
+from pagewire.sealing import Sealer
 from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import worker_pb2 as worker_pb
 from support.scheduler_stack import (
     MODEL,
     VOCAB,
@@ -145,6 +147,53 @@ async def test_a_worker_that_does_not_answer_is_lost(start) -> None:
     await stack.settle()
 
 
+BAD_RESULTS = {
+    "another step": worker_pb.StepResult(step=1, token_ids=pack([1])),
+    "too few rows": worker_pb.StepResult(step=12),
+    "half a token": worker_pb.StepResult(step=12, token_ids=b"12345"),
+    "an unknown slot": worker_pb.StepResult(step=12, errors=[worker_pb.SlotError(slot=99)]),
+    "unknown rows": worker_pb.StepResult(step=12, logprob_rows=pack([99]), logprobs=pack([0])),
+    "no values": worker_pb.StepResult(step=12, token_ids=pack([1]), logprob_rows=pack([0])),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_RESULTS.values(), ids=BAD_RESULTS.keys())
+async def test_a_bad_result_breaks_its_workers_link_alone(
+    start, bad: worker_pb.StepResult, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack = await start(worker_info(), worker_info())
+    stack.workers[0].bad_result = (12, bad)
+    prompts = [[n, n + 1, n + 2] for n in range(12)]
+    results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 60))) for p in prompts))
+    for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
+        assert tokens == expected(prompt, 60)
+    assert stack.workers[0].bad_result is None
+    assert f"StepResult of {bad.ByteSize()} bytes with CRC-32" in caplog.text
+    await stack.wait_ready(2)
+    await stack.settle()
+
+
+@pytest.mark.parametrize("fault", ["silent", "unread"])
+async def test_a_stream_that_is_dead_on_one_way_is_given_up(
+    start, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """As when a damaged length makes the other side wait for the rest of a message."""
+    for module in ("pagewire.scheduler.worker_link", "support.scripted_worker"):
+        monkeypatch.setattr(f"{module}.HEARTBEAT_SECONDS", 0.1)
+    stack = await start(worker_info())
+    worker = stack.workers[0]
+    worker.hang_after = 5
+    worker.says_alive, worker.reads = fault != "silent", 3 if fault == "unread" else None
+    running = asyncio.create_task(collect(stack.stub.Generate(request([1, 2], 60))))
+    losses = metrics.WORKER_LOSSES._value.get()
+    await eventually(lambda: metrics.WORKER_LOSSES._value.get() > losses)
+    assert worker.hang_after is None
+    worker.says_alive, worker.reads = True, None
+    tokens, _, _ = await asyncio.wait_for(running, 10)
+    assert tokens == expected([1, 2], 60)
+    await stack.settle()
+
+
 async def test_a_long_idle_time_is_no_reason_to_lose_a_worker(start) -> None:
     stack = await start(worker_info(), step_timeout=0.4)
     await collect(stack.stub.Generate(request([1], 5)))
@@ -187,7 +236,7 @@ async def test_planning_that_fails_ends_the_scheduler(
 
 async def test_a_scheduler_without_news_still_shows_signs_of_life(start) -> None:
     stack = await start(worker_info())
-    call = stack.stub.Multiplex()
+    call = stack.multiplex()
     for _ in range(4):
         assert (await asyncio.wait_for(call.read(), 3)).HasField("load")
     call.cancel()
@@ -531,7 +580,7 @@ class Received:
 
 async def test_multiplex_carries_many_requests(start) -> None:
     stack = await start(worker_info(num_slots=8))
-    call = stack.stub.Multiplex()
+    call = stack.multiplex()
     for number in range(30):
         submit = pb.Submit(stream=number, request=request([number, 2], 15).SerializeToString())
         await call.write(pb.MultiplexRequest(submit=submit))
@@ -574,8 +623,9 @@ async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
     submit = pb.Submit(stream=1, request=request([1], 150).SerializeToString())
     sent = pb.MultiplexRequest(submit=submit).SerializeToString()
     call = stack.channel.stream_stream("/pagewire.v1.Inference/Multiplex")(timeout=20)
-    await call.write(sent)
-    await call.write(b"\xff")
+    sealer = Sealer()
+    await call.write(sealer.seal(sent))
+    await call.write(sealer.seal(b"\xff"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_all(call)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -584,7 +634,7 @@ async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
 
 async def test_a_request_that_does_not_decode_ends_alone(start) -> None:
     stack = await start(worker_info())
-    call = stack.stub.Multiplex()
+    call = stack.multiplex()
     for stream, data in ((1, request([1], 15).SerializeToString()), (2, b"\xff")):
         submit = pb.Submit(stream=stream, request=data)
         await call.write(pb.MultiplexRequest(submit=submit))
@@ -602,7 +652,7 @@ async def test_a_request_that_does_not_decode_ends_alone(start) -> None:
 async def test_closing_a_multiplex_stream_aborts_its_requests(start) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.01
-    call = stack.stub.Multiplex()
+    call = stack.multiplex()
     for number in range(12):
         submit = pb.Submit(stream=number, request=request([number], 150).SerializeToString())
         await call.write(pb.MultiplexRequest(submit=submit))

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from pagewire.cli.ports import free_port
 from pagewire.packing import pack, unpack
-from pagewire.rpc import open_channel
+from pagewire.rpc import PROTOCOL_VERSION, open_channel
+from pagewire.sealing import RUN, Sealer, open_stream
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from support.step_driver import Sequence, StepDriver
@@ -66,7 +67,7 @@ def one_token(step: int, slot: int, block: int) -> pb.Step:
 
 
 async def open_refused(
-    channel: grpc.aio.Channel, epoch: int, version: int = 1
+    channel: grpc.aio.Channel, epoch: int, version: int = PROTOCOL_VERSION
 ) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await GrpcStream.open(channel, epoch, version)
@@ -151,14 +152,14 @@ async def test_newer_epoch_takes_over_and_older_ones_are_refused(shared: Shared)
 
 async def test_faults_of_the_protocol(shared: Shared) -> None:
     async with channel_to(shared[0]) as channel:
-        code, details = await open_refused(channel, 1, version=2)
+        code, details = await open_refused(channel, 1, version=PROTOCOL_VERSION - 1)
         assert code == grpc.StatusCode.FAILED_PRECONDITION
-        assert "this worker speaks 1" in details
+        assert f"this worker speaks {PROTOCOL_VERSION}" in details
 
         async def broken(epoch: int, *requests: pb.RunRequest) -> tuple[grpc.StatusCode, str]:
-            call = worker_pb2_grpc.WorkerStub(channel).Run()
+            call = open_stream(channel, RUN)
             if epoch:
-                hello = pb.Hello(protocol_version=1, epoch=epoch)
+                hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=epoch)
                 requests = (pb.RunRequest(hello=hello), *requests)
             for request in requests:
                 await call.write(request)
@@ -167,7 +168,7 @@ async def test_faults_of_the_protocol(shared: Shared) -> None:
         def step(**fields: object) -> pb.RunRequest:
             return pb.RunRequest(step=pb.Step(**fields))
 
-        hello = pb.RunRequest(hello=pb.Hello(protocol_version=1, epoch=9))
+        hello = pb.RunRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=9))
         faults = [
             (0, [step(step=1)], "first message of a stream must be hello"),
             (0, [pb.RunRequest()], "first message of a stream must be hello"),
@@ -263,12 +264,13 @@ async def test_address_in_use_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_does_not_decode_ends_its_stream(shared: Shared) -> None:
-    hello = pb.RunRequest(hello=pb.Hello(protocol_version=1, epoch=100_000))
+    hello = pb.RunRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=100_000))
     async with channel_to(shared[0]) as channel:
         for sent in ([b"\xff"], [hello.SerializeToString(), b"\xff"]):
             call = channel.stream_stream("/pagewire.v1.Worker/Run")(timeout=20)
+            sealer = Sealer()
             for data in sent:
-                await call.write(data)
+                await call.write(sealer.seal(data))
             code, _ = await GrpcStream(call, pb.WorkerInfo()).status()
             assert code is grpc.StatusCode.INVALID_ARGUMENT
         stream = await GrpcStream.open(channel, 100_001)

@@ -16,7 +16,8 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 
 from pagewire.packing import pack, pack_floats
-from pagewire.rpc import open_channel
+from pagewire.rpc import PROTOCOL_VERSION, open_channel
+from pagewire.sealing import Opener, Sealer, receive
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1 import worker_pb2 as worker_pb
@@ -134,13 +135,20 @@ def decodes(method: Method, data: bytes) -> bool:
     return True
 
 
-async def status_of(channel: grpc.aio.Channel, path: str, method: Method, sent: list[bytes]) -> str:
-    """Calls a method with messages as bytes; the name of its status."""
+async def status_of(
+    channel: grpc.aio.Channel, path: str, method: Method, sent: list[bytes], sealed: bool = True
+) -> str:
+    """Calls a method with messages as bytes; the name of its status.
+
+    Streams of messages get their checksums, unless they are not to be `sealed`.
+    """
+    opener = Opener(method.name, bytes)
     try:
         if method.streams:
+            sealer = Sealer()
             call = channel.stream_stream(path)(timeout=20)
             for data in sent:
-                await call.write(data)
+                await call.write(sealer.seal(data) if sealed else data)
             await call.done_writing()
         elif method.answers:
             call = channel.unary_stream(path)(sent[0], timeout=20)
@@ -148,6 +156,8 @@ async def status_of(channel: grpc.aio.Channel, path: str, method: Method, sent: 
             await channel.unary_unary(path)(sent[0], timeout=20)
             return "OK"
         while (data := await call.read()) is not grpc.aio.EOF:
+            if method.streams:
+                opener(data)
             if method.name == "Multiplex":
                 _check_ends(data, sent)
         return (await call.code()).name
@@ -166,9 +176,12 @@ def _check_ends(data: bytes, sent: list[bytes]) -> None:
         assert error.code in (0, 3, 4, 5), (error, sent)
 
 
-def check(method: Method, sent: list[bytes], status: str) -> str:
+def check(method: Method, sent: list[bytes], status: str, sealed: bool = True) -> str:
     """The status for the tally; AssertionError if it is none that a caller may get."""
     code = status.partition(":")[0]
+    if method.streams and not sealed:
+        assert code in ("DATA_LOSS", *_endings(method)), (method.name, status, sent)
+        return f"unsealed {code}"
     if all(decodes(method, data) for data in sent):
         allowed = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ABORTED")
         allowed += ("DEADLINE_EXCEEDED",)  # of requests with a deadline
@@ -198,8 +211,9 @@ async def test_inference(stack: RunningStack, inputs: Inputs, tally: Tally) -> N
                 make = data_of if rng.random() < 0.3 else decodable
                 sent = [make(rng, method) for _ in range(number)]
                 left -= number
-                status = await status_of(channel, INFERENCE + method.name, method, sent)
-                counts[check(method, sent, status)] += number
+                sealed = rng.random() > 0.05
+                status = await status_of(channel, INFERENCE + method.name, method, sent, sealed)
+                counts[check(method, sent, status, sealed)] += number
 
     await asyncio.gather(*(lane(seed) for seed in range(LANES)))
     async with open_channel(stack.grpc_address) as channel:
@@ -249,7 +263,9 @@ RUN = Method(
 
 def stream_of(rng: random.Random, epoch: int) -> list[bytes]:
     """The messages of one stream: mostly a good beginning, then steps that may be wrong."""
-    hello = worker_pb.RunRequest(hello=worker_pb.Hello(protocol_version=1, epoch=epoch))
+    hello = worker_pb.RunRequest(
+        hello=worker_pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=epoch)
+    )
     sent = [hello.SerializeToString() if rng.random() < 0.95 else data_of(rng, RUN)]
     good = rng.randint(0, len(STEPS))
     sent += [request.SerializeToString() for request in RUN.seeds[:good]]
@@ -274,8 +290,9 @@ async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> No
         while left > 0:
             epoch += 1
             sent = stream_of(rng, epoch)
-            status = await status_of(channel, WORKER + RUN.name, RUN, sent)
-            counts[check(RUN, sent, status)] += len(sent)
+            sealed = rng.random() > 0.05
+            status = await status_of(channel, WORKER + RUN.name, RUN, sent, sealed)
+            counts[check(RUN, sent, status, sealed)] += len(sent)
             left -= len(sent)
             if rng.random() < 0.02:
                 data = data_of(rng, INFO)
@@ -288,7 +305,7 @@ async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> No
         assert len(result.token_ids) == 8
         assert not result.errors
         await stream.call.done_writing()
-        assert await asyncio.wait_for(stream.call.read(), 20) is grpc.aio.EOF
+        assert await asyncio.wait_for(receive(stream.call), 20) is grpc.aio.EOF
 
 
 def test_messages_come_in_all_kinds() -> None:

@@ -25,6 +25,7 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from support.tcp_proxy import TcpProxy, tcp_proxies
 
+PROGRAM = ("-m", "pagewire.cli.main")
 SIMULATED = (
     "simulated-worker",
     "--profile=h200-qwen3-0.6b",
@@ -117,8 +118,12 @@ async def running_fleet(
     worker_command: tuple[str, ...] = SIMULATED,
     scheduler_flags: tuple[str, ...] = (),
     gateway_flags: tuple[str, ...] = (),
+    program: tuple[str, ...] = PROGRAM,
 ) -> AsyncIterator[Fleet]:
-    """Starts a fleet, waits until it is ready, and ends it with SIGTERM."""
+    """Starts a fleet, waits until it is ready, and ends it with SIGTERM.
+
+    `program` are Python's arguments that make it the `pagewire` command.
+    """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
         ports = [free_port() for _ in range(schedulers)]
@@ -132,6 +137,7 @@ async def running_fleet(
                 metrics_port = free_port()
                 metrics[f"worker-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
+                    *program,
                     *worker_command,
                     f"--worker-address={socket}",
                     f"--worker-metrics-port={metrics_port}",
@@ -143,6 +149,7 @@ async def running_fleet(
                 metrics_port = free_port()
                 metrics[f"scheduler-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
+                    *program,
                     "scheduler",
                     f"--grpc-port={port}",
                     f"--workers={','.join(mine)}",
@@ -158,6 +165,7 @@ async def running_fleet(
                 metrics_port = free_port()
                 metrics[f"gateway-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
+                    *program,
                     "gateway",
                     f"--port={port}",
                     f"--schedulers={known}",
@@ -184,7 +192,7 @@ async def running_fleet(
 def _service(name: str, command: tuple[str, ...], health: str) -> Service:
     return Service(
         name=name,
-        command=(sys.executable, "-m", "pagewire.cli.main", *command),
+        command=(sys.executable, *command),
         health=health,
         grace=35.0,
     )

@@ -14,6 +14,7 @@ from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.service import InferenceService, RawRequests
 from pagewire.scheduler.text_helper import read_tokenizer
 from pagewire.scheduler.worker_link import WorkerLink
+from pagewire.sealing import MULTIPLEX, SealGate, open_stream
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1 import worker_pb2 as worker_pb
@@ -52,6 +53,10 @@ class Stack:
             while self.engine.load().ready_workers != count:
                 await asyncio.sleep(0.01)
 
+    def multiplex(self) -> grpc.aio.StreamStreamCall:
+        """A gateway's stream."""
+        return open_stream(self.channel, MULTIPLEX)
+
     def assert_clean(self) -> None:
         load = self.engine.load()
         assert (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
@@ -80,7 +85,7 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
     async def start_stack(*infos: worker_pb.WorkerInfo, **settings: object) -> Stack:
         config = SchedulerConfig(**{"check_invariants": True, **texts, **settings})
         engine = Engine(config, MODEL, read_tokenizer(config), lambda: None)
-        server = grpc.aio.server(interceptors=[RawRequests()])
+        server = grpc.aio.server(interceptors=[SealGate(), RawRequests()])
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
         server.add_insecure_port(f"unix:{tmp_path}/scheduler.sock")
         port = server.add_insecure_port("127.0.0.1:0")

@@ -24,6 +24,7 @@ import uvloop
 from pagewire.cli.ports import free_port
 from pagewire.packing import pack, pack_floats, pack_unsigned
 from pagewire.rpc import SERVER_OPTIONS, bind
+from pagewire.sealing import SealGate
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 
@@ -111,6 +112,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     waiting: int = 0  # reported beside the requests that are really running
     ready_workers: int = 1
     draining: bool = False
+    read: int | None = None  # messages that it says it has read
     mute: bool = False  # says nothing more on its streams, without ending them
     full_for: float | None = None  # refuses everything, to come back after so many seconds
     retry_after: int = 0  # seconds, reported: that it would refuse what is new
@@ -126,7 +128,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     async def start(self, address: str | None = None) -> str:
         """Listens, by default on a port that is still free when it comes back; where."""
         address = address or f"127.0.0.1:{free_port()}"
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[SealGate()], options=SERVER_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         bind(self._server, [address])
         await self._server.start()
@@ -209,9 +211,11 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 if self.knows_model:
                     response.models.models.add(id=self.model, created=1, max_model_len=4096)
             now = asyncio.get_running_loop().time()
-            if now - load_at >= 0.1 and self._load() != load:
+            if now - load_at >= 0.1 and (self.read is not None or self._load() != load):
                 load, load_at = self._load(), now
                 response.load.CopyFrom(load)
+                if self.read is not None:
+                    response.received = self.read
             response.draining = self.draining
             first = False
             await context.write(response)

@@ -12,7 +12,8 @@ import grpc
 import numpy as np
 
 from pagewire.packing import pack, pack_floats, unpack
-from pagewire.rpc import SERVER_OPTIONS
+from pagewire.rpc import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SERVER_OPTIONS
+from pagewire.sealing import SealGate
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.step import PrefixGroup, decode_step
@@ -63,6 +64,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     hang_after: int | None = None
     # Breaks the stream whenever it computes a prompt with this first token.
     poison: int | None = None
+    # Says that it is alive, and by default that it has read all steps.
+    says_alive: bool = True
+    reads: int | None = None
+    # Answers with this result after so many steps, once.
+    bad_result: tuple[int, pb.StepResult] | None = None
     broken: int = 0
     steps: int = 0
     # The size of the largest prefix group so far.
@@ -73,7 +79,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def start(self, address: str) -> None:
         """Listens on an address."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[SealGate()], options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         self._server.add_insecure_port(address)
         await self._server.start()
@@ -87,8 +93,44 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         self, requests: AsyncIterator[pb.RunRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.RunResponse]:
         """The step stream."""
+        answers: asyncio.Queue[pb.RunResponse | None] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._answer_steps(requests, context, answers)),
+            asyncio.create_task(self._say_alive(answers)),
+        ]
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+            await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _say_alive(self, answers: "asyncio.Queue[pb.RunResponse | None]") -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if not self.says_alive:
+                continue
+            alive = pb.Alive(received_steps=2**64 - 1 if self.reads is None else self.reads)
+            answers.put_nowait(pb.RunResponse(alive=alive))
+
+    async def _answer_steps(
+        self,
+        requests: AsyncIterator[pb.RunRequest],
+        context: grpc.aio.ServicerContext,
+        answers: "asyncio.Queue[pb.RunResponse | None]",
+    ) -> None:
+        try:
+            async for answer in self._answers(requests, context):
+                answers.put_nowait(answer)
+        finally:
+            answers.put_nowait(None)
+
+    async def _answers(
+        self, requests: AsyncIterator[pb.RunRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.RunResponse]:
         hello = await anext(aiter(requests))
-        assert hello.hello.protocol_version == 1
+        assert hello.hello.protocol_version == PROTOCOL_VERSION
         self.slots.clear()
         decode: list[int] = []
         groups: tuple[PrefixGroup, ...] = ()
@@ -117,6 +159,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             prefilled = int(unpack(step.prefill_counts).sum())
             if decode:
                 self.chunks.append(prefilled)
+            if self.bad_result is not None and self.steps >= self.bad_result[0]:
+                result = self.bad_result[1]
+                self.bad_result = None
             seconds = self.step_seconds + prefilled * self.token_seconds
             result.duration_us = int(seconds * 1e6)
             if seconds:

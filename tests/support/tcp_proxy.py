@@ -1,7 +1,9 @@
-"""A connection that can be cut, frozen or slowed: a TCP proxy between two processes."""
+"""A connection that can be cut, frozen, slowed or garbled: a TCP proxy between two processes."""
 
 import asyncio
 import contextlib
+import random
+import time
 from collections.abc import AsyncIterator
 
 
@@ -18,6 +20,9 @@ class TcpProxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._delay = 0.0
+        self._rng: random.Random | None = None
+        self._interval = self._flip_at = 0.0
+        self.flips = 0
 
     async def start(self) -> str:
         """Listens; the address."""
@@ -51,6 +56,15 @@ class TcpProxy:
         await asyncio.sleep(seconds)
         self._delay = 0.0
 
+    def garble(self, rng: random.Random, interval: float) -> None:
+        """Changes a byte about every `interval` seconds, in either direction, until `be_sound`."""
+        self._rng, self._interval = rng, interval
+        self._flip_at = time.monotonic() + rng.uniform(0, interval)
+
+    def be_sound(self) -> None:
+        """Changes no byte any more."""
+        self._rng = None
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -81,9 +95,19 @@ class TcpProxy:
                 if self._delay:
                     await asyncio.sleep(self._delay)
                 await self._flowing.wait()
-                writer.write(data)
+                writer.write(self._garbled(data))
                 await writer.drain()
         writer.transport.abort()
+
+    def _garbled(self, data: bytes) -> bytes:
+        rng = self._rng
+        if rng is None or time.monotonic() < self._flip_at or rng.random() < 0.5:
+            return data
+        self.flips += 1
+        self._flip_at = time.monotonic() + self._interval * rng.uniform(0.5, 1.5)
+        changed = bytearray(data)
+        changed[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+        return bytes(changed)
 
 
 @contextlib.asynccontextmanager

@@ -15,9 +15,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.rpc import open_channel
+from pagewire.rpc import PROTOCOL_VERSION, open_channel
+from pagewire.sealing import RUN, open_stream, receive
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.v1 import worker_pb2_grpc
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -37,18 +37,22 @@ class GrpcStream:
     ready: pb.WorkerInfo
 
     @classmethod
-    async def open(cls, channel: grpc.aio.Channel, epoch: int, version: int = 1) -> "GrpcStream":
-        call = worker_pb2_grpc.WorkerStub(channel).Run()
+    async def open(
+        cls, channel: grpc.aio.Channel, epoch: int, version: int = PROTOCOL_VERSION
+    ) -> "GrpcStream":
+        call = open_stream(channel, RUN)
         hello = pb.Hello(protocol_version=version, epoch=epoch)
         await call.write(pb.RunRequest(hello=hello))
-        response = await call.read()  # raises the status of a stream that is refused
+        response = await receive(call)  # raises the status of a stream that is refused
         return cls(call, response.ready)
 
     async def send(self, step: pb.Step) -> None:
         await self.call.write(pb.RunRequest(step=step))
 
     async def receive(self) -> pb.StepResult:
-        return (await self.call.read()).result
+        while not (response := await receive(self.call)).HasField("result"):
+            pass
+        return response.result
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
         """How the stream ends, further results aside."""

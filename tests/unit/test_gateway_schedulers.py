@@ -117,6 +117,24 @@ async def test_a_scheduler_that_falls_silent_is_lost(
     await eventually(lambda: all(link.ready for link in schedulers.links.values()))
 
 
+async def test_a_scheduler_that_does_not_read_is_lost(
+    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a damaged length makes it wait for the rest of a message."""
+    monkeypatch.setattr("pagewire.gateway.multiplex.HEARTBEAT_SECONDS", 0.1)
+    peers[1].waiting = 50
+    peers[0].step = peers[1].step = 0.02
+    peers[0].read = 0
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    await asyncio.sleep(1.5)
+    assert all(link.ready for link in schedulers.links.values()), "nothing was to be read"
+    run = generation(tokens=200)
+    schedulers.submit([run])
+    await asyncio.wait_for(run.mailbox.take(), 10)
+    assert [len(peer.submitted) for peer in peers] == [1, 1]
+    assert run.tokens.tolist() == tokens_of("hi", 200)
+
+
 async def test_refused_by_one_goes_to_another(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pagewire.hosts import with_port
 from pagewire.rpc import bind, end_call, make_server, open_channel
-from pagewire.v1.inference_pb2_grpc import InferenceStub
+from pagewire.sealing import MULTIPLEX, open_stream
 from support.scripted_scheduler import ScriptedScheduler
 from support.waiting import eventually
 
@@ -22,7 +22,7 @@ async def test_a_call_whose_write_failed_leaves_no_task_behind() -> None:
     address = await scheduler.start()
     try:
         async with open_channel(address) as channel:
-            call = InferenceStub(channel).Multiplex()
+            call = open_stream(channel, MULTIPLEX)
             await call.read()
             assert len(waiting_for_status()) == 1
             call._cython_call.set_internal_error("what gRPC does when a write fails")

@@ -133,19 +133,19 @@ async def submit_all(
 ) -> OfflineResult:
     """Runs requests over one Multiplex stream of the scheduler at `address`."""
     from pagewire.rpc import open_channel
+    from pagewire.sealing import MULTIPLEX, open_stream, receive
     from pagewire.v1 import inference_pb2 as pb
-    from pagewire.v1 import inference_pb2_grpc as pb_grpc
 
     # Built before the clock starts: this is the client's work, not the engine's.
     messages = [_submit(stream, request, sampling) for stream, request in enumerate(requests)]
     async with open_channel(address) as channel:
         metadata = NO_CREDENTIALS.with_token(token).metadata
-        call = pb_grpc.InferenceStub(channel).Multiplex(metadata=metadata)
+        call = open_stream(channel, MULTIPLEX, metadata)
         started = time.perf_counter()
         writer = asyncio.create_task(_write(call, messages))
         finishes: dict[int, pb.Finish] = {}
         while len(finishes) < len(requests):
-            message = await call.read()
+            message = await receive(call)
             if not isinstance(message, pb.MultiplexResponse):
                 raise CommandError(
                     f"the scheduler ended the stream with {len(requests) - len(finishes)} requests "

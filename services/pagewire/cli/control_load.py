@@ -46,12 +46,12 @@ class Window:
 async def measure(address: str, load: Load, seconds: float, pids: dict[str, int]) -> Window:
     """Starts the load, waits until all of it decodes, and counts for some seconds."""
     from pagewire.rpc import open_channel
-    from pagewire.v1 import inference_pb2_grpc as pb_grpc
+    from pagewire.sealing import MULTIPLEX, open_stream
 
     async with open_channel(address) as channel:
         # As its scheduler does, it takes the token of this environment.
         credentials = NO_CREDENTIALS.with_token(read_token(None, SCHEDULER_TOKEN))
-        call = pb_grpc.InferenceStub(channel).Multiplex(metadata=credentials.metadata)
+        call = open_stream(channel, MULTIPLEX, credentials.metadata)
         writer = asyncio.create_task(_submit_all(call, load))
         counter = _Counter(load.running)
         while counter.started < load.running:
@@ -112,9 +112,10 @@ class _Counter:
 
     async def read(self, call: Any) -> None:
         from pagewire.packing import unpack_unsigned
+        from pagewire.sealing import receive
         from pagewire.v1 import inference_pb2 as pb
 
-        message = await call.read()
+        message = await receive(call)
         if not isinstance(message, pb.MultiplexResponse):
             raise CommandError(f"the scheduler ended the stream: {await call.details()}")
         if message.finished:

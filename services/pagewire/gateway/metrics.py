@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from pagewire.gateway.generation import Generation
 from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
+from pagewire.sealing import CORRUPT_MESSAGES
 from pagewire.v1 import inference_pb2 as pb
 
 PREFIX = "pagewire_gateway"
@@ -20,6 +21,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+        registry.register(CORRUPT_MESSAGES)
         self.requests = Counter(
             f"{PREFIX}_requests",
             "HTTP requests answered, by route and by status; `client_gone` left before the end, "

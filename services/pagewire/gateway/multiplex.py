@@ -16,17 +16,15 @@ from pagewire.gateway.generation import Generation
 from pagewire.gateway.logprobs import CandidateReader
 from pagewire.gateway.metrics import Metrics
 from pagewire.packing import unpack_unsigned
-from pagewire.rpc import HEARTBEAT_SECONDS, end_call, open_channel
+from pagewire.rpc import HEARTBEAT_SECONDS, SILENT_HEARTBEATS, end_call, open_channel
+from pagewire.sealing import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.stall import Stall
 from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1.inference_pb2_grpc import InferenceStub
 
 log = logging.getLogger(__name__)
 
 FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
 LAST_BACK_OFF = 0.5
-# A scheduler that was silent for so many heartbeats is lost: stopped, stuck or cut off.
-SILENT_HEARTBEATS = 5
 
 
 class Owner(Protocol):
@@ -76,8 +74,10 @@ class Link:
         self._outbox_filled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._received = 0
+        self._received = self._sent = 0
         self._silent = False
+        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread_looked = 0.0
 
     @property
     def ready(self) -> bool:
@@ -156,6 +156,8 @@ class Link:
                 reason = "the scheduler cancelled the stream"
                 if self._silent:
                     reason = f"no sign of life for {SILENT_HEARTBEATS * HEARTBEAT_SECONDS:g} s"
+            except StreamError as error:
+                reason = str(error)
             except Exception:
                 reason = "a message could not be handled"
                 log.exception("scheduler %s", self.target)
@@ -173,13 +175,15 @@ class Link:
     async def _session(self) -> None:
         # A channel of its own for each attempt: the back-off is ours alone, not also gRPC's.
         async with open_channel(self.target, self._credentials) as channel:
-            call = InferenceStub(channel).Multiplex(metadata=self._credentials.metadata)
+            call = open_stream(channel, MULTIPLEX, self._credentials.metadata)
+            self._sent = 0
+            self._unread = Stall(SILENT_HEARTBEATS)
             tasks = [
                 asyncio.create_task(self._send_all(call)),
                 asyncio.create_task(self._listen_for_silence(call)),
             ]
             try:
-                while (response := await call.read()) is not grpc.aio.EOF:
+                while (response := await receive(call)) is not grpc.aio.EOF:
                     self._receive(response)
             finally:
                 for task in tasks:
@@ -199,6 +203,7 @@ class Link:
     async def _send_all(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
             while self._outbox:
+                self._sent += 1
                 await call.write(self._outbox.popleft())
             self._outbox_filled.clear()
             await self._outbox_filled.wait()
@@ -234,9 +239,20 @@ class Link:
             self.load = response.load
             reported = response.load.waiting + response.load.running
             self._others = max(0, reported - len(self._open))
+            if response.HasField("received"):
+                self._check_reading(response.received)
         changed = response.HasField("models") or response.HasField("load") or response.draining
         if changed or self._owner.on_trial:
             self._owner.link_changed(self)
+
+    def _check_reading(self, received: int) -> None:
+        """Messages that the scheduler does not read are lost: it says often how many it has."""
+        now = asyncio.get_running_loop().time()
+        if now - self._unread_looked < HEARTBEAT_SECONDS / 2:
+            return
+        self._unread_looked = now
+        if self._unread.look(received, self._sent > received):
+            raise StreamError(f"of {self._sent} messages it has read {received}")
 
     def _deliver(self, response: pb.MultiplexResponse) -> None:
         """Hands each entry its slice of the tokens and the text. This is the hot path."""

@@ -38,6 +38,8 @@ class DeltaBuffer:
     candidates: CandidateBuffer = field(default_factory=CandidateBuffer)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     read: asyncio.Event = field(default_factory=asyncio.Event)
+    # Messages of the client that were read.
+    received: int = 0
     _pages: deque[pb.MultiplexResponse] = field(default_factory=deque)
 
     def __post_init__(self) -> None:

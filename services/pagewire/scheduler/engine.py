@@ -38,6 +38,7 @@ from pagewire.scheduler.text_helper import TextHelpers
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_info import worker_limits
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
+from pagewire.sealing import summary
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
@@ -224,15 +225,42 @@ class Engine:
         self._pump_soon()
 
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
-        """See WorkerEvents."""
+        """See WorkerEvents. ValueError for a result that changed nothing and breaks the link.
+
+        Any other error has left the books half written, and must end the process.
+        """
         worker = self._workers.by_link[link]
-        logprobs, errors = StepLogprobs.read(result), list(result.errors)
+        try:
+            outcome, logprobs = self._commit(worker, result)
+        except ValueError:
+            log.error("%s of step %d is no answer to it", summary(result), result.step)
+            raise
+        except Exception as error:
+            raise _failed_at(link, result) from error
+        try:
+            self._take(worker, result, outcome, logprobs)
+        except Exception as error:
+            raise _failed_at(link, result) from error
+
+    def _commit(
+        self, worker: ReadyWorker, result: worker_pb.StepResult
+    ) -> tuple[StepOutcome, StepLogprobs | None]:
+        logprobs = StepLogprobs.read(result)
         worker.observe(result.duration_us)
-        for error in errors:
+        for error in result.errors:
             worker.batch.distrust(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
-        for error in errors:
+        return outcome, logprobs
+
+    def _take(
+        self,
+        worker: ReadyWorker,
+        result: worker_pb.StepResult,
+        outcome: StepOutcome,
+        logprobs: StepLogprobs | None,
+    ) -> None:
+        for error in result.errors:
             self._on_slot_error(worker, error)
         if len(outcome.slots):
             metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
@@ -469,3 +497,9 @@ class Engine:
         if request.beams is not None:
             self._searches.end(request.beams)
         self._open.close(request, state, finish)
+
+
+def _failed_at(link: WorkerLink, result: worker_pb.StepResult) -> RuntimeError:
+    """Says what was received when the engine failed, without quoting it."""
+    received = f"{summary(result)} of step {result.step} from worker {link.address}"
+    return RuntimeError(f"the engine failed at {received}")

@@ -1,6 +1,7 @@
 """The public gRPC service of a scheduler."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -16,8 +17,11 @@ from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of
 from pagewire.scheduler.open_request import error_finish
 from pagewire.scheduler.text_helper import detokenized, tokenized
+from pagewire.sealing import CorruptMessageError
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 LOAD_INTERVAL = 0.1
 # While steps come, they come sooner than this, and no timer wakes the process between them.
@@ -137,9 +141,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _read(
         self, requests: AsyncIterator[pb.MultiplexRequest], buffer: DeltaBuffer
     ) -> None:
-        """Takes what a gateway sends; DecodeError for what is no message."""
+        """Takes what a gateway sends; DecodeError for what is no message, CorruptMessageError for
+        what was damaged."""
         try:
             async for message in requests:
+                buffer.received += 1
                 await buffer.read.wait()  # who does not read its news may not ask for more
                 if message.WhichOneof("message") == "submit":
                     self._submit(message.submit, buffer)
@@ -176,6 +182,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 if new_load != load or now - beat_at >= HEARTBEAT_SECONDS:
                     load, changed, beat_at = new_load, True, now
                     response.load.CopyFrom(new_load)
+                    if buffer.read.is_set():
+                        response.received = buffer.received
                 sent_at = now
                 timer.cancel()
                 timer = loop.call_later(LOAD_INTERVAL_WITHOUT_NEWS, buffer.ready.set)
@@ -183,8 +191,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if changed:
                 await context.write(response)
             await buffer.ready.wait()
-        if isinstance(reader.exception(), DecodeError):
+        error = reader.exception()
+        if isinstance(error, DecodeError):
             await _abort(context, Code.INVALID_ARGUMENT, UNDECODABLE)
+        if isinstance(error, CorruptMessageError):
+            log.warning("a gateway's stream ends: %s", error)
+            await _abort(context, Code.DATA_LOSS, str(error))
         await reader
 
 

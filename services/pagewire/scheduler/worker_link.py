@@ -13,20 +13,28 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.packing import pack
-from pagewire.rpc import end_call, open_channel
+from pagewire.rpc import (
+    HEARTBEAT_SECONDS,
+    PROTOCOL_VERSION,
+    SILENT_HEARTBEATS,
+    end_call,
+    open_channel,
+)
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.core.step_plan import StepPlan
+from pagewire.sealing import RUN, StreamError, open_stream, receive
 from pagewire.stall import Stall
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.v1 import worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 0.5
 LOOKS_AT_A_STEP = 8  # in the time that it has
+# A worker that does not serve yet is asked again on a new connection after so many seconds: on a
+# damaged one its answer may never come.
+HANDSHAKE_SECONDS = 5.0
 
 
 class WorkerEvents(Protocol):
@@ -37,7 +45,7 @@ class WorkerEvents(Protocol):
         ...
 
     def on_result(self, link: "WorkerLink", result: pb.StepResult) -> None:
-        """The answer to the oldest step in flight."""
+        """The answer to the oldest step in flight; ValueError for one that it cannot be."""
         ...
 
     def on_draining(self, link: "WorkerLink") -> None:
@@ -67,7 +75,8 @@ class WorkerLink:
         self._credentials = credentials
         self.address = address
         self._step_timeout = step_timeout
-        self._sent = self._answered = 0
+        self._sent = self._answered = self._received = 0
+        self._unread = Stall(SILENT_HEARTBEATS)
         self._events = events
         self.retired = False
         self.connected = False
@@ -112,6 +121,10 @@ class WorkerLink:
                 # gRPC raises this, too, when a call was cancelled, by whichever side.
                 if not _cancelled():
                     self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
+            except TimeoutError:
+                self._report(grpc.StatusCode.UNAVAILABLE, "it does not serve yet")
+            except StreamError as error:
+                log.warning("worker %s: the stream breaks: %s", self.address, error)
             except ValueError as error:
                 log.error("worker %s broke the protocol: %s", self.address, error)
             if _cancelled():  # gRPC may answer a cancellation by an error of the call
@@ -135,36 +148,63 @@ class WorkerLink:
             health = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(service=SERVICE_NAME)
             )
-            while not await _serving(health):
-                pass
-            call = worker_pb2_grpc.WorkerStub(channel).Run(metadata=self._credentials.metadata)
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                while not await _serving(health):
+                    pass
+            call = open_stream(channel, RUN, self._credentials.metadata)
+            try:
+                await self._converse(call, health)
+            finally:
+                end_call(call)
+
+    async def _converse(
+        self, call: grpc.aio.StreamStreamCall, health: grpc.aio.UnaryStreamCall
+    ) -> None:
+        """One stream, from its hello to its end."""
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
             await call.write(pb.RunRequest(hello=hello))
             ready = await self._read(call)
-            if ready is None or ready.WhichOneof("message") != "ready":
-                raise ValueError("its first message is not `ready`")
-            self._outgoing = asyncio.Queue()
-            self._leaving = False
-            self._sent = self._answered = 0
-            self._events.on_ready(self, ready.ready)
-            self.connected = True
-            self._reported = ""
-            work = (self._write(call), self._watch(health), self._time_steps(call))
-            tasks = [asyncio.create_task(each) for each in work]
-            try:
-                while (message := await self._read(call)) is not None:
-                    self._answered += 1
-                    self._events.on_result(self, message.result)
-                if not self._leaving:
-                    raise ValueError("it ended the stream")
-            finally:
-                self.connected = False
-                for task in tasks:
-                    task.cancel()
-                end_call(call)
-                self._events.on_lost(self)
+        if ready is None or ready.WhichOneof("message") != "ready":
+            raise ValueError("its first message is not `ready`")
+        self._outgoing = asyncio.Queue()
+        self._leaving = False
+        self._sent = self._answered = self._received = 0
+        self._unread = Stall(SILENT_HEARTBEATS)
+        self._events.on_ready(self, ready.ready)
+        self.connected = True
+        self._reported = ""
+        work = (
+            self._write(call),
+            self._watch(health, call),
+            self._time_steps(call),
+            self._listen_for_silence(call),
+        )
+        tasks = [asyncio.create_task(each) for each in work]
+        try:
+            while (message := await self._read(call)) is not None:
+                self._received += 1
+                if message.HasField("alive"):
+                    self._check_reading(message.alive)
+                    continue
+                self._answered += 1
+                self._events.on_result(self, message.result)
+            if not self._leaving:
+                raise ValueError("it ended the stream")
+        finally:
+            self.connected = False
+            for task in tasks:
+                task.cancel()
+            self._events.on_lost(self)
 
-    async def _watch(self, health: grpc.aio.UnaryStreamCall) -> None:
+    def _check_reading(self, alive: pb.Alive) -> None:
+        """Steps that the worker does not read are lost; it says once a second how many it has."""
+        if self._unread.look(alive.received_steps, self._sent > alive.received_steps):
+            raise StreamError(f"of {self._sent} steps it has read {alive.received_steps}")
+
+    async def _watch(
+        self, health: grpc.aio.UnaryStreamCall, call: grpc.aio.StreamStreamCall
+    ) -> None:
         """Drains the worker while it says that it does not serve."""
         try:
             while True:
@@ -176,8 +216,8 @@ class WorkerLink:
                     self._events.on_draining(self)
                 elif not self.retired:
                     self._events.on_serving(self)
-        except grpc.aio.AioRpcError:
-            return  # the stream breaks too, and says why
+        except (grpc.aio.AioRpcError, ValueError):
+            call.cancel()  # it may have broken alone, and the worker's drain must be noticed
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
@@ -203,9 +243,18 @@ class WorkerLink:
         )
         call.cancel()
 
+    async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
+        """Gives the worker up when it says nothing, not even that it is alive."""
+        stall = Stall(SILENT_HEARTBEATS)
+        while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        seconds = SILENT_HEARTBEATS * HEARTBEAT_SECONDS
+        log.error("worker %s: no sign of life for %g s", self.address, seconds)
+        call.cancel()
+
     async def _read(self, call: grpc.aio.StreamStreamCall) -> pb.RunResponse | None:
         """The next message; None at the regular end of the stream."""
-        message = await call.read()
+        message = await receive(call)
         if message is grpc.aio.EOF:
             code, details = await call.code(), await call.details()
             if code is grpc.StatusCode.OK:
@@ -233,6 +282,8 @@ async def _serving(health: grpc.aio.UnaryStreamCall) -> bool:
         raise
     if message is grpc.aio.EOF:
         raise ValueError("it ended health checking")
+    if message is None:  # gRPC has logged why
+        raise ValueError("its health does not decode")
     return bool(message.status == health_pb2.HealthCheckResponse.SERVING)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack
+from pagewire.sealing import summary
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.watchdog import Watched
 from pagewire.worker.backend import Backend, Outcome
@@ -67,10 +68,11 @@ class Engine:
         try:
             planned = session.plan(message)
         except RequestError as error:
+            log.warning("step %d is refused, %s: %s", message.step, summary(message), error)
             self._break_off(session, error)
             return
         except Exception as error:
-            log.exception("step %d cannot be planned", message.step)
+            log.exception("step %d cannot be planned, %s", message.step, summary(message))
             self._break_off(session, RequestError(Code.INTERNAL, f"step {message.step}: {error}"))
             return
         copies = planned.plan.host_copies

@@ -8,6 +8,8 @@ from google.protobuf.message import DecodeError
 
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gates import UNDECODABLE
+from pagewire.rpc import HEARTBEAT_SECONDS, PROTOCOL_VERSION
+from pagewire.sealing import CorruptMessageError
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.backend import HostCosts
@@ -18,7 +20,6 @@ from pagewire.worker.session import Session
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
-PROTOCOL_VERSION = 1
 
 _STUCK = "this worker is stuck in a step; its log has the stacks"
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
@@ -77,17 +78,23 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             session = self._open(await _hello(context))
         except RequestError as error:
             await _abort(context, error)
-        reader = asyncio.create_task(self._read(session, context))
+        tasks = [
+            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(session.say_alive(HEARTBEAT_SECONDS)),
+        ]
         try:
             await context.write(pb.RunResponse(ready=self._info))
             while (answer := await session.answers.get()) is not None:
                 if isinstance(answer, RequestError):
                     await _abort(context, answer)
+                elif isinstance(answer, pb.Alive):
+                    await context.write(pb.RunResponse(alive=answer))
                 else:
                     await context.write(pb.RunResponse(result=answer))
                     session.window.release()
         finally:
-            reader.cancel()
+            for task in tasks:
+                task.cancel()
             self._close(session)
 
     def _open(self, hello: pb.Hello) -> Session:
@@ -138,13 +145,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await session.window.acquire()
             try:
                 request = await context.read()
-            except DecodeError:
-                return self._engine.finish(session, invalid("message", UNDECODABLE))
+            except (DecodeError, CorruptMessageError) as fault:
+                return self._engine.finish(session, _unreadable("message", fault))
             if request is grpc.aio.EOF:
                 return self._engine.finish(session, None)
             if request.WhichOneof("message") != "step":
                 error = invalid("message", "every message after the first must be a step")
                 return self._engine.finish(session, error)
+            session.received_steps += 1
             self._engine.step(session, request.step)
 
 
@@ -160,12 +168,20 @@ def add_host_costs(info: pb.WorkerInfo, costs: HostCosts | None) -> None:
 async def _hello(context: grpc.aio.ServicerContext) -> pb.Hello:
     try:
         request = await context.read()
-    except DecodeError as error:
-        raise invalid("hello", UNDECODABLE) from error
+    except (DecodeError, CorruptMessageError) as error:
+        raise _unreadable("hello", error) from error
     if request is grpc.aio.EOF or request.WhichOneof("message") != "hello":
         raise invalid("hello", "the first message of a stream must be hello")
     hello: pb.Hello = request.hello
     return hello
+
+
+def _unreadable(field: str, error: Exception) -> RequestError:
+    """What ends the stream of a message that is damaged or none of its type."""
+    if isinstance(error, CorruptMessageError):
+        log.warning("the stream ends: %s", error)
+        return RequestError(Code.DATA_LOSS, str(error))
+    return invalid(field, UNDECODABLE)
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:

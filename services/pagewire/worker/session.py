@@ -16,17 +16,27 @@ MAX_UNANSWERED = 64
 class Session:
     """A stream: its slots, the number of its next step, and its answers on their way out.
 
-    An answer is a StepResult, a RequestError that ends the stream, or None: its regular end.
+    An answer is a StepResult, a sign of life, a RequestError that ends the stream, or None: its
+    regular end.
     """
 
     def __init__(self, epoch: int, limits: Limits) -> None:
         self.epoch = epoch
         self.slots = Slots(limits)
-        self.answers: asyncio.Queue[pb.StepResult | RequestError | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[pb.StepResult | pb.Alive | RequestError | None] = (
+            asyncio.Queue()
+        )
         self.window = asyncio.Semaphore(MAX_UNANSWERED)
         self.closed = False
+        self.received_steps = 0
         self._loop = asyncio.get_running_loop()
         self._next_step = 1
+
+    async def say_alive(self, interval: float) -> None:
+        """Queues a sign of life every `interval` seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            self.answers.put_nowait(pb.Alive(received_steps=self.received_steps))
 
     def plan(self, message: pb.Step) -> PlannedStep:
         """On the engine's thread: applies a step; RequestError if it breaks the protocol."""

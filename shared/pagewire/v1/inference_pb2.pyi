@@ -313,12 +313,14 @@ class Load(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., ready_workers: _Optional[int] = ..., preemptions: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., retry_after_seconds: _Optional[int] = ...) -> None: ...
 
 class MultiplexRequest(_message.Message):
-    __slots__ = ("submit", "abort")
+    __slots__ = ("submit", "abort", "checksum")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: int
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ...) -> None: ...
+    checksum: int
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("stream", "request", "moved")
@@ -331,7 +333,7 @@ class Submit(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., moved: bool = ...) -> None: ...
 
 class MultiplexResponse(_message.Message):
-    __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes")
+    __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes", "received", "checksum")
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +350,8 @@ class MultiplexResponse(_message.Message):
     CANDIDATE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_SIZES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     streams: bytes
     indices: bytes
     token_counts: _containers.RepeatedScalarFieldContainer[int]
@@ -364,7 +368,9 @@ class MultiplexResponse(_message.Message):
     candidate_logprobs: bytes
     candidate_sizes: _containers.RepeatedScalarFieldContainer[int]
     candidate_bytes: bytes
-    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ...) -> None: ...
+    received: int
+    checksum: int
+    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ..., received: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class StreamFinish(_message.Message):
     __slots__ = ("stream", "finish")

@@ -125,6 +125,11 @@ class InferenceServicer(object):
     def Multiplex(self, request_iterator, context):
         """The gateway's stream: many requests up, and down one message a scheduling step that carries
         the deltas of all of them. Closing the stream aborts every request submitted on it.
+        Every message of both directions ends with its field `checksum`: the CRC-32 of all bytes in
+        front of the value, the field's tag included, as zlib's crc32(bytes, n), where n is how many
+        messages were sent before it in this direction. A message without it, with another one, or
+        after one that was lost ends the stream with DATA_LOSS; the gateway then opens another and
+        continues its requests there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

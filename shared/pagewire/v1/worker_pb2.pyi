@@ -53,12 +53,14 @@ class WorkerInfo(_message.Message):
     def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ..., ridge_tokens: _Optional[int] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("hello", "step")
+    __slots__ = ("hello", "step", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    checksum: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch")
@@ -149,12 +151,22 @@ class SlotSampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ...) -> None: ...
 
 class RunResponse(_message.Message):
-    __slots__ = ("ready", "result")
+    __slots__ = ("ready", "result", "alive", "checksum")
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     ready: WorkerInfo
     result: StepResult
-    def __init__(self, ready: _Optional[_Union[WorkerInfo, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    checksum: int
+    def __init__(self, ready: _Optional[_Union[WorkerInfo, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Alive(_message.Message):
+    __slots__ = ("received_steps",)
+    RECEIVED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    received_steps: int
+    def __init__(self, received_steps: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs")
