@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.keys import entry_of, new_key
-from pagewire.gateway.rate_limits import RateLimits
+from pagewire.auth.keys import entry_of, new_key
+from pagewire.auth.rate_limits import RateLimits
 from support.gateway_process import GatewayProcess, command, gateway
 from support.scripted_scheduler import ScriptedScheduler
 from support.waiting import eventually

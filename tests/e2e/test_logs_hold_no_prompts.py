@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import httpx
 
-from pagewire.gateway.keys import new_key
+from pagewire.auth.keys import new_key
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from support.stack_process import running_stack

@@ -40,8 +40,8 @@ def new(
     The key is shown this once; the file holds its SHA-256. A running gateway reads its file again
     on SIGHUP.
     """
-    from pagewire.gateway.keys import KeyRing, entry_of, keys_in, new_key
-    from pagewire.gateway.rate_limits import RateLimits
+    from pagewire.auth.keys import KeyRing, entry_of, keys_in, new_key
+    from pagewire.auth.rate_limits import RateLimits
 
     key = new_key()
     limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrent)

@@ -3,7 +3,7 @@
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.gateway.accounts import Permit
+from pagewire.gateway.bill import Bill
 from pagewire.gateway.job import Job
 from pagewire.gateway.outputs import outputs
 from pagewire.gateway.reply import usage
@@ -33,14 +33,15 @@ class PacedJson(JSONResponse):
             await send({**piece, "more_body": end < len(body)})
 
 
-async def answer(job: Job, schedulers: Schedulers, receive: Receive, permit: Permit) -> Response:
+async def answer(job: Job, schedulers: Schedulers, receive: Receive, bill: Bill | None) -> Response:
     """Runs a job. Raises RequestError or ClientGoneError for what happens before the first byte.
 
     A streamed answer begins with its first news, so that a request which is refused in the queue
     still gets a status of its own.
     """
     run = Run(job, schedulers)
-    permit.generations = run.generations
+    if bill is not None:
+        bill.follow(run.generations)
     run.start(receive)
     try:
         news = await run.news()

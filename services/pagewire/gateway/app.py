@@ -94,8 +94,8 @@ class Gateway:
         fields = parse(vocabulary, body)
         model = self.schedulers.model(fields.model)
         job = fields.job(model.id)
-        permit = self.guard.admit(request.scope, job)
-        return await answer(job, self.schedulers, request.receive, permit)
+        bill = self.guard.admit(request.scope, job, model.max_model_len)
+        return await answer(job, self.schedulers, request.receive, bill)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from array import array
+from collections.abc import Callable
 
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ClientGoneError
@@ -66,6 +67,7 @@ class Generation:
         "_held_at_loss",
         "_losses",
         "_text",
+        "_used",
         "closed",
         "eager",
         "ended_at",
@@ -77,6 +79,7 @@ class Generation:
         "logprobs",
         "mailbox",
         "moved",
+        "on_use",
         "posted",
         "prompt",
         "prompt_tokens",
@@ -111,6 +114,9 @@ class Generation:
         self._attempts = 0
         self._losses = self._held_at_loss = 0
         self._text = bytearray()
+        # What its scheduler says that it used, completed or not; `on_use` is called when it does.
+        self._used: pb.Usage | None = None
+        self.on_use: Callable[[], None] | None = None
 
     @property
     def losses(self) -> int:
@@ -131,6 +137,32 @@ class Generation:
         """Whether nothing more will arrive."""
         return self.finish is not None or self.failure is not None
 
+    @property
+    def unheard(self) -> bool:
+        """Whether it was sent and given up, and no scheduler has said what it used."""
+        return self._attempts > 0 and not self.ended and self._used is None
+
+    @property
+    def used_prompt_tokens(self) -> int:
+        """Prompt tokens computed for it or for its siblings, as far as is known."""
+        told = 0 if self._used is None else self._used.prompt_tokens
+        return max(self.prompt_tokens, told)
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens generated for it, as far as is known."""
+        told = 0 if self._used is None else self._used.completion_tokens
+        return max(len(self.tokens), told)
+
+    def note_use(self, finish: pb.Finish) -> None:
+        """A scheduler is done with it: what it used counts, whether or not it is still wanted."""
+        completed = finish.reason in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+        # What was never admitted has used nothing there.
+        ran = completed or finish.HasField("queue_seconds")
+        self._used = finish.usage if ran else pb.Usage()
+        if self.on_use is not None:
+            self.on_use()
+
     def extend(self, token_bytes: bytes, text: bytes, now: float) -> None:
         """Takes in new tokens (little-endian int32) and new text (UTF-8)."""
         if token_bytes:
@@ -150,6 +182,7 @@ class Generation:
 
     def end(self, finish: pb.Finish) -> None:
         """The scheduler is done with it, well or badly."""
+        self.note_use(finish)
         if finish.reason == pb.FINISH_REASON_ERROR:
             self.fail(_request_error(finish.error))
         elif finish.reason == pb.FINISH_REASON_UNSPECIFIED:

@@ -1,25 +1,19 @@
 """The gateway's door: who may come in, and how much each may ask for."""
 
-import logging
 import time
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagewire.gateway.accounts import Account, Permit
+from pagewire.auth.callers import Callers, no_keys
+from pagewire.auth.keys import KeyRing, bearer
+from pagewire.errors import RequestError
+from pagewire.gateway.bill import Bill
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.job import Job
-from pagewire.gateway.keys import KeyRing
-
-log = logging.getLogger(__name__)
 
 # Load balancers ask these and have no key; they tell nothing about anybody.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-
-
-def no_keys() -> KeyRing | None:
-    """For a gateway that everybody may use who reaches it."""
-    return None
 
 
 class Guard:
@@ -31,97 +25,79 @@ class Guard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`read` gives the keys, now and at each `reload`; OSError or ValueError if it cannot."""
-        self._read = read
         self._clock = clock
-        self._keys = read()
-        self._accounts: dict[str, Account] = {}
+        self._callers = Callers(read, clock)
+        self.reload = self._callers.reload
 
     @property
     def num_keys(self) -> int:
         """How many keys open the door; 0 if it stands open."""
-        return 0 if self._keys is None else len(self._keys)
+        return self._callers.num_keys
 
-    def reload(self) -> None:
-        """Reads the keys again; keys that cannot be read leave those there are."""
-        try:
-            keys = self._read()
-        except (OSError, ValueError) as error:
-            log.error("the API keys stay as they were: %s", error)
-            return
-        self._keys = keys
-        names = set() if keys is None else keys.names
-        self._accounts = {name: a for name, a in self._accounts.items() if name in names}
-        log.info("%d API keys", self.num_keys)
+    def admit(self, scope: Scope, job: Job, max_model_len: int) -> Bill | None:
+        """Lets a checked request of a known caller in; RequestError if it asks for too much now.
 
-    def admit(self, scope: Scope, job: Job) -> Permit:
-        """Lets a checked request of a known caller in; ApiError if it asks for too much now."""
-        account: Account | None = scope["state"].get("account")
-        permit = Permit(None) if account is None else account.admit(job, self._clock())
-        if account is not None:
-            for request in job.requests:
-                request.tenant = account.key.tenant
-        scope["state"]["permit"] = permit
-        return permit
+        None where no key is asked for.
+        """
+        state = scope["state"]
+        if "visit" not in state:
+            return None
+        for request in job.requests:
+            request.tenant = state["account"].key.tenant
+        bill = Bill(state["visit"], job, max_model_len, self._clock)
+        state["bill"] = bill
+        return bill
 
     def watch(self, app: ASGIApp, generating: tuple[str, ...]) -> ASGIApp:
-        """`app` for callers with a key; permits given meanwhile end with their request.
+        """`app` for callers with a key; what their requests used is settled when they end.
 
-        What a key's limits refuse on the routes in `generating` is refused by its head if they do
-        so whatever its body says: bodies that never arrive cost the places of their own key only.
+        A request on the routes in `generating` counts once its head was let in, whatever becomes
+        of it. What a key's limits refuse whatever its body says is refused by the head: bodies
+        that never arrive cost the places of their own key only.
         """
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or self._keys is None or scope["path"] in OPEN_PATHS:
+            open_to_all = not self._callers.have_keys or scope.get("path") in OPEN_PATHS
+            if scope["type"] != "http" or open_to_all:
                 await app(scope, receive, send)
                 return
-            account = self._account(_bearer(scope), self._keys)
+            account = self._callers.find(_shown(scope))
             if account is None:
                 await _refusal(scope).response()(scope, receive, send)
                 return
 
             async def with_limits(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    message["headers"] = [*message["headers"], *account.headers(self._clock())]
+                    limits = account.headers(self._clock())
+                    left = [(name.encode(), value.encode()) for name, value in limits]
+                    message["headers"] = [*message["headers"], *left]
                 await send(message)
 
             state = scope.setdefault("state", {})
-            state["account"] = account
-            counts = scope["path"] in generating and scope["method"] == "POST"
-            answering = app
-            if counts:
-                try:
-                    account.check_head(self._clock())
-                except ApiError as error:
-                    answering = error.response()
-            account.open += counts
+            if scope["path"] not in generating or scope["method"] != "POST":
+                await app(scope, receive, with_limits)
+                return
             try:
-                await answering(scope, receive, with_limits)
+                visit = account.enter(self._clock())
+            except RequestError as error:
+                await ApiError.of(error).response()(scope, receive, with_limits)
+                return
+            state["account"], state["visit"] = account, visit
+            try:
+                await app(scope, receive, with_limits)
             finally:
-                account.open -= counts
-                if "permit" in state:
-                    state["permit"].close(self._clock())
+                if "bill" in state:
+                    state["bill"].close()
+                else:
+                    visit.leave(0, self._clock())
 
         return guarded
 
-    def _account(self, presented: bytes | None, keys: KeyRing) -> Account | None:
-        key = None if presented is None else keys.find(presented)
-        if key is None:
-            return None
-        account = self._accounts.get(key.name)
-        if account is None:
-            account = self._accounts[key.name] = Account(key, self._clock())
-        elif account.key is not key:
-            account.renew(key, self._clock())
-        return account
 
-
-def _bearer(scope: Scope) -> bytes | None:
+def _shown(scope: Scope) -> bytes | None:
     """The token of the only `Authorization: Bearer` header."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(given) != 1:
-        return None
-    scheme, _, token = given[0].partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else None
+    return bearer(given[0]) if len(given) == 1 else None
 
 
 def _refusal(scope: Scope) -> ApiError:

@@ -312,5 +312,7 @@ class Link:
             log.error("scheduler %s finished unknown stream %d", self.target, ended.stream)
             return
         del self._streams[generation]
-        if not generation.closed:
+        if generation.closed:
+            generation.note_use(ended.finish)
+        else:
             self._owner.generation_ended(self, generation, ended.finish)

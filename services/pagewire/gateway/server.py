@@ -15,13 +15,13 @@ from functools import partial
 import uvicorn
 
 from pagewire.addresses import parse_addresses
+from pagewire.auth.keys import ENVIRONMENT, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.credentials import SCHEDULER_TOKEN, Credentials, read_token
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.guard import Guard
 from pagewire.gateway.http_protocol import HttpProtocol
-from pagewire.gateway.keys import ENVIRONMENT, read_keys
 from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.hosts import is_loopback, with_port

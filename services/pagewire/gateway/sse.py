@@ -81,8 +81,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the whole stream. An error after its beginning becomes the last event."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_news(send)
             last = self._writer.usage(self._run.generations) if self._include_usage else ""
             await _send_text(send, last + DONE, more=False)

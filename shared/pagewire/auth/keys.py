@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pagewire.gateway.rate_limits import RateLimits
+from pagewire.auth.rate_limits import RateLimits
 
 ENVIRONMENT = "PAGEWIRE_API_KEYS"
 _PREFIX = "pw-"
@@ -34,7 +34,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys that open the gateway."""
+    """The keys that open a server."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         """ValueError for two keys of one name or of one digest."""
@@ -64,6 +64,13 @@ class KeyRing:
 
     def _blind(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
+
+
+def bearer(authorization: str | bytes) -> bytes | None:
+    """The key in the text of an `authorization`; None if its scheme is not Bearer."""
+    given = authorization.encode() if isinstance(authorization, str) else authorization
+    scheme, _, key = given.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None
 
 
 def new_key() -> str:

@@ -34,6 +34,12 @@ class TokenBucket:
         self._level = min(self.level(now) - amount, float(self.per_minute))
         self._at = max(self._at, now)
 
+    def resize(self, per_minute: int, now: float) -> None:
+        """Changes the rate; what has been taken and not filled up again stays taken."""
+        missing = self.per_minute - self.level(now)
+        self.per_minute = per_minute
+        self._level, self._at = per_minute - missing, max(self._at, now)
+
     def level(self, now: float) -> float:
         """Units there are; below 0 in debt."""
         filled = self._level + max(0.0, now - self._at) * self.per_minute / 60
