@@ -84,20 +84,26 @@ class Run:
         most = stop.max_tokens if stop.HasField("max_tokens") else 32
         return min(most, self.script.get("stop_at", most))
 
+    def usage(self) -> pb.Usage:
+        """Its tokens so far."""
+        words = len(self.prompt.split())
+        return pb.Usage(prompt_tokens=words, completion_tokens=self.done, cached_tokens=words // 2)
+
     def token(self, index: int) -> int:
         """Its token at an index."""
         return token_at(self.prompt, self.request.sampling.seed, index)
 
     def finish(self) -> pb.Finish | None:
         """The end, if it is due."""
-        script = self.script
+        script, usage = self.script, self.usage()
         if "fail" in script and self.done >= script.get("fail_at", 0):
             error = pb.Error(code=script["fail"], message="scripted failure", field="prompt")
-            return pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
+            failed = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error, usage=usage)
+            if self.done:  # otherwise it was never admitted
+                failed.queue_seconds = 0.25
+            return failed
         if self.done < self.most:
             return None
-        words = len(self.prompt.split())
-        usage = pb.Usage(prompt_tokens=words, completion_tokens=self.done, cached_tokens=words // 2)
         if "stop_at" in script:
             return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=STOP_STRING, usage=usage)
         return pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage, queue_seconds=0.25)
@@ -121,6 +127,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
     moved: list[bool] = field(default_factory=list)  # of those submitted
     aborted: list[str] = field(default_factory=list)
+    used: dict[str, pb.Usage] = field(default_factory=dict)  # by id, of what ran and has ended
     running: int = 0
     streams: int = 0
     _server: Any = None
@@ -164,8 +171,12 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 self._submit(message.submit, open_runs, ended)
             elif message.abort in open_runs:
                 self.running -= 1
-                self.aborted.append(open_runs.pop(message.abort).request.request_id)
-                finish = pb.Finish(reason=pb.FINISH_REASON_ABORT)
+                run = open_runs.pop(message.abort)
+                self.aborted.append(run.request.request_id)
+                self.used[run.request.request_id] = run.usage()
+                finish = pb.Finish(
+                    reason=pb.FINISH_REASON_ABORT, usage=run.usage(), queue_seconds=0.25
+                )
                 ended.append(pb.StreamFinish(stream=message.abort, finish=finish))
 
     def _submit(
@@ -254,6 +265,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 if run.done % 5 == 4:  # half a character is left
                     _entry(response, stream, run.done, 0, "\ufffd".encode(), 0, texts)
                 response.finished.add(stream=stream, finish=finish)
+                if run.done:
+                    self.used[run.request.request_id] = run.usage()
                 del open_runs[stream]
                 self.running -= 1
         response.token_ids = pack(tokens)

@@ -105,8 +105,9 @@ class BeamRequest:
         )
 
     def usage(self) -> pb.Usage:
-        """Tokens of the prompt, and of all returned outputs once the search is done."""
-        returned = self._search.finished[: self._num_returned] if self.done else ()
+        """Tokens of the prompt and of all returned outputs; of as many beams before it is done."""
+        outputs = self._search.finished if self.done else self._search.running
+        returned = outputs[: self._num_returned]
         return pb.Usage(
             prompt_tokens=len(self._origin.prompt),
             completion_tokens=sum(len(output.tokens) for output in returned),
