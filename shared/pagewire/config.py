@@ -56,7 +56,39 @@ class ProcessConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestConfig(ProcessConfig):
-    """What both that read requests have: gateways and schedulers."""
+    """What gateways and schedulers have, which both take requests of clients: over HTTP, and over
+    gRPC."""
+
+    api_keys_file: str | None = setting(
+        None,
+        "YAML or JSON list of API keys as `pagewire keys new` prints them, read again on SIGHUP. "
+        "The environment variable PAGEWIRE_API_KEYS may hold further keys, separated by commas. "
+        "Without any key everybody may ask.",
+    )
+    scheduler_token_file: str | None = setting(
+        None,
+        "File with a token that schedulers ask their gateways for, and gRPC clients where there "
+        "are no API keys; by default the environment variable PAGEWIRE_SCHEDULER_TOKEN.",
+    )
+    max_body_bytes: int = setting(
+        16 << 20,
+        "Largest request body that is read; at a scheduler the largest message of a call with an "
+        "API key.",
+        minimum=1,
+    )
+    max_open_requests: int | None = setting(
+        None,
+        "Most generating requests, or calls with an API key, being answered; further ones are "
+        "refused as too many. By default 8192, at a gateway or as many as it may have connections "
+        "for.",
+        minimum=1,
+    )
+    max_open_body_bytes: int = setting(
+        1 << 30,
+        "Most bytes that the bodies of all generating requests, or calls with an API key, being "
+        "answered may have together; further ones are refused as too many.",
+        minimum=1,
+    )
 
     parse_timeout: float = setting(
         30.0,
@@ -110,34 +142,10 @@ class GatewayConfig(RequestConfig):
         "then it goes on while no other such request does, and fails if one more is lost.",
         minimum=1,
     )
-    max_body_bytes: int = setting(16 << 20, "Largest request body that is read.", minimum=1)
-    max_open_requests: int | None = setting(
-        None,
-        "Most generating requests being answered; further ones are refused as too many. By default "
-        "8192, or as many as the process may have connections for.",
-        minimum=1,
-    )
-    max_open_body_bytes: int = setting(
-        1 << 30,
-        "Most bytes that the bodies of all generating requests being answered may have together; "
-        "further ones are refused as too many.",
-        minimum=1,
-    )
-    api_keys_file: str | None = setting(
-        None,
-        "YAML or JSON list of API keys as `pagewire keys new` prints them, read again on SIGHUP. "
-        "The environment variable PAGEWIRE_API_KEYS may hold further keys, separated by commas. "
-        "Without any key everybody may ask.",
-    )
     https_cert: str | None = setting(
         None, "PEM file with the certificate (chain) shown to HTTP clients: HTTPS instead of HTTP."
     )
     https_key: str | None = setting(None, "PEM file with the key of https_cert.")
-    scheduler_token_file: str | None = setting(
-        None,
-        "File with a token that schedulers ask their gateways and gRPC clients for; by default "
-        "the environment variable PAGEWIRE_SCHEDULER_TOKEN.",
-    )
     cors_origins: str = setting(
         "",
         "Origins whose pages may call the API from a browser, separated by commas, or `*` for "
@@ -175,11 +183,6 @@ class SchedulerConfig(RequestConfig, StepConfig):
         "127.0.0.1:50061",
         "Addresses of the workers, separated by commas: host:port, unix:PATH, or dns:NAME:PORT for "
         "every address that a name resolves to, now and later.",
-    )
-    scheduler_token_file: str | None = setting(
-        None,
-        "File with a token that schedulers ask their gateways and gRPC clients for; by default "
-        "the environment variable PAGEWIRE_SCHEDULER_TOKEN.",
     )
     worker_token_file: str | None = setting(
         None,

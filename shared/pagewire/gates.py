@@ -3,19 +3,31 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 
 from pagewire.credentials import Credentials
+from pagewire.errors import RequestError
 
 # Asked by load balancers and orchestrators, which know no token; they tell nothing about anybody.
 _OPEN_SERVICE = f"/{health.SERVICE_NAME}/"
 UNDECODABLE = "the message is not valid protobuf of its type; generate the client anew"
 
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+async def abort_with(context: grpc.aio.ServicerContext, error: RequestError) -> NoReturn:
+    """Ends a call with an error, and a trailer that says when to come back where that is known."""
+    if error.retry_after is not None:
+        milliseconds = str(round(1000 * error.retry_after))
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", milliseconds),))
+    await context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message)
+    raise AssertionError("abort returned")
 
 
 class TokenGate(grpc.aio.ServerInterceptor):

@@ -81,15 +81,19 @@ def end_call(call: grpc.aio.Call) -> None:
 
 def make_server(
     credentials: Credentials = NO_CREDENTIALS,
+    gate: grpc.aio.ServerInterceptor | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     largest_message: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
     """A server without services and addresses; with a token it asks for it, but for health.
 
-    `interceptors` are asked last; `largest_message` are the most bytes that a client may send.
+    A `gate` of its own decides in place of that who may call. `interceptors` are asked last;
+    `largest_message` are the most bytes that a client may send.
     """
     gates: list[grpc.aio.ServerInterceptor] = [DecodeGate(), SealGate(), *interceptors]
-    if credentials.token is not None:
+    if gate is not None:
+        gates.insert(0, gate)
+    elif credentials.token is not None:
         gates.insert(0, TokenGate(credentials))
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", largest_message)]
     return grpc.aio.server(interceptors=gates, options=options)

@@ -108,7 +108,7 @@ async def test_a_slow_step_keeps_new_requests_away_and_what_runs_goes_on(tmp_pat
                 stop=inference_pb.StopConditions(max_tokens=20, ignore_eos=True),
                 detokenize=False,
             )
-            engine.submit(Arrival(message, resumes=False), buffer, stream=1)
+            engine.submit(Arrival.of(message), buffer, stream=1)
 
             async def is_not_serving() -> bool:
                 return await worker.health(channel) == NOT_SERVING

@@ -143,7 +143,7 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
 
     async def run(number: int) -> None:
         buffer = delivery.DeltaBuffer()
-        arrival = Arrival(request([number % 90 + 1], 10), resumes=False)
+        arrival = Arrival.of(request([number % 90 + 1], 10))
         stack.engine.submit(arrival, buffer, 0)
         finished: list[pb.StreamFinish] = []
         while not finished:

@@ -16,7 +16,7 @@ async def generate(engine: Engine, prompt: str, tokens: int) -> bytes:
     message = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(temperature=0))
     message.stop.max_tokens, message.stop.ignore_eos = tokens, True
     buffer, text, received = DeltaBuffer(), b"", 0
-    engine.submit(Arrival(message, resumes=False), buffer, next(_streams))
+    engine.submit(Arrival.of(message), buffer, next(_streams))
     while True:
         await buffer.ready.wait()
         news = buffer.take()

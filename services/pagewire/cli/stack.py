@@ -1,19 +1,21 @@
 """What a whole Pagewire on one machine consists of: workers, one scheduler, one gateway."""
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pagewire.auth.keys import ENVIRONMENT
 from pagewire.cli.errors import CommandError
 from pagewire.cli.gpus import visible_gpus
 from pagewire.cli.ports import claim_port, reachable_host
 from pagewire.cli.settings import Setting, arguments, build, settings_of, union_of
 from pagewire.cli.supervisor import Service
 from pagewire.config import GatewayConfig, ProcessConfig, SchedulerConfig, WorkerConfig, setting
-from pagewire.credentials import Credentials
+from pagewire.credentials import SCHEDULER_TOKEN, Credentials
 
 # A service that has drained still has to end: close its sockets, free its device.
 _GRACE_AFTER_DRAIN = 5.0
@@ -53,8 +55,13 @@ def _settings(*configs: type) -> dict[str, Setting]:
     return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
 
 
-def control_stack(values: Mapping[str, Any], folder: Path) -> Stack:
-    """Workers and a scheduler, without a gateway; `folder` holds the workers' sockets."""
+def control_stack(
+    values: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None
+) -> Stack:
+    """Workers and a scheduler, without a gateway; `folder` holds the workers' sockets.
+
+    `environment` are further variables of the scheduler.
+    """
     worker = build(WorkerConfig, _of_worker(values))
     addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(values["workers"])]
     workers = [
@@ -67,18 +74,28 @@ def control_stack(values: Mapping[str, Any], folder: Path) -> Stack:
         grpc_port=claim_port(scheduler.grpc_host, scheduler.grpc_port, "--grpc-port"),
     )
     address = f"{reachable_host(scheduler.grpc_host)}:{scheduler.grpc_port}"
-    return Stack((workers, [_service("scheduler", scheduler, address)]), address, None)
+    services = [_service("scheduler", scheduler, address, environment)]
+    return Stack((workers, services), address, None)
 
 
 def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
     """Workers, a scheduler and a gateway; `folder` holds the workers' sockets."""
-    control = control_stack(values, folder)
+    environment = _token_of_its_own(values)
+    control = control_stack(values, folder, environment)
     gateway = build(GatewayConfig, values, schedulers=control.grpc_address)
     gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
     scheme = "https" if gateway.https_cert else "http"
     url = f"{scheme}://{reachable_host(gateway.host)}:{gateway.port}"
-    services = [_service("gateway", gateway, f"{url}/readyz")]
+    services = [_service("gateway", gateway, f"{url}/readyz", environment)]
     return Stack((*control.tiers, services), control.grpc_address, url)
+
+
+def _token_of_its_own(values: Mapping[str, Any]) -> dict[str, str]:
+    """With API keys the scheduler must know its gateway by something, or others could call as one
+    without a key."""
+    keys = values["api_keys_file"] or os.environ.get(ENVIRONMENT, "").strip()
+    given = values["scheduler_token_file"] or os.environ.get(SCHEDULER_TOKEN, "").strip()
+    return {SCHEDULER_TOKEN: secrets.token_hex(32)} if keys and not given else {}
 
 
 def _of_worker(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable
 
+from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.logprobs import LogprobLog
@@ -156,10 +157,7 @@ class Generation:
 
     def note_use(self, finish: pb.Finish) -> None:
         """A scheduler is done with it: what it used counts, whether or not it is still wanted."""
-        completed = finish.reason in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
-        # What was never admitted has used nothing there.
-        ran = completed or finish.HasField("queue_seconds")
-        self._used = finish.usage if ran else pb.Usage()
+        self._used = usage_of(finish)
         if self.on_use is not None:
             self.on_use()
 

@@ -88,18 +88,26 @@ class Engine:
     # What clients ask for
 
     def submit(
-        self, arrival: Arrival, buffer: DeltaBuffer, stream: int, moved: bool = False
+        self,
+        arrival: Arrival,
+        buffer: DeltaBuffer,
+        stream: int,
+        moved: bool = False,
+        owner: str = "",
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
         `moved` is whether it has run or waited elsewhere before. One without an id is given one.
+        `owner` is the name of the API key whose ids it shares; it is empty for all peers.
         """
         message = arrival.message
         self._arrivals += 1
         message.request_id = message.request_id or f"request-{uuid.uuid4().hex}"
-        moved = moved or arrival.resumes
+        # Peers only: tokens to resume from must not be a way around the bounds of the queue.
+        moved = moved or (arrival.resumes and not owner)
         received = time.monotonic()
         request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
+        request.owner = owner
         self._arrivals += reserved_arrivals(message.beam_search.width)
         refusal = self._refusal(message, request)
         if refusal is not None:
@@ -120,9 +128,10 @@ class Engine:
         """Ends a request by its place; whether it was open."""
         return self._abort(self._open.at(buffer, stream))
 
-    def abort_by_id(self, request_id: str) -> bool:
-        """Ends a request by its id; whether it was open."""
-        return self._abort(self._open.named(request_id))
+    def abort_by_id(self, request_id: str, owner: str | None = None) -> bool:
+        """Ends a request by its id, of one owner or of any; whether it was open."""
+        found = [self._abort(request) for request in self._open.named(request_id, owner)]
+        return any(found)
 
     def abort_all(self, buffer: DeltaBuffer) -> None:
         """Ends every request of a client that has gone."""

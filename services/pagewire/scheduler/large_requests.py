@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from pagewire.auth.costs import prompt_tokens, text_tokens
 from pagewire.errors import RequestError, invalid
 from pagewire.v1 import inference_pb2 as pb
 
@@ -22,6 +23,7 @@ MAX_FIELDS = 1024
 _FIELDS = pb.GenerateRequest.DESCRIPTOR.fields_by_name
 _TEXTS = {_FIELDS[name].number for name in ("prompt", "chat")}
 _IDS = {_FIELDS[name].number for name in ("prompt_token_ids", "resume_token_ids")}
+_BYTES_AN_ID = 2  # most ids are between 128 and 2 million, which takes two or three
 _RESUMED = _FIELDS["resume_token_ids"].number
 
 
@@ -30,18 +32,24 @@ class Arrival:
     """A request as it arrives. `data` is None for one that `message` has the whole of.
 
     Otherwise `data` is the serialized request, and `message` lacks its input and the tokens that it
-    resumes from.
+    resumes from. `prompt_tokens` is a guess.
     """
 
     message: pb.GenerateRequest
     resumes: bool
+    prompt_tokens: int
     data: bytes | None = None
+
+    @classmethod
+    def of(cls, message: pb.GenerateRequest) -> "Arrival":
+        """A request that has been decoded as a whole."""
+        return cls(message, bool(message.resume_token_ids), prompt_tokens(message))
 
 
 def arrival_of(data: bytes) -> Arrival:
     """A serialized request. DecodeError if it is none, RequestError if it has too many fields."""
     if len(data) <= INLINE_TEXT_BYTES:
-        return _whole(data)
+        return Arrival.of(pb.GenerateRequest.FromString(data))
     others: list[bytes] = []
     texts = ids = 0
     resumes = False
@@ -61,13 +69,9 @@ def arrival_of(data: bytes) -> Arrival:
             "taken",
         )
     if texts <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
-        return _whole(data)
-    return Arrival(pb.GenerateRequest.FromString(head), resumes, data)
-
-
-def _whole(data: bytes) -> Arrival:
-    message = pb.GenerateRequest.FromString(data)
-    return Arrival(message, bool(message.resume_token_ids))
+        return Arrival.of(pb.GenerateRequest.FromString(data))
+    guess = text_tokens(texts) + ids // _BYTES_AN_ID
+    return Arrival(pb.GenerateRequest.FromString(head), resumes, guess, data)
 
 
 def _fields(data: bytes) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from pagewire.v1 import inference_pb2 as pb
 class Request:
     """What is known of one request besides its tokens."""
 
-    request_id: str
+    request_id: str  # unique among those of its owner
     buffer: DeltaBuffer
     stream: int
     received: float
@@ -41,6 +41,8 @@ class Request:
     # Ends it at its deadline; None without one.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True
+    # The API key's name, empty for peers.
+    owner: str = ""
 
     @property
     def sequences(self) -> list[Sequence]:

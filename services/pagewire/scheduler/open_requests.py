@@ -18,7 +18,7 @@ class OpenRequests:
         self.all_closed = asyncio.Event()
         self.all_closed.set()
         self._by_stream: dict[tuple[int, int], Request] = {}
-        self._by_id: dict[str, Request] = {}
+        self._by_id: dict[str, dict[str, Request]] = {}  # then by owner
 
     def __len__(self) -> int:
         return len(self._by_stream)
@@ -29,7 +29,7 @@ class OpenRequests:
             return RequestError(
                 Code.INVALID_ARGUMENT, f"stream {request.stream} is in use; choose a free number"
             )
-        if request.request_id in self._by_id:
+        if request.owner in self._by_id.get(request.request_id, ()):
             return RequestError(
                 Code.INVALID_ARGUMENT,
                 f"request_id {request.request_id!r} is running already; choose another",
@@ -40,16 +40,17 @@ class OpenRequests:
     def add(self, request: Request) -> None:
         """Opens a request that is in no conflict."""
         self._by_stream[id(request.buffer), request.stream] = request
-        self._by_id[request.request_id] = request
+        self._by_id.setdefault(request.request_id, {})[request.owner] = request
         self.all_closed.clear()
 
     def at(self, buffer: DeltaBuffer, stream: int) -> Request | None:
         """The request of a client's stream number."""
         return self._by_stream.get((id(buffer), stream))
 
-    def named(self, request_id: str) -> Request | None:
-        """The request of an id."""
-        return self._by_id.get(request_id)
+    def named(self, request_id: str, owner: str | None = None) -> list[Request]:
+        """The requests of an id, of one owner or of all."""
+        found = self._by_id.get(request_id, {})
+        return [r for name, r in found.items() if owner is None or name == owner]
 
     def of(self, buffer: DeltaBuffer) -> list[Request]:
         """All of a client."""
@@ -66,7 +67,10 @@ class OpenRequests:
         if request.deadline is not None:
             request.deadline.cancel()
         del self._by_stream[id(request.buffer), request.stream]
-        del self._by_id[request.request_id]
+        namesakes = self._by_id[request.request_id]
+        del namesakes[request.owner]
+        if not namesakes:
+            del self._by_id[request.request_id]
         metrics.REQUESTS.labels(state.name.lower()).inc()
         completion_tokens = 0
         if request.beams is not None:

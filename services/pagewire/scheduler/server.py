@@ -2,33 +2,33 @@
 
 import asyncio
 import logging
+import signal
 import sys
 
 from pagewire import logs
 from pagewire.addresses import parse_worker_addresses
 from pagewire.config import SchedulerConfig
-from pagewire.credentials import (
-    SCHEDULER_TOKEN,
-    WORKER_TOKEN,
-    Credentials,
-    read_token,
-)
+from pagewire.credentials import SCHEDULER_TOKEN, WORKER_TOKEN, Credentials, read_token
 from pagewire.errors import RequestError
 from pagewire.hosts import with_port
 from pagewire.loop_lag import measure_loop_lag
 from pagewire.metrics import count_tasks, serve_metrics
 from pagewire.models import served_name
 from pagewire.process import essential, run_service
-from pagewire.rpc import LARGEST_REQUEST_BYTES, Health, bind, make_server
+from pagewire.rpc import Health, bind
+from pagewire.scheduler.door import (
+    SERVICE_NAME,
+    public_credentials,
+    public_server,
+    read_callers,
+)
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.service import InferenceService, RawRequests
+from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.text_helper import read_tokenizer
 from pagewire.scheduler.workers import Workers
 from pagewire.v1 import inference_pb2_grpc
 
 log = logging.getLogger(__name__)
-
-SERVICE_NAME = "pagewire.v1.Inference"
 
 
 def run_scheduler(config: SchedulerConfig) -> None:
@@ -49,20 +49,31 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     engine = Engine(
         config, served_name(config.model, config.served_model_name), tokenizer, changed.set
     )
-    credentials = Credentials.of(config)
-    public = credentials.with_token(read_token(config.scheduler_token_file, SCHEDULER_TOKEN))
-    to_workers = credentials.with_token(read_token(config.worker_token_file, WORKER_TOKEN))
-    server = make_server(public, [RawRequests()], LARGEST_REQUEST_BYTES)
+    address = with_port(config.grpc_host, config.grpc_port)
+    callers = read_callers(config)
+    public = public_credentials(config, address, callers.have_keys)
+    to_workers = Credentials.of(config).with_token(
+        read_token(config.worker_token_file, WORKER_TOKEN)
+    )
+    server = public_server(config, public, callers)
+    if callers.have_keys:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callers.reload)
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
     health.attach(server)
     await health.set_serving(False)
-    [port] = bind(server, [with_port(config.grpc_host, config.grpc_port)], public)
+    [port] = bind(server, [address], public)
     count_tasks()
     measure_loop_lag()
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     await engine.helpers.start()
     log.info("listening on %s", with_port(config.grpc_host, port))
+    if callers.have_keys:
+        log.info("%d API keys", callers.num_keys)
+        if not public.refuses_strangers:
+            log.warning(
+                "no token: whoever is on this machine may call as a gateway (%s)", SCHEDULER_TOKEN
+            )
     workers = Workers(
         addresses,
         engine,

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
+from pagewire.auth.costs import cost_of, usage_of
 from pagewire.errors import Code, RequestError
-from pagewire.gates import UNDECODABLE
+from pagewire.gates import UNDECODABLE, abort_with
+from pagewire.key_gate import current_caller
 from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS
 from pagewire.scheduler.delivery import DeltaBuffer
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 LOAD_INTERVAL = 0.1
 # While steps come, they come sooner than this, and no timer wakes the process between them.
 LOAD_INTERVAL_WITHOUT_NEWS = 0.15
-_STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -69,24 +69,31 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: pb.GenerateRequest | bytes, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One request, its deltas as they come."""
+        caller, owner = current_caller(), ""
         try:
             arrival = _arrival(request)
+            if caller is not None:
+                owner, arrival.message.tenant = caller.key.name, caller.key.tenant
+                caller.admit(cost_of(arrival.message, arrival.prompt_tokens, self._max_model_len()))
         except RequestError as error:
-            await _abort(context, error.code, error.message)
-        buffer = DeltaBuffer()
-        self._engine.submit(arrival, buffer, 0)
+            await abort_with(context, error)
+        buffer, finish = DeltaBuffer(), None
+        self._engine.submit(arrival, buffer, 0, owner=owner)
         try:
             while True:
                 await buffer.ready.wait()
                 news = buffer.take()
                 finish = news.finished[0].finish if news.finished else None
                 if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
-                    await _abort_with(context, finish.error)
+                    await abort_with(context, _request_error(finish.error))
                 yield _response(arrival.message, news, finish)
                 if finish is not None:
                     return
         finally:
             self._engine.abort(buffer, 0)
+            if caller is not None:
+                usage = usage_of(finish or _finish_in(buffer))
+                caller.used = usage.prompt_tokens + usage.completion_tokens
 
     async def Multiplex(  # noqa: N802
         self, requests: AsyncIterator[pb.MultiplexRequest], context: Context
@@ -101,8 +108,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             self._engine.abort_all(buffer)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
-        """Ends a request by id."""
-        return pb.AbortResponse(found=self._engine.abort_by_id(request.request_id))
+        """Ends a request by id; with a key one of its own only."""
+        caller = current_caller()
+        owner = None if caller is None else caller.key.name
+        return pb.AbortResponse(found=self._engine.abort_by_id(request.request_id, owner))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest | bytes, context: Context
@@ -114,7 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 return await engine.helpers.tokenize(request)
             return tokenized(request, engine.tokenizer, engine.model)
         except RequestError as error:
-            await _abort(context, error.code, error.message)
+            await abort_with(context, error)
 
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest | bytes, context: Context
@@ -126,7 +135,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 return await engine.helpers.detokenize(request)
             return detokenized(request, engine.tokenizer, engine.model)
         except RequestError as error:
-            await _abort(context, error.code, error.message)
+            await abort_with(context, error)
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: Context
@@ -137,6 +146,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.Load:  # noqa: N802
         """How busy this scheduler is."""
         return self._engine.load()
+
+    def _max_model_len(self) -> int:
+        """0 before a worker was ready."""
+        models = self._engine.models().models
+        return int(models[0].max_model_len) if models else 0
 
     async def _read(
         self, requests: AsyncIterator[pb.MultiplexRequest], buffer: DeltaBuffer
@@ -193,17 +207,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await buffer.ready.wait()
         error = reader.exception()
         if isinstance(error, DecodeError):
-            await _abort(context, Code.INVALID_ARGUMENT, UNDECODABLE)
+            await abort_with(context, RequestError(Code.INVALID_ARGUMENT, UNDECODABLE))
         if isinstance(error, CorruptMessageError):
             log.warning("a gateway's stream ends: %s", error)
-            await _abort(context, Code.DATA_LOSS, str(error))
+            await abort_with(context, RequestError(Code.DATA_LOSS, str(error)))
         await reader
 
 
 def _arrival(request: pb.GenerateRequest | bytes) -> Arrival:
     """A request in either form; RequestError if it is none."""
     if not isinstance(request, bytes):
-        return Arrival(request, bool(request.resume_token_ids))
+        return Arrival.of(request)
     try:
         return arrival_of(request)
     except DecodeError as error:
@@ -250,12 +264,15 @@ def _add_logprobs(
         (response.top_token_bytes if candidate % width else response.token_bytes).append(data)
 
 
-async def _abort_with(context: Any, error: pb.Error) -> None:
-    if error.HasField("retry_after_ms"):
-        context.set_trailing_metadata([("grpc-retry-pushback-ms", str(error.retry_after_ms))])
-    await _abort(context, error.code, error.message)
+def _finish_in(buffer: DeltaBuffer) -> pb.Finish:
+    """How the only request of a stream has ended."""
+    while buffer.ready.is_set():
+        news = buffer.take()
+        if news.finished:
+            return news.finished[0].finish
+    raise AssertionError("the request has not ended")
 
 
-async def _abort(context: Any, code: int, message: str) -> NoReturn:
-    await context.abort(_STATUS.get(code, grpc.StatusCode.INTERNAL), message)
-    raise AssertionError("abort returned")
+def _request_error(error: pb.Error) -> RequestError:
+    seconds = error.retry_after_ms / 1000 if error.HasField("retry_after_ms") else None
+    return RequestError(Code(error.code), error.message, error.field, seconds)

@@ -36,10 +36,9 @@ class Cost:
 NO_COST = Cost(0, 0)
 
 
-def cost_of(request: pb.GenerateRequest, max_model_len: int, outputs: int = 1) -> Cost:
-    """The cost of a prompt of which `outputs` choices are made; a beam search says how many
-    itself."""
-    prompt = _prompt_tokens(request)
+def cost_of(request: pb.GenerateRequest, prompt: int, max_model_len: int, outputs: int = 1) -> Cost:
+    """The cost of a prompt of about `prompt` tokens, of which `outputs` choices are made; a beam
+    search says how many itself. The request's input is not looked at."""
     if request.HasField("beam_search"):
         outputs = request.beam_search.num_returned or request.beam_search.width
     if not request.stop.HasField("max_tokens"):
@@ -48,8 +47,20 @@ def cost_of(request: pb.GenerateRequest, max_model_len: int, outputs: int = 1) -
     return Cost(prompt, outputs * max(request.stop.max_tokens, len(request.resume_token_ids)))
 
 
-def _prompt_tokens(request: pb.GenerateRequest) -> int:
+def usage_of(finish: pb.Finish) -> pb.Usage:
+    """What a request has used by its end, well or badly: nothing if it was never admitted."""
+    completed = finish.reason in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+    return finish.usage if completed or finish.HasField("queue_seconds") else pb.Usage()
+
+
+def prompt_tokens(request: pb.GenerateRequest) -> int:
+    """About how many tokens the prompt of a whole request has."""
     if request.WhichOneof("input") == "prompt_token_ids":
         return len(request.prompt_token_ids.ids)
     texts = [request.prompt, *(message.content for message in request.chat.messages)]
-    return sum(len(text.encode()) for text in texts) // _BYTES_A_TOKEN
+    return text_tokens(sum(len(text.encode()) for text in texts))
+
+
+def text_tokens(size: int) -> int:
+    """About how many tokens a text of so many bytes has."""
+    return size // _BYTES_A_TOKEN
