@@ -45,16 +45,17 @@ def test_no_log_holds_a_prompt(monkeypatch: Any) -> None:
             statuses.add(client.get("/v1/models").status_code)
         with grpc.insecure_channel(stack.grpc_address) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
+            shown = (("authorization", f"Bearer {key}"),)
             for request in (
                 pb.GenerateRequest(prompt=MARK, stop=pb.StopConditions(max_tokens=2)),
                 pb.GenerateRequest(prompt=MARK, model=MARK),
                 pb.GenerateRequest(prompt=MARK, request_id=f"x\n{MARK}"),
             ):
                 try:
-                    statuses.add(len([*stub.Generate(request, timeout=60)]) > 0)
+                    statuses.add(len([*stub.Generate(request, metadata=shown, timeout=60)]) > 0)
                 except grpc.RpcError as error:
                     statuses.add(error.code())
-            stub.Tokenize(pb.TokenizeRequest(text=MARK))
+            stub.Tokenize(pb.TokenizeRequest(text=MARK), metadata=shown)
     assert {200, 400, 401, 404, True, grpc.StatusCode.NOT_FOUND} <= statuses
     assert grpc.StatusCode.INVALID_ARGUMENT in statuses
     log = "".join(stack.log)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError, Message
 
+from pagewire.auth.keys import new_key
 from pagewire.packing import pack, pack_floats
 from pagewire.rpc import PROTOCOL_VERSION, open_channel
 from pagewire.sealing import Opener, Sealer, receive
@@ -22,11 +23,12 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1 import worker_pb2 as worker_pb
 from support.mutation import fill, mutated_bytes
-from support.stack_process import RunningStack
+from support.stack_process import RunningStack, running_stack
 from support.worker_process import GrpcStream, WorkerProcess
 
 Inputs = Callable[[str], int]
 Tally = Callable[[str], Counter[str]]
+Metadata = tuple[tuple[str, str], ...]
 
 LANES = 16
 # What this side's own library says, and nothing more, of a stream that is refused as it writes.
@@ -136,7 +138,12 @@ def decodes(method: Method, data: bytes) -> bool:
 
 
 async def status_of(
-    channel: grpc.aio.Channel, path: str, method: Method, sent: list[bytes], sealed: bool = True
+    channel: grpc.aio.Channel,
+    path: str,
+    method: Method,
+    sent: list[bytes],
+    sealed: bool = True,
+    metadata: Metadata = (),
 ) -> str:
     """Calls a method with messages as bytes; the name of its status.
 
@@ -146,14 +153,14 @@ async def status_of(
     try:
         if method.streams:
             sealer = Sealer()
-            call = channel.stream_stream(path)(timeout=20)
+            call = channel.stream_stream(path)(timeout=20, metadata=metadata)
             for data in sent:
                 await call.write(sealer.seal(data) if sealed else data)
             await call.done_writing()
         elif method.answers:
-            call = channel.unary_stream(path)(sent[0], timeout=20)
+            call = channel.unary_stream(path)(sent[0], timeout=20, metadata=metadata)
         else:
-            await channel.unary_unary(path)(sent[0], timeout=20)
+            await channel.unary_unary(path)(sent[0], timeout=20, metadata=metadata)
             return "OK"
         while (data := await call.read()) is not grpc.aio.EOF:
             if method.streams:
@@ -198,12 +205,31 @@ def _endings(method: Method) -> tuple[str, ...]:
 
 
 async def test_inference(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
-    counts = tally("grpc Inference")
+    name = "grpc Inference"
+    await _fuzz_inference(stack.grpc_address, inputs(name), tally(name), {"": ()})
 
+
+async def test_inference_with_keys(
+    inputs: Inputs, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a key, with the token, and with neither."""
+    name, key, token = "grpc Inference with keys", new_key(), new_key()
+    monkeypatch.setenv("PAGEWIRE_API_KEYS", f"ada={key}")
+    monkeypatch.setenv("PAGEWIRE_SCHEDULER_TOKEN", token)
+    shown = {"key": key, "token": token, "stranger": new_key()}
+    callers = {who: (("authorization", f"Bearer {what}"),) for who, what in shown.items()}
+    with running_stack("--max-model-len", "48", "--log-level", "warning") as stack:
+        await _fuzz_inference(stack.grpc_address, inputs(name), tally(name), callers)
+    assert "Traceback" not in "".join(stack.log), "".join(stack.log)
+
+
+async def _fuzz_inference(
+    address: str, number_of_inputs: int, counts: Counter[str], callers: dict[str, Metadata]
+) -> None:
     async def lane(seed: int) -> None:
         rng = random.Random(seed)
-        left = inputs("grpc Inference") // LANES
-        async with open_channel(stack.grpc_address) as channel:
+        left = number_of_inputs // LANES
+        async with open_channel(address) as channel:
             while left > 0:
                 method = rng.choices(METHODS, WEIGHTS)[0]
                 number = rng.randint(1, 12) if method.streams else 1
@@ -211,17 +237,31 @@ async def test_inference(stack: RunningStack, inputs: Inputs, tally: Tally) -> N
                 make = data_of if rng.random() < 0.3 else decodable
                 sent = [make(rng, method) for _ in range(number)]
                 left -= number
+                who = rng.choice([*callers])
+                path = INFERENCE + method.name
                 sealed = rng.random() > 0.05
-                status = await status_of(channel, INFERENCE + method.name, method, sent, sealed)
-                counts[check(method, sent, status, sealed)] += number
+                status = await status_of(channel, path, method, sent, sealed, callers[who])
+                code = status.partition(":")[0]
+                if who == "stranger":
+                    assert code in ("UNAUTHENTICATED", *_endings(method)), (method.name, status)
+                elif who == "key" and method.name in ("GetLoad", "Multiplex"):
+                    assert code in ("PERMISSION_DENIED", *_endings(method)), (method.name, status)
+                else:
+                    code = check(method, sent, status, sealed)
+                counts[f"{who} {code}".strip()] += number
 
     await asyncio.gather(*(lane(seed) for seed in range(LANES)))
-    async with open_channel(stack.grpc_address) as channel:
+    async with open_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        answers = [response async for response in stub.Generate(GENERATE[0], timeout=20)]
-        assert answers[-1].HasField("finish")
+        for who, metadata in callers.items():
+            if who != "stranger":
+                call = stub.Generate(GENERATE[0], timeout=20, metadata=metadata)
+                assert [response async for response in call][-1].HasField("finish")
+        peer = callers.get("token", ())
         async with asyncio.timeout(20):
-            while (load := await stub.GetLoad(pb.GetLoadRequest())).running + load.waiting:
+            while (
+                load := await stub.GetLoad(pb.GetLoadRequest(), metadata=peer)
+            ).running + load.waiting:
                 await asyncio.sleep(0.05)
 
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 from google.protobuf.message import DecodeError
 
 from pagewire.auth.costs import cost_of, usage_of
 from pagewire.errors import Code, RequestError
-from pagewire.gates import UNDECODABLE, abort_with
+from pagewire.gates import UNDECODABLE, Continuation, abort_with
 from pagewire.key_gate import current_caller
 from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS
@@ -29,7 +30,7 @@ LOAD_INTERVAL = 0.1
 LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
-_Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
 
 # Requests above so many bytes reach their method as they came: decoding them takes time.
 _RAW = {
@@ -43,7 +44,7 @@ class RawRequests(grpc.aio.ServerInterceptor):
     """Leaves large requests serialized, and answers that are serialized already."""
 
     async def intercept_service(
-        self, continuation: _Continuation, details: grpc.HandlerCallDetails
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Any:
         """The method's handler, which gets bytes or a message, and may return either."""
         handler = await continuation(details)
