@@ -1,4 +1,4 @@
-"""`pagewire keys`: the API keys of a gateway."""
+"""`pagewire keys`: the API keys of gateways and schedulers."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ _Limit = Annotated[int | None, typer.Option(min=1, help="Most of these for the k
 
 def make_app() -> typer.Typer:
     """The group of commands."""
-    app = typer.Typer(help="API keys of a gateway.", no_args_is_help=True)
+    app = typer.Typer(help="API keys of gateways and schedulers.", no_args_is_help=True)
     app.callback()(_group)
     app.command()(new)
     return app
@@ -35,10 +35,10 @@ def new(
     tokens_per_minute: _Limit = None,
     max_concurrent: _Limit = None,
 ) -> None:
-    """Make an API key: print it, and the line of the gateway's key file that stands for it.
+    """Make an API key: print it, and the line of the key file that stands for it.
 
-    The key is shown this once; the file holds its SHA-256. A running gateway reads its file again
-    on SIGHUP.
+    The key is shown this once; the file holds its SHA-256. A running gateway or scheduler reads its
+    file again on SIGHUP.
     """
     from pagewire.auth.keys import KeyRing, entry_of, keys_in, new_key
     from pagewire.auth.rate_limits import RateLimits

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from pagewire.auth.accounts import Visit
-from pagewire.auth.costs import NO_COST, Cost, cost_of, prompt_tokens
+from pagewire.auth.costs import NO_COST, Cost, cost_of, estimate_prompt
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.job import Job
 
@@ -26,7 +26,7 @@ class Bill:
         self._closed = False
         # By prompt.
         self._costs = [
-            cost_of(request, prompt_tokens(request), max_model_len, job.candidates)
+            cost_of(request, estimate_prompt(request), max_model_len, job.candidates)
             for request in job.requests[:: job.candidates]
         ]
         visit.admit(len(job.requests), sum(self._costs, NO_COST), clock())

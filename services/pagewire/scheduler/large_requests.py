@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from pagewire.auth.costs import prompt_tokens, text_tokens
+from pagewire.auth.costs import estimate_prompt, text_tokens
 from pagewire.errors import RequestError, invalid
 from pagewire.v1 import inference_pb2 as pb
 
@@ -43,7 +43,7 @@ class Arrival:
     @classmethod
     def of(cls, message: pb.GenerateRequest) -> "Arrival":
         """A request that has been decoded as a whole."""
-        return cls(message, bool(message.resume_token_ids), prompt_tokens(message))
+        return cls(message, bool(message.resume_token_ids), estimate_prompt(message))
 
 
 def arrival_of(data: bytes) -> Arrival:

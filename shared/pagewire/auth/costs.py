@@ -37,8 +37,10 @@ NO_COST = Cost(0, 0)
 
 
 def cost_of(request: pb.GenerateRequest, prompt: int, max_model_len: int, outputs: int = 1) -> Cost:
-    """The cost of a prompt of about `prompt` tokens, of which `outputs` choices are made; a beam
-    search says how many itself. The request's input is not looked at."""
+    """The cost of a prompt of about so many tokens, of which `outputs` choices are made.
+
+    A beam search says itself how many it makes.
+    """
     if request.HasField("beam_search"):
         outputs = request.beam_search.num_returned or request.beam_search.width
     if not request.stop.HasField("max_tokens"):
@@ -53,8 +55,8 @@ def usage_of(finish: pb.Finish) -> pb.Usage:
     return finish.usage if completed or finish.HasField("queue_seconds") else pb.Usage()
 
 
-def prompt_tokens(request: pb.GenerateRequest) -> int:
-    """About how many tokens the prompt of a whole request has."""
+def estimate_prompt(request: pb.GenerateRequest) -> int:
+    """About how many tokens a prompt has."""
     if request.WhichOneof("input") == "prompt_token_ids":
         return len(request.prompt_token_ids.ids)
     texts = [request.prompt, *(message.content for message in request.chat.messages)]

@@ -80,7 +80,7 @@ class InferenceServicer(object):
         """Runs one request; answers with its deltas as they are produced, the last one carrying
         `finish`. Cancelling the call aborts the request and frees its memory.
         Errors: INVALID_ARGUMENT (the message names the field, the value and the remedy), NOT_FOUND
-        (model), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining),
+        (model), RESOURCE_EXHAUSTED (queue full, the API key's limits), UNAVAILABLE (no worker, or draining),
         DEADLINE_EXCEEDED (deadline_ms).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -88,7 +88,8 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request of any client by its id. Aborting an unknown or finished id is not an error.
+        """Ends a request by its id: of any client, or with an API key one of the same key. Aborting an
+        unknown or finished id is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
