@@ -19,13 +19,14 @@ from pagewire.auth.accounts import Account
 from pagewire.auth.callers import Callers
 from pagewire.auth.keys import ApiKey, KeyRing, new_key, read_keys
 from pagewire.auth.rate_limits import RateLimits
-from pagewire.config import SchedulerConfig
+from pagewire.config import ProcessConfig, SchedulerConfig
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc import Health, bind, open_channel
 from pagewire.scheduler.door import SERVICE_NAME, public_server
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+from support.certificates import Authority
 from support.scheduler_stack import Stack, collect, request, stacks, worker_info
 from support.waiting import eventually
 
@@ -85,9 +86,9 @@ async def opened(
         health = Health(SERVICE_NAME)
         health.attach(server)
         await health.set_serving(True)
-        [port] = bind(server, ["127.0.0.1:0"])
+        [port] = bind(server, ["127.0.0.1:0"], credentials)
         await server.start()
-        async with open_channel(f"127.0.0.1:{port}") as channel:
+        async with open_channel(f"127.0.0.1:{port}", credentials) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             try:
                 yield Door(stack, stub, channel, callers, keys, ring)
@@ -181,13 +182,20 @@ async def test_without_a_token_a_server_of_this_machine_takes_gateways(tmp_path:
 
 
 async def test_a_certificate_without_a_key_is_a_peers(tmp_path: Path) -> None:
-    """The gate's own question; that the connection was verified is TLS's (test_credentials.py)."""
-    mutual = replace(NO_CREDENTIALS, certificate=b"c", key=b"k", authority=b"a")
+    authority = Authority(tmp_path / "tls")
+    mutual = Credentials.of(ProcessConfig(**authority.identity("pagewire").settings))
     async with opened(tmp_path, mutual, ada=ANY) as door:
         assert set((await statuses(door.stub, ())).values()) == {"OK"}
         assert (await statuses(door.stub, door.shows("ada")))["Multiplex"] == "PERMISSION_DENIED"
         wrong = (("authorization", f"Bearer {new_key()}"),)
         assert set((await statuses(door.stub, wrong)).values()) == {"UNAUTHENTICATED"}
+    # One that does not verify its clients knows gateways by the token only.
+    lenient = replace(mutual, verify_clients=False, token=TOKEN)
+    (tmp_path / "lenient").mkdir()
+    async with opened(tmp_path / "lenient", lenient, ada=ANY) as door:
+        assert set((await statuses(door.stub, ())).values()) == {"UNAUTHENTICATED"}
+        assert set((await statuses(door.stub, PEER.metadata)).values()) == {"OK"}
+        assert (await statuses(door.stub, door.shows("ada")))["Generate"] == "OK"
 
 
 async def test_the_tenant_is_the_keys(tmp_path: Path) -> None:
@@ -364,6 +372,22 @@ async def test_a_message_that_never_arrives_costs_its_own_key_only(
         assert len(await door.generate("ada", request([1], 3))) == 3
         assert account.requests is not None
         assert account.requests.level(0.0) == 10 - 3
+
+
+async def test_a_beam_search_that_is_cancelled_pays_for_the_beams_so_far(tmp_path: Path) -> None:
+    async with opened(tmp_path, ada=RateLimits(tokens_per_minute=LIMIT)) as door:
+        door.stack.workers[0].step_seconds = 0.02
+        wanted = request([1, 2, 3], 100, beam_search=pb.BeamSearch(width=3, num_returned=2))
+        call = door.stub.Generate(wanted, metadata=door.shows("ada"))
+        account = door.account("ada")
+        await eventually(lambda: account.charged == 3 + 2 * 100)
+        await asyncio.sleep(0.5)
+        call.cancel()
+        await eventually(lambda: account.open == 0)
+        rounds, rest = divmod(account.charged - 3, 2)
+        assert 2 <= rounds < 80
+        assert rest == 0
+        await door.stack.settle()
 
 
 KINDS = ("whole", "cancelled", "late", "invalid", "garbage", "silent", "failing", "text")
