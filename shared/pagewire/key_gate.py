@@ -1,4 +1,4 @@
-"""API keys at a gRPC server: who calls, and what all callers with a key may take together."""
+"""API keys at a gRPC server: which calls are let in, and the bounds of those with a key."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ class KeyRules:
 
 @dataclass(slots=True)
 class Caller:
-    """Who makes a call with a key. Its method sets `used`, the tokens that it has used."""
+    """The maker of a call with a key. The method called sets `used`, the tokens that it used."""
 
     key: ApiKey
     visit: Visit | None
@@ -61,16 +61,16 @@ _CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def current_caller() -> Caller | None:
-    """Who makes the call that this task answers; None for peers, and where no key is asked for."""
+    """The caller whose call this task answers; None for peers, and on servers without keys."""
     return _CALLER.get()
 
 
 class KeyGate(grpc.aio.ServerInterceptor):
-    """Lets peers in as they are, and callers with a key as far as its limits go.
+    """Lets peers in without limits, and callers with a key within its limits.
 
-    A peer shows the token of the credentials. Without a token it is who has a certificate, where
-    the server verifies them, and shows no key. A server with neither must be reached from its own
-    machine only: there, who shows no key may call the methods for peers.
+    A peer shows the token. On a server without a token, a peer is a caller whose certificate was
+    verified and who shows no key. A server with neither must listen for its own machine only; there
+    a caller without a key may call the methods for peers.
     """
 
     def __init__(self, callers: Callers, credentials: Credentials, rules: KeyRules) -> None:

@@ -11,7 +11,7 @@ from pagewire.gateway.completions import CompletionReply
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.reply import Envelope, Reply
-from pagewire.gateway.sse import ChunkWriter
+from pagewire.gateway.sse import ChunkWriter, EventStream
 from pagewire.packing import pack
 from pagewire.v1 import inference_pb2 as pb
 
@@ -126,3 +126,20 @@ async def test_bad_ends(ending: pb.Finish, code: int) -> None:
     assert run.failure is not None
     assert run.failure.code == code
     assert await run.mailbox.take() == [run]
+
+
+async def test_a_stream_whose_client_is_gone_as_it_begins_ends_its_run() -> None:
+    class Closable:
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    async def send(message: Any) -> None:
+        raise ConnectionResetError
+
+    run: Any = Closable()
+    stream = EventStream(run, [], chat_reply(), include_usage=False)
+    with pytest.raises(ConnectionResetError):
+        await stream({"type": "http", "state": {}}, send, send)
+    assert run.closed == 1
