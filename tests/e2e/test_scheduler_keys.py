@@ -322,18 +322,18 @@ async def test_tokens_to_resume_from_are_no_way_around_the_queue(tmp_path: Path)
 
 
 async def test_what_all_calls_with_a_key_may_take(tmp_path: Path) -> None:
-    config = SchedulerConfig(max_open_requests=2, max_body_bytes=900, max_open_body_bytes=1000)
+    config = SchedulerConfig(max_open_requests=2, max_body_bytes=300, max_open_body_bytes=400)
     async with opened(tmp_path, config=config, ada=ANY) as door:
         door.stack.workers[0].step_seconds = 0.02
         shown = door.shows("ada")
-        large = request([1], 100, cache_salt="x" * 700)
+        large = request([1], 100, cache_salt="x" * 230)
         first = door.stub.Generate(large, metadata=shown)
         await first.read()
         assert (
-            "larger than 900 bytes"
+            "larger than 300 bytes"
             in (
                 await status(
-                    door.stub.Generate(request([1], 1, cache_salt="x" * 900), metadata=shown)
+                    door.stub.Generate(request([1], 1, cache_salt="x" * 300), metadata=shown)
                 )
             )[1]
         )
