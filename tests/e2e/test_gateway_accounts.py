@@ -18,6 +18,7 @@ from pagewire.addresses import parse_addresses
 from pagewire.auth.accounts import Account
 from pagewire.auth.keys import ApiKey, KeyRing, new_key, read_keys
 from pagewire.auth.rate_limits import RateLimits
+from pagewire.errors import Code, RequestError
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.guard import Guard
 from pagewire.gateway.http_protocol import HttpProtocol
@@ -212,3 +213,27 @@ async def test_what_is_charged_is_what_was_used(seed: int) -> None:
         assert LIMIT - ada.requests.level(0.0) == door.heads["ada"], "each head that was let in"
         assert bob.requests is not None
         assert bob.charged > 0
+
+
+async def test_a_gateway_that_drains_settles_what_it_ends() -> None:
+    rich = RateLimits(LIMIT, LIMIT)
+    async with opened(ada=rich) as door:
+        body = {"prompt": "abc abc abc", "max_tokens": 3000, "n": 2}
+        connections = [
+            await door.ask("ada", json.dumps(body | {"stream": stream}).encode())
+            for stream in (True, False)
+        ]
+        readers = [reader for reader, _ in connections]
+        await eventually(lambda: door.peer.running == 4)
+        await readers[0].readuntil(b"data: ")
+        ada = door.account("ada")
+        assert ada.charged == 2 * (11 // 4 + 2 * 3000)
+        failure = RequestError(Code.UNAVAILABLE, "the gateway is shutting down")
+        door.gateway.schedulers.fail_all(failure)
+        for reader in readers:
+            assert b"shutting down" in await reader.read()
+        for _, writer in connections:
+            writer.close()
+        await door.settled()
+        await eventually(lambda: ada.charged == door.used("ada"))
+        assert ada.charged > 0

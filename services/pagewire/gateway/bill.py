@@ -50,7 +50,7 @@ class Bill:
 
     def _forget(self) -> None:
         """Lets go of generations of which nothing more is to be heard."""
-        if not any(generation.unheard for generation in self._generations):
+        if all(generation.settled for generation in self._generations):
             for generation in self._generations:
                 generation.on_use = None
             self._generations = ()

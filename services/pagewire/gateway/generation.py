@@ -144,6 +144,11 @@ class Generation:
         return self._attempts > 0 and not self.ended and self._used is None
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing more will be said of what it used."""
+        return self._attempts == 0 or self._used is not None
+
+    @property
     def used_prompt_tokens(self) -> int:
         """Prompt tokens computed for it or for its siblings, as far as is known."""
         told = 0 if self._used is None else self._used.prompt_tokens
