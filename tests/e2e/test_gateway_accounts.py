@@ -237,3 +237,28 @@ async def test_a_gateway_that_drains_settles_what_it_ends() -> None:
         await door.settled()
         await eventually(lambda: ada.charged == door.used("ada"))
         assert ada.charged > 0
+
+
+async def test_what_goes_on_elsewhere_is_paid_for_once() -> None:
+    """A scheduler is lost twice; a client that leaves meanwhile pays for what it was sent."""
+    async with opened(ada=RateLimits(LIMIT, LIMIT), bob=RateLimits(LIMIT, LIMIT)) as door:
+        link = next(iter(door.gateway.schedulers.links.values()))
+        body = {"prompt": "abc " * 40, "max_tokens": 200, "n": 2, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        stays, writer = await door.ask("ada", json.dumps(body).encode())
+        leaves, leaver = await door.ask("bob", json.dumps(body).encode())
+        begun = await stays.readuntil(b" w")
+        await leaves.readuntil(b" w")
+        for _ in range(2):
+            await door.peer.stop()
+            await eventually(lambda: not link.connected)
+            leaver.close()
+            await asyncio.sleep(0.05)
+            await door.peer.start(link.target)
+            await eventually(lambda: door.peer.running == 2)
+        answer = begun + await stays.read()
+        writer.close()
+        await door.settled()
+        assert door.account("ada").charged == 40 + 2 * 200
+        assert b'"total_tokens":440' in answer
+        assert 40 < door.account("bob").charged < 40 + 2 * 200
