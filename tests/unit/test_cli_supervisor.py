@@ -130,15 +130,23 @@ async def test_one_that_dies_is_started_again_with_growing_delays(
     supervisor = Supervisor([[services.server("a")]], services.report)
     pids = []
     async with running(supervisor):
-        for restart in (1, 2):
+        for restart in (1, 2, 3):
             pids.append(supervisor.pids["a"])
             os.kill(pids[-1], signal.SIGKILL)
             await eventually(lambda n=restart: services.count("a is ready again") == n, 20)
         pids.append(supervisor.pids["a"])
+    assert services.count("a was ended by SIGKILL; starting it again") == 1, "it was sound"
     assert services.count("a was ended by SIGKILL; starting it again in 0.05 s") == 1
     assert services.count("a was ended by SIGKILL; starting it again in 0.1 s") == 1
-    assert len(set(pids)) == 3
+    assert len(set(pids)) == 4
     assert not any(map(is_running, pids))
+
+
+def test_one_that_served_waits_less_for_its_restart() -> None:
+    served = [supervisor_module.restart_delay(ends, True) for ends in range(5)]
+    assert served == [0, 1, 2, 2, 2]
+    never_ready = [supervisor_module.restart_delay(ends, False) for ends in range(8)]
+    assert never_ready == [0, 1, 2, 4, 8, 16, 30, 30]
 
 
 async def test_a_machine_that_cannot_start_a_process_is_asked_again(
@@ -160,10 +168,16 @@ async def test_a_machine_that_cannot_start_a_process_is_asked_again(
     assert services.count(said) == 1
 
 
-async def test_stopping_while_one_waits_for_its_restart(services: Services) -> None:
-    said = "a was ended by SIGKILL; starting it again in 1 s"
+async def test_stopping_while_one_waits_for_its_restart(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LONGEST_SERVED_DELAY", 60.0)
+    monkeypatch.setattr(supervisor_module, "FIRST_RESTART_DELAY", 60.0)
+    said = "a was ended by SIGKILL; starting it again in 60 s"
     supervisor = Supervisor([[services.server("a")]], services.report)
     async with running(supervisor):
+        os.kill(supervisor.pids["a"], signal.SIGKILL)
+        await eventually(lambda: services.count("a is ready again") == 1, 20)
         os.kill(supervisor.pids["a"], signal.SIGKILL)
         await eventually(lambda: services.count(said) == 1, 20)
     assert supervisor.pids == {}

@@ -11,10 +11,13 @@ from pagewire.cli.health import until_healthy
 from pagewire.cli.processes import ChildProcess, describe_end
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 
+# A process that has been ready is started again at once, others wait for it. Delays grow only while
+# it ends again and again: less if it gets ready in between, for then each start has been of use.
 FIRST_RESTART_DELAY = 1.0
+LONGEST_SERVED_DELAY = 2.0
 LONGEST_RESTART_DELAY = 30.0
-# A process that ran this long is taken to be sound: its next restart is quick again.
-SOUND_AFTER = 60.0
+# A process that was ready for this long is taken to be sound.
+SOUND_AFTER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +117,22 @@ class Supervisor:
 
     async def _keep(self, service: Service) -> None:
         """Restarts a service whenever it ends."""
-        delay = FIRST_RESTART_DELAY
+        ends, ready_at = 0, time.monotonic()
+        served = True
         while True:
-            started = time.monotonic()
             status = await self._children[service.name].wait()
-            if time.monotonic() - started > SOUND_AFTER:
-                delay = FIRST_RESTART_DELAY
-            self._say(f"{service.name} {describe_end(status)}; starting it again in {delay:g} s")
+            if served and time.monotonic() - ready_at > SOUND_AFTER:
+                ends = 0
+            delay = restart_delay(ends, served)
+            when = f" in {delay:g} s" if delay else ""
+            self._say(f"{service.name} {describe_end(status)}; starting it again{when}")
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LONGEST_RESTART_DELAY)
+            ends += 1
+            served = False
             try:
                 await self._start([service])
                 self._say(f"{service.name} is ready again")
+                served, ready_at = True, time.monotonic()
             except CommandError:
                 continue  # the next round reports its end
             except OSError as error:  # such as no memory for a process: that may pass
@@ -133,6 +140,15 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         self._report(SUPERVISOR, text)
+
+
+def restart_delay(ends: int, served: bool) -> float:
+    """Seconds until a process is started again that has ended `ends` times before in a row, the
+    last time after it had `served`, or before it was ready."""
+    if ends == 0:
+        return 0.0
+    longest = LONGEST_SERVED_DELAY if served else LONGEST_RESTART_DELAY
+    return min(FIRST_RESTART_DELAY * 2.0 ** min(ends - 1, 10), longest)
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ LAST_BACKOFF = 0.5
 LOOKS_AT_A_STEP = 8  # in the time that it has
 # A worker that does not serve yet is asked again on a new connection after so many seconds: on a
 # damaged one its answer may never come.
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_SECONDS = 8.0
 
 
 class WorkerEvents(Protocol):

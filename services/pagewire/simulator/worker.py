@@ -34,7 +34,12 @@ from pagewire.worker.health import WorkerHealth
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.limits import Limits, fit_to_pool
 from pagewire.worker.serial_thread import SerialThread
-from pagewire.worker.service import SERVICE_NAME, WorkerService, add_host_costs
+from pagewire.worker.service import (
+    LAST_WORDS_SECONDS,
+    SERVICE_NAME,
+    WorkerService,
+    add_host_costs,
+)
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +140,7 @@ async def _start(
 async def _drain(worker: SimulatedWorker, seconds: float) -> None:
     await worker.health.leave()
     await worker.service.drain(seconds)
-    await worker.server.stop(1.0)
+    await worker.server.stop(LAST_WORDS_SECONDS)
     worker.watchdog.close()
 
 

@@ -23,7 +23,12 @@ from pagewire.worker.health import WorkerHealth
 from pagewire.worker.instruments import Instruments
 from pagewire.worker.loading import LoadedWorker, load_worker
 from pagewire.worker.serial_thread import SerialThread
-from pagewire.worker.service import SERVICE_NAME, WorkerService, add_host_costs
+from pagewire.worker.service import (
+    LAST_WORDS_SECONDS,
+    SERVICE_NAME,
+    WorkerService,
+    add_host_costs,
+)
 from pagewire.worker.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -95,7 +100,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     log.info("draining, for %g s at most", config.drain_timeout)
     await worker_health.leave()
     await service.drain(config.drain_timeout)
-    await server.stop(1.0)
+    await server.stop(LAST_WORDS_SECONDS)
     watchdog.close()
     engine.close()
     log.info("stopped")

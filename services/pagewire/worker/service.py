@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 
+# For the status of streams that have ended to be sent, before a server is stopped.
+LAST_WORDS_SECONDS = 0.2
+
 _STUCK = "this worker is stuck in a step; its log has the stacks"
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
