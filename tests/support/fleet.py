@@ -5,6 +5,7 @@ between two services runs through a proxy. Processes that end are started again 
 supervisor as in `pagewire run`.
 """
 
+import asyncio
 import contextlib
 import os
 import re
@@ -62,6 +63,24 @@ class Fleet:
             self.stopped.add(name)
         else:
             self.stopped.discard(name)
+
+    def end_for_good(self, name: str) -> None:
+        """Kills a process that its supervisor does not start again."""
+        self._keeper(name).cancel()
+        self.signal(name, signal.SIGKILL)
+
+    async def bring_back(self, *names: str) -> None:
+        """Starts processes again that had ended for good; returns when they are ready."""
+        services = [s for s in self.supervisor._services() if s.name in names]
+        await self.supervisor._start(services)
+        for service in services:
+            place = self.supervisor._services().index(service)
+            keeper = asyncio.create_task(self.supervisor._keep(service))
+            self.supervisor._keepers[place] = keeper
+
+    def _keeper(self, name: str) -> "asyncio.Task[None]":
+        place = [service.name for service in self.supervisor._services()].index(name)
+        return self.supervisor._keepers[place]
 
     @staticmethod
     def open_files(pid: int) -> int:
