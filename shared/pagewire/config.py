@@ -139,7 +139,7 @@ class GatewayConfig(RequestConfig):
     max_resumes: int = setting(
         3,
         "Schedulers that may be lost with a request in a row, without a token of it in between; "
-        "then it goes on while no other such request does, and fails if one more is lost.",
+        "then it is tried alone in a scheduler, and fails if two of those end with it.",
         minimum=1,
     )
     https_cert: str | None = setting(

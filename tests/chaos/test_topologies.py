@@ -25,12 +25,12 @@ def deaths_that_leave_a_path(workers: int, schedulers: int) -> list[Deaths]:
     scheduler N modulo their number."""
     names = [f"worker-{n}" for n in range(workers)] + [f"scheduler-{n}" for n in range(schedulers)]
     paths = [(f"worker-{n}", f"scheduler-{n % schedulers}") for n in range(workers)]
-    found = []
-    for size in range(1, len(names)):
-        for dead in combinations(names, size):
-            if any(not {*path} & {*dead} for path in paths):
-                found.append(dead)
-    return found
+    return [
+        dead
+        for size in range(1, len(names))
+        for dead in combinations(names, size)
+        if any(not {*path} & {*dead} for path in paths)
+    ]
 
 
 # Every day: of subsets that are alike, one.

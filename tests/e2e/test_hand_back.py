@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import pytest
 
 from pagewire.errors import Code
-from pagewire.packing import unpack, unpack_unsigned
 from pagewire.scheduler import metrics
 from pagewire.v1 import inference_pb2 as pb
+from support.gateway_stream import gateway_streams
 from support.scheduler_stack import (
     Stack,
     StartStack,
@@ -30,48 +29,10 @@ async def start(tmp_path: Path) -> AsyncIterator[StartStack]:
         yield start_stack
 
 
-@dataclass
-class Gateway:
-    """What a gateway has sent and received on its stream."""
-
-    call: grpc.aio.StreamStreamCall
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    text: dict[int, bytes] = field(default_factory=dict)
-    finished: dict[int, pb.Finish] = field(default_factory=dict)
-
-    async def submit(self, stream: int, message: pb.GenerateRequest, moved: bool = False) -> None:
-        """Sends a request."""
-        submit = pb.Submit(stream=stream, request=message.SerializeToString(), moved=moved)
-        await self.call.write(pb.MultiplexRequest(submit=submit))
-
-    async def read(self) -> None:
-        """Takes what comes, for ever."""
-        async for news in self.call:
-            ids, at, text_at = unpack(news.token_ids).tolist(), 0, 0
-            streams = unpack_unsigned(news.streams).tolist()
-            sizes = unpack_unsigned(news.text_sizes).tolist()
-            counts = news.token_counts or [1] * len(streams)
-            for stream, count, size in zip(streams, counts, sizes, strict=True):
-                self.tokens.setdefault(stream, []).extend(ids[at : at + count])
-                held = self.text.get(stream, b"")
-                self.text[stream] = held + news.text[text_at : text_at + size]
-                at, text_at = at + count, text_at + size
-            self.finished |= {each.stream: each.finish for each in news.finished}
-
-
 @pytest.fixture
 async def connect() -> AsyncIterator:
-    reading = []
-
-    def connect_to(stack: Stack) -> Gateway:
-        gateway = Gateway(stack.stub.Multiplex())
-        reading.append((gateway, asyncio.create_task(gateway.read())))
-        return gateway
-
-    yield connect_to
-    for gateway, task in reading:
-        task.cancel()
-        gateway.call.cancel()
+    async with gateway_streams() as connect_to:
+        yield connect_to
 
 
 async def lose_all(stack: Stack) -> None:

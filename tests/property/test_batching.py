@@ -20,6 +20,7 @@ from pagewire.scheduler.core.sequence import Sampling, Sequence, State
 from pagewire.scheduler.core.step_plan import StepPlan
 from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.policies import POLICIES
+from pagewire.suspicion import Loss
 from support.naive_groups import naive_groups
 
 BLOCK_SIZE = 4
@@ -205,6 +206,7 @@ class Batching(RuleBasedStateMachine):
         self.requests: list[Sequence] = []
         self.unanswered: deque[Computed] = deque()
         self.failing = 0
+        self.now = 0.0
 
     @rule(
         prompt=st.integers(1, 40),
@@ -300,21 +302,25 @@ class Batching(RuleBasedStateMachine):
         if not open_requests:
             return
         sequence = open_requests[choice % len(open_requests)]
-        if not self.waiting.remove(sequence):
+        if not self.admission.remove(sequence):
             self.batch.finish(sequence.slot, State.CANCELLED)
         sequence.state = State.CANCELLED
 
     @precondition(lambda self: self.requests)
     @rule()
     def lose_worker(self) -> None:
-        for guilty in self.admission.lose_worker(self.batch, max_failures=2).guilty:
+        loss = Loss("process")
+        self.admission.lose_worker(self.batch, loss, self.now)
+        loss.met("another")
+        for guilty in self.admission.judge():
             guilty.state = State.FAILED
-        self.batch = self.admission.add_worker(self.batch.limits)
+        self.batch = self.admission.add_worker(self.batch.limits, self.now)
         self.worker = PlayedWorker()
         self.unanswered.clear()
 
     def _admit(self) -> None:
-        assert all(admitted.worker is self.batch for admitted in self.admission.admit())
+        self.now += 0.3
+        assert all(admitted.worker is self.batch for admitted in self.admission.admit(self.now))
 
     def _fill_pipeline(self) -> None:
         while len(self.unanswered) < RUN_AHEAD:

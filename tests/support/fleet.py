@@ -27,6 +27,7 @@ from pagewire.v1 import inference_pb2_grpc
 from support.tcp_proxy import TcpProxy, tcp_proxies
 
 PROGRAM = ("-m", "pagewire.cli.main")
+TESTS = Path(__file__).parent.parent
 SIMULATED = (
     "simulated-worker",
     "--profile=h200-qwen3-0.6b",
@@ -138,10 +139,12 @@ async def running_fleet(
     scheduler_flags: tuple[str, ...] = (),
     gateway_flags: tuple[str, ...] = (),
     program: tuple[str, ...] = PROGRAM,
+    poisoned: str = "",
 ) -> AsyncIterator[Fleet]:
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM.
 
-    `program` are Python's arguments that make it the `pagewire` command.
+    `program` are Python's arguments that make it the `pagewire` command. `poisoned` processes,
+    `worker` or `scheduler`, fall by some prompts: see `poisoned.py`.
     """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
@@ -156,26 +159,26 @@ async def running_fleet(
                 metrics_port = free_port()
                 metrics[f"worker-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
-                    *program,
                     *worker_command,
                     f"--worker-address={socket}",
                     f"--worker-metrics-port={metrics_port}",
                 )
-                worker_tier.append(_service(f"worker-{n}", command, socket))
+                worker_tier.append(_service(f"worker-{n}", program, command, socket, poisoned))
             scheduler_tier = []
             for n, port in enumerate(ports):
                 mine = [proxy.address for proxy in to_workers[n::schedulers]]
                 metrics_port = free_port()
                 metrics[f"scheduler-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
-                    *program,
                     "scheduler",
                     f"--grpc-port={port}",
                     f"--workers={','.join(mine)}",
                     f"--scheduler-metrics-port={metrics_port}",
                     *scheduler_flags,
                 )
-                scheduler_tier.append(_service(f"scheduler-{n}", command, f"127.0.0.1:{port}"))
+                scheduler_tier.append(
+                    _service(f"scheduler-{n}", program, command, f"127.0.0.1:{port}", poisoned)
+                )
             gateway_tier, urls = [], []
             known = ",".join(proxy.address for proxy in to_schedulers)
             for n in range(gateways):
@@ -184,14 +187,15 @@ async def running_fleet(
                 metrics_port = free_port()
                 metrics[f"gateway-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
-                    *program,
                     "gateway",
                     f"--port={port}",
                     f"--schedulers={known}",
                     f"--gateway-metrics-port={metrics_port}",
                     *gateway_flags,
                 )
-                gateway_tier.append(_service(f"gateway-{n}", command, f"{urls[-1]}/readyz"))
+                gateway_tier.append(
+                    _service(f"gateway-{n}", program, command, f"{urls[-1]}/readyz")
+                )
             log: list[str] = []
             supervisor = Supervisor(
                 (worker_tier, scheduler_tier, gateway_tier),
@@ -208,10 +212,22 @@ async def running_fleet(
                 await supervisor.stop()
 
 
-def _service(name: str, command: tuple[str, ...], health: str) -> Service:
+def _service(
+    name: str,
+    program: tuple[str, ...],
+    command: tuple[str, ...],
+    health: str,
+    poisoned: str = "",
+) -> Service:
+    environment = {}
+    if poisoned and name.startswith(poisoned):
+        program, environment = ("-m", "support.poisoned"), {"PAGEWIRE_TEST_POISON": poisoned}
+        paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     return Service(
         name=name,
-        command=(sys.executable, *command),
+        environment=environment,
+        command=(sys.executable, *program, *command),
         health=health,
         grace=35.0,
     )

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import math
+import uuid
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -124,17 +125,32 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     retry_after: int = 0  # seconds, reported: that it would refuse what is new
     unable: bool = False  # hands everything back: its workers cannot run it
     knows_model: bool = True
+    instance: str = ""  # of the process that it plays; a new one at each start
+    grants: bool = True  # gives itself alone to who asks
+    tells: pb.WorkerLosses | None = None  # of what it hands back
+    told: list[int] = field(default_factory=list)  # workers lost with what was submitted
+    deadly: str = ""  # prompts that begin so take its process down
+    deaths: int = 0
+    reborn_after: float = 0.1
+    open_at_death: list[int] = field(default_factory=list)  # how many requests each time
+    solitudes: int = 0
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
     moved: list[bool] = field(default_factory=list)  # of those submitted
     aborted: list[str] = field(default_factory=list)
     used: dict[str, pb.Usage] = field(default_factory=dict)  # by id, of what ran and has ended
     running: int = 0
     streams: int = 0
+    _holder: Any = None
+    _address: str = ""
+    _dying: "asyncio.Task[None] | None" = None
     _server: Any = None
 
     async def start(self, address: str | None = None) -> str:
         """Listens, by default on a port that is still free when it comes back; where."""
         address = address or f"127.0.0.1:{free_port()}"
+        self.instance = self.instance or uuid.uuid4().hex
+        self.solitudes, self._holder = 0, None
+        self._address = address
         self._server = grpc.aio.server(interceptors=[SealGate()], options=SERVER_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         bind(self._server, [address])
@@ -142,7 +158,20 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         return address
 
     async def stop(self) -> None:
-        """Breaks every stream."""
+        """Breaks every stream; another process takes its place."""
+        await self.cut()
+        self.instance = ""
+
+    async def die(self) -> None:
+        """Ends, and is started again."""
+        self.deaths += 1
+        self.open_at_death.append(self.running)
+        await self.stop()
+        await asyncio.sleep(self.reborn_after)
+        await self.start(self._address)
+
+    async def cut(self) -> None:
+        """Breaks every stream, of a process that lives."""
         await self._server.stop(None)
 
     async def Multiplex(  # noqa: N802
@@ -157,6 +186,9 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             await self._write(context, open_runs, ended, reader)
         finally:
             reader.cancel()
+            if self._holder is open_runs:
+                self._holder = None
+                self.solitudes += 1
             self.streams -= 1
             self.running -= len(open_runs)
 
@@ -178,6 +210,13 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                     reason=pb.FINISH_REASON_ABORT, usage=run.usage(), queue_seconds=0.25
                 )
                 ended.append(pb.StreamFinish(stream=message.abort, finish=finish))
+            elif message.WhichOneof("message") == "solitude":
+                holder = open_runs if message.solitude and self.grants else None
+                if holder is not self._holder:
+                    self._holder = holder
+                    self.solitudes += 1
+                    if holder is not None:
+                        self._hand_back(open_runs, ended)
 
     def _submit(
         self, submit: pb.Submit, open_runs: dict[int, Run], ended: list[pb.StreamFinish]
@@ -186,10 +225,14 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         request = pb.GenerateRequest.FromString(submit.request)
         self.submitted.append(request)
         self.moved.append(submit.moved)
+        self.told.append(submit.worker_losses.workers)
         run = Run(request, _prompt(request), len(request.resume_token_ids))
         resumed = [run.token(i) for i in range(run.done)]
         assert list(request.resume_token_ids) == resumed, "resumed from tokens that were not sent"
-        if self.draining or self.full_for or self.unable:
+        if self._holder is open_runs:
+            self._hand_back(open_runs, ended)
+        excluded = self._holder is not None and self._holder is not open_runs
+        if self.draining or self.full_for or self.unable or excluded:
             error = pb.Error(code=14, message="the scheduler drains, or has no worker for it")
             if self.full_for:
                 milliseconds = int(1000 * self.full_for)
@@ -199,6 +242,9 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             return
         open_runs[submit.stream] = run
         self.running += 1
+        dying = self._dying is not None and not self._dying.done()
+        if self.deadly and run.prompt.startswith(self.deadly) and not dying:
+            self._dying = asyncio.create_task(self.die())
 
     async def _write(
         self,
@@ -213,11 +259,12 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 await asyncio.sleep(self.step)
                 continue
             response = self._step_of(open_runs)
-            if self.unable:
+            if self.unable or (self._holder is not None and self._holder is not open_runs):
                 self._hand_back(open_runs, ended)
             response.finished.extend(ended)
             ended.clear()
             if first:
+                response.instance_id = self.instance
                 response.models.SetInParent()
                 if self.knows_model:
                     response.models.models.add(id=self.model, created=1, max_model_len=4096)
@@ -228,6 +275,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 if self.read is not None:
                     response.received = self.read
             response.draining = self.draining
+            response.solitudes = self.solitudes
+            response.alone = self._holder is open_runs
             first = False
             await context.write(response)
             await asyncio.sleep(self.step)
@@ -236,6 +285,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         error = pb.Error(code=14, message="no worker is left")
         for stream in open_runs:
             finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
+            finish.worker_losses.MergeFrom(self.tells or pb.WorkerLosses())
             ended.append(pb.StreamFinish(stream=stream, finish=finish))
         self.running -= len(open_runs)
         open_runs.clear()
@@ -257,6 +307,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         texts: list[bytes] = []
         candidates: list[tuple[int, float, bytes]] = []
         for stream, run in list(open_runs.items()):
+            if self.deadly and run.prompt.startswith(self.deadly):
+                continue  # it ends before there is a token of it
             finish = run.finish()
             if finish is None:
                 self._delta(response, stream, run, tokens, texts, candidates)

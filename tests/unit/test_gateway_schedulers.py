@@ -1,8 +1,9 @@
 """Which scheduler takes a request, and what becomes of it when schedulers come and go."""
 
 import asyncio
+import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link
 from pagewire.gateway.schedulers import Schedulers
+from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
 from support.failing_calls import fails_when_cancelled
 from support.scripted_scheduler import MODEL, ScriptedScheduler, token_at
@@ -333,6 +335,52 @@ async def test_what_is_handed_back_by_all_waits_for_a_worker_that_returns(
     assert [len(peer.submitted) for peer in peers] == [1, 2]
 
 
+async def test_the_next_scheduler_hears_of_workers_that_were_lost(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """As long as no token has come since."""
+    peers[1].waiting, peers[0].step = 50, 0.01
+    peers[0].tells = pb.WorkerLosses(workers=3, alone=[0.5])
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    run = generation(tokens=60)
+    schedulers.submit([run])
+    await eventually(lambda: len(run.tokens) > 5)
+    peers[0].unable, peers[1].step = True, 0.01
+    held = len(run.tokens)
+    await eventually(lambda: len(run.tokens) > held + 5)
+    assert (peers[0].told, peers[1].told) == ([0], [3])
+    peers[0].unable, peers[0].ready_workers = False, 2
+    await eventually(lambda: all(link.ready for link in schedulers.links.values()))
+    await peers[1].stop()
+    await ended([run])
+    assert peers[0].told == [0, 0]
+    assert run.tokens.tolist() == tokens_of("hi", 60)
+    await peers[1].start()
+
+
+async def test_others_wait_once_more_while_suspects_are_tried(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    address = await peers[0].start()
+    await peers[1].start()
+    schedulers = await connect(address, resume_seconds=0.5)
+    await peers[0].stop()
+    await eventually(lambda: not schedulers.ready)
+    suspect, other = generation("suspect"), generation("other")
+    for _ in range(3):
+        suspect.note_loss(Loss("before", True))
+    began = asyncio.get_running_loop().time()
+    for run in (suspect, other):
+        schedulers._let_wait(run)
+    schedulers._settle()
+    await ended([other])
+    assert 0.9 < asyncio.get_running_loop().time() - began < 2
+    await ended([suspect])
+    assert other.failure is not None
+    assert other.failure.code == Code.UNAVAILABLE
+    await peers[0].start(address)
+
+
 async def test_what_is_handed_back_does_not_wait_for_ever(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
@@ -539,51 +587,212 @@ async def test_addresses() -> None:
             parse_addresses(bad)
 
 
-async def test_suspects_go_on_one_at_a_time(
-    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pagewire.gateway.schedulers.TRIAL_SECONDS", 0.4)
-    peers[1].waiting = 50
-    schedulers = await connect(*[await peer.start() for peer in peers])
-    runs = [generation(f"prompt {number}") for number in range(3)]
-    for run in runs[:2]:
-        run.note_loss()
-        run.note_loss()
-    peers[0].step = peers[1].step = 60.0  # no token comes
-    await asyncio.sleep(0.1)
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Controls take less time."""
+    monkeypatch.setattr("pagewire.suspicion.CONTROL_SECONDS", 0.4)
+
+
+async def ended(runs: Sequence[Generation], seconds: float = 30) -> None:
+    await eventually(lambda: all(run.ended for run in runs), seconds)
+
+
+def assert_innocent(runs: Sequence[Generation]) -> None:
     for run in runs:
+        assert run.failure is None, run.failure
+        assert run.tokens.tolist() == tokens_of(run.request.prompt, run.request.stop.max_tokens)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_poison_fails_alone_after_a_bounded_number_of_losses(
+    connect: Connect, peers: list[ScriptedScheduler], count: int
+) -> None:
+    for peer in peers:
+        peer.deadly, peer.step = "poison", 0.01
+    addresses = [await peer.start() for peer in peers]
+    schedulers = await connect(*addresses[:count])
+    innocent = [generation(f"innocent {number}", 60) for number in range(12)]
+    poison = generation("poison")
+    for run in (*innocent[:6], poison, *innocent[6:]):
         schedulers.submit([run])
-    await eventually(lambda: len(peers[0].submitted) == 3)
+    await ended([poison, *innocent])
+    assert poison.failure is not None
+    assert poison.failure.code == Code.INTERNAL
+    assert "5 schedulers in a row were lost" in poison.failure.message
+    assert "the last 2 with nothing else to do" in poison.failure.message
+    assert_innocent(innocent)
+    assert sum(peer.deaths for peer in peers) == 5
+    alone = [open_ones for peer in peers for open_ones in peer.open_at_death]
+    assert sorted(alone)[:2] == [1, 1]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("gateways", [1, 2])
+async def test_two_poisons_at_once_fail_and_nobody_else(
+    connect: Connect, peers: list[ScriptedScheduler], gateways: int
+) -> None:
+    peers[0].deadly, peers[0].step = "poison", 0.01
+    await peers[1].start()
+    address = await peers[0].start()
+    doors = [await connect(address, resume_seconds=20.0) for _ in range(gateways)]
+    poisons = [generation(f"poison {number}") for number in range(2)]
+    innocent = [generation(f"innocent {number}", 60) for number in range(8)]
+    for number, run in enumerate([*innocent[:4], *poisons, *innocent[4:]]):
+        doors[number % gateways].submit([run])
+    await ended([*poisons, *innocent], 40)
+    for poison in poisons:
+        assert poison.failure is not None
+        assert poison.failure.code == Code.INTERNAL, poison.failure
+    assert_innocent(innocent)
+    # Each of them three in company, two alone, and some that make a trial of the other void.
+    assert peers[0].deaths <= 2 * (3 + 2) + 2 * 3
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("seed", range(3))
+async def test_innocents_survive_schedulers_that_end_again_and_again(
+    connect: Connect, peers: list[ScriptedScheduler], seed: int
+) -> None:
+    """Long before a token of them: all become suspects, and are tried."""
+    rng = random.Random(seed)
+    for peer in peers:
+        peer.step = 0.05
+    schedulers = await connect(*[await peer.start() for peer in peers], resume_seconds=20.0)
+    runs = [generation(f"run {number}", 10) for number in range(20)]
+    for run in runs:
+        for _ in range(3):
+            run.note_loss(Loss("before", True))
+        schedulers.submit([run])
+
+    async def kill() -> None:
+        while True:
+            await asyncio.sleep(rng.uniform(0.1, 0.6))
+            await rng.choice(peers).die()
+
+    killing = asyncio.create_task(kill())
+    await asyncio.sleep(6)
+    killing.cancel()
+    await asyncio.gather(killing, return_exceptions=True)
+    for peer in peers:
+        await peer.stop()
+        await peer.start(peer._address)
+    await ended(runs, 30)
+    assert_innocent(runs)
+
+
+async def test_a_connection_that_breaks_is_no_loss(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """The same process answers again."""
+    await peers[1].start()
+    address = await peers[0].start()
+    schedulers = await connect(address)
+    peers[0].step = 60.0  # no token comes
+    run = generation()
+    schedulers.submit([run])
+    for cuts in range(1, 8):
+        await eventually(lambda cuts=cuts: len(peers[0].submitted) == cuts)
+        await peers[0].cut()
+        await eventually(lambda: run.losses == 1)
+        peers[0].step = 60.0 if cuts < 7 else 0.01
+        await peers[0].start(address)
+        await eventually(lambda: run.losses == 0)
+    await asyncio.wait_for(run.mailbox.take(), 5)
+    assert_innocent([run])
+
+
+async def test_a_scheduler_that_drains_is_no_loss(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    await peers[1].start()
+    schedulers = await connect(await peers[0].start())
+    peers[0].step = 0.05
+    run = generation(tokens=500)
+    schedulers.submit([run])
+    await eventually(lambda: len(run.tokens) > 1)
+    peers[0].draining = True
+    await eventually(lambda: any(link.draining for link in schedulers.links.values()))
     await peers[0].stop()
-    await eventually(lambda: len(peers[1].submitted) == 2)
-    await asyncio.sleep(0.1)
-    assert [run.losses for run in runs] == [3, 3, 1]
-    assert len(peers[1].submitted) == 2, "a suspect, and one that is none"
-    await eventually(lambda: len(peers[1].submitted) == 3)
-    assert runs[0].losses == 0, "the scheduler has stood it"
+    await eventually(lambda: run.moved)
+    assert run.losses == 0
+    await peers[0].start()
 
 
-async def test_a_suspect_that_is_refused_does_not_wait_for_itself(
+async def test_suspects_are_tried_one_at_a_time_while_others_are_elsewhere(
     connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedulers = await connect(await peers[0].start())
+    monkeypatch.setattr("pagewire.gateway.trials.TRIAL_SECONDS", 0.5)
+    peers[0].step = peers[1].step = 0.05
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    peers[1].waiting = 50
+    await eventually(lambda: any(link.load.waiting for link in schedulers.links.values()))
+    suspects = [generation(f"suspect {number}", 4) for number in range(3)]
+    other = generation("other", 40)
+    schedulers.submit([other])
+    await eventually(lambda: len(other.tokens) > 2)
+    for run in suspects:
+        for _ in range(3):
+            run.note_loss(Loss("before", True))
+        schedulers._let_wait(run)
+    schedulers._settle()
+    await ended([other, *suspects])
+    assert_innocent([other, *suspects])
+    tried = [each.prompt for each in peers[0].submitted]
+    assert tried[0] == "other"
+    assert len(peers[1].submitted) >= 1, "the other one went there meanwhile"
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_scheduler_that_lives_with_a_suspect_clears_it(
+    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.gateway.trials.TRIAL_SECONDS", 0.4)
     await peers[1].start()
-    [link] = schedulers.links.values()
+    schedulers = await connect(await peers[0].start())
+    run = generation("fail=13 fail_at=1", 500)  # so that the script gives it no token
+    run.request.prompt = "hi"
+    for _ in range(3):
+        run.note_loss(Loss("before", True))
+    schedulers._let_wait(run)
+    peers[0].step = 0.8  # but it says something
+    schedulers._settle()
+    await eventually(lambda: run.losses == 0)
+
+
+async def test_a_scheduler_that_is_never_alone_runs_suspects_among_others(
+    connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.gateway.trials.ASK_SECONDS", 0.3)
+    await peers[1].start()
+    schedulers = await connect(await peers[0].start())
+    peers[0].grants, peers[0].step = False, 0.02
     run = generation()
     for _ in range(3):
-        run.note_loss()
+        run.note_loss(Loss("before", True))
     schedulers._let_wait(run)
-    with monkeypatch.context() as drained:
-        drained.setattr(link, "submit", lambda refused: None)  # its trial begins
-        schedulers.link_changed(link)
-        drained.setattr(link, "draining", True)
-        error = pb.Error(code=Code.UNAVAILABLE)
-        finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error)
-        schedulers.generation_ended(link, run, finish)
-    link.returns += 1  # a new process takes the place of the one that drained
-    schedulers.link_changed(link)
-    await asyncio.wait_for(run.mailbox.take(), 3)
-    assert run.tokens.tolist() == tokens_of("hi", 8)
+    schedulers._settle()
+    for _ in range(40):
+        peers[0].waiting += 1  # news, as there always are
+        await asyncio.sleep(0.02)
+    await ended([run])
+    assert_innocent([run])
+
+
+async def test_a_suspect_that_is_handed_back_goes_on_where_a_worker_is(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    schedulers = await connect(*[await peer.start() for peer in peers])
+    peers[0].unable = True
+    peers[1].waiting = 50
+    await eventually(lambda: any(link.load.waiting for link in schedulers.links.values()))
+    run = generation()
+    for _ in range(3):
+        run.note_loss(Loss("before", True))
+    schedulers._let_wait(run)
+    schedulers._settle()
+    await ended([run])
+    assert_innocent([run])
 
 
 async def test_links_close_whose_calls_fail_when_they_are_cancelled(
@@ -599,9 +808,9 @@ async def test_links_close_whose_calls_fail_when_they_are_cancelled(
 def test_a_token_clears_of_suspicion() -> None:
     run = generation()
     for losses in (1, 2, 3):
-        run.note_loss()
+        run.note_loss(Loss("process", True))
         assert run.losses == losses
     run.extend(b"\1\0\0\0", b"x", 0.0)
     assert run.losses == 0
-    run.note_loss()
+    run.note_loss(Loss("process", True))
     assert run.losses == 1

@@ -9,6 +9,7 @@ from pagewire.scheduler.core.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
 from pagewire.scheduler.core.worker_limits import WorkerLimits
+from pagewire.suspicion import Loss
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 
@@ -72,7 +73,7 @@ def test_sequences_of_a_lost_worker_go_on_at_another() -> None:
     list(made.admit())
     plan = lost.plan()
     lost.commit(plan.number, np.array([5], np.int32))
-    assert made.lose_worker(lost, max_failures=2).again == [running]
+    assert made.lose_worker(lost, Loss(), 0.0) == [running]
     assert running.state is State.PENDING
     other = made.add_worker(limits())
     assert [a.worker for a in made.admit()] == [other]

@@ -10,6 +10,7 @@ from pagewire.scheduler.core.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
 from pagewire.scheduler.core.worker_limits import WorkerLimits
+from pagewire.suspicion import Loss
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 
@@ -82,7 +83,7 @@ def test_a_failed_or_draining_worker_is_left_out(routing: str) -> None:
     cluster = Cluster(routing, workers=3)
     cluster.send(conversation(1))
     lost, drained = cluster.workers[0], cluster.workers[1]
-    assert len(cluster.admission.lose_worker(lost, 2).again) == 1
+    assert len(cluster.admission.lose_worker(lost, Loss(), 0.0)) == 1
     cluster.admission.drain_worker(drained)
     assert [admitted.worker for admitted in cluster.admission.admit()] == [cluster.workers[2]]
     assert {cluster.send(conversation(n)) for n in range(2, 6)} == {2}

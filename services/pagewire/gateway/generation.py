@@ -10,6 +10,7 @@ from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.logprobs import LogprobLog
+from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -66,7 +67,6 @@ class Generation:
     __slots__ = (
         "_attempts",
         "_held_at_loss",
-        "_losses",
         "_text",
         "_used",
         "closed",
@@ -87,7 +87,10 @@ class Generation:
         "refused_by",
         "request",
         "started_at",
+        "suspicion",
         "tokens",
+        "waits_again",
+        "worker_losses",
     )
 
     def __init__(
@@ -106,6 +109,7 @@ class Generation:
         self.closed = False
         self.posted = False
         self.moved = False  # it has lost its scheduler, or waited for one
+        self.waits_again = False  # it has waited as long as requests do, while suspects were tried
         self.refused_by: set[str] = set()  # schedulers that had no room for it
         # Schedulers that had no worker for it, and their `Link.returns` at that time.
         self.handed_back: dict[str, int] = {}
@@ -113,7 +117,11 @@ class Generation:
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
-        self._losses = self._held_at_loss = 0
+        self.suspicion = Suspicion()
+        # Workers that may have been lost through it, as the scheduler says that gave it back, and
+        # the tokens that it had then.
+        self.worker_losses: tuple[pb.WorkerLosses, int] | None = None
+        self._held_at_loss = 0
         self._text = bytearray()
         # What its scheduler says that it used, completed or not; `on_use` is called when it does.
         self._used: pb.Usage | None = None
@@ -122,16 +130,29 @@ class Generation:
     @property
     def losses(self) -> int:
         """Schedulers that were lost with it in a row, without a token of it in between."""
-        return self._losses if len(self.tokens) == self._held_at_loss else 0
+        return self.suspicion.losses if len(self.tokens) == self._held_at_loss else 0
 
-    def note_loss(self) -> None:
+    def note_loss(self, loss: Loss) -> None:
         """The scheduler that had it is gone."""
-        self._losses = self.losses + 1
+        if len(self.tokens) != self._held_at_loss:
+            self.suspicion.clear()
+        self.suspicion.note(loss)
         self._held_at_loss = len(self.tokens)
 
-    def forgive(self) -> None:
-        """It is not what takes schedulers down."""
-        self._losses = 0
+    def note_worker_losses(self, finish: pb.Finish) -> None:
+        """A scheduler gives it back; the next one should know what this one knows."""
+        told = finish.worker_losses if finish.HasField("worker_losses") else None
+        self.worker_losses = None if told is None else (told, len(self.tokens))
+
+    @property
+    def model(self) -> str:
+        """The name of the model that runs it."""
+        return self.request.model
+
+    @property
+    def request_id(self) -> str:
+        """What logs call it."""
+        return self.request.request_id
 
     @property
     def ended(self) -> bool:

@@ -19,6 +19,7 @@ from pagewire.packing import unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS, SILENT_HEARTBEATS, end_call, open_channel
 from pagewire.sealing import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.stall import Stall
+from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,12 @@ class Owner(Protocol):
     def link_changed(self, link: "Link") -> None:
         """The link's load, models or readiness changed."""
 
-    def link_lost(self, link: "Link", generations: list[Generation]) -> None:
-        """The stream broke; these had not ended."""
+    def link_lost(self, link: "Link", generations: list[Generation], loss: Loss | None) -> None:
+        """The stream broke; these had not ended. There is no loss where the scheduler drained, or
+        none was connected."""
+
+    def link_returned(self, link: "Link") -> None:
+        """It is known what became of the process that was lost."""
 
     def generation_ended(self, link: "Link", generation: Generation, finish: pb.Finish) -> None:
         """The scheduler ended a generation that is still wanted."""
@@ -64,6 +69,14 @@ class Link:
         self.load = pb.Load()
         # How often it has gained a worker: what it could not run before that, it may run now.
         self.returns = 0
+        # Of the process: since when it has lived without one that another gateway tried there.
+        self.instance = ""
+        self.lived_since = 0.0
+        # Odd while some gateway has it alone, and whether this one does.
+        self.solitudes = 0
+        self.alone = False
+        # Not known yet whether that was a process or a connection.
+        self._loss: Loss | None = None
         self._owner = owner
         self._metrics = metrics
         self._others = 0
@@ -84,6 +97,29 @@ class Link:
         """Whether new requests may be sent."""
         takes_requests = self.connected and not self.draining and not self.leaving
         return takes_requests and self.load.ready_workers > 0
+
+    @property
+    def reserved(self) -> bool:
+        """Whether some gateway has it alone: nothing else may be sent for some seconds."""
+        return self.solitudes % 2 == 1
+
+    def serves(self, generation: Generation) -> bool:
+        """Whether it is ready, has the model, and has not refused the generation, or has found a
+        worker since it handed it back."""
+        return (
+            self.ready
+            and generation.model in self.models
+            and self.target not in generation.refused_by
+            and generation.handed_back.get(self.target) != self.returns
+        )
+
+    def takes(self, generation: Generation) -> bool:
+        """Whether a generation may be sent to run there among others."""
+        return not self.reserved and self.serves(generation)
+
+    def has(self, generation: Generation) -> bool:
+        """Whether a generation is open here."""
+        return generation in self._streams
 
     @property
     def idle(self) -> bool:
@@ -122,6 +158,9 @@ class Link:
         self._streams[generation] = stream
         request = generation.next_attempt().SerializeToString()
         submit = pb.Submit(stream=stream, request=request, moved=generation.moved)
+        losses = generation.worker_losses
+        if losses is not None and losses[1] == len(generation.tokens):
+            submit.worker_losses.CopyFrom(losses[0])
         self._send(pb.MultiplexRequest(submit=submit))
 
     def abort(self, generation: Generation) -> bool:
@@ -131,6 +170,19 @@ class Link:
             return False
         self._send(pb.MultiplexRequest(abort=stream))
         return True
+
+    def ask_for_solitude(self, wanted: bool) -> None:
+        """Asks for the scheduler alone, or gives that up; see `alone`."""
+        self._send(pb.MultiplexRequest(solitude=wanted))
+
+    def explain(self, loss: Loss, instance: str = "") -> None:
+        """A loss is decided: by the process that answers now, or by time, as none does."""
+        if loss.ended is None or instance:
+            loss.met(instance)
+        if self._loss is loss:
+            if instance:
+                self._loss = None
+            self._owner.link_returned(self)
 
     def _free_stream(self) -> int:
         """A number no open generation has; one is free again once its Finish was received."""
@@ -210,14 +262,18 @@ class Link:
 
     def _forget(self) -> None:
         """Drops the state of a stream that is over and hands its generations back."""
-        self.connected = self.draining = False
+        loss = Loss(self.instance) if self.connected and not self.draining else None
+        if self.connected:
+            self._loss = loss
+        self.connected = self.draining = self.alone = False
         self.load = pb.Load()
         self._others = 0
         self._outbox.clear()
         orphans = self.generations()
         self._open.clear()
         self._streams.clear()
-        self._owner.link_lost(self, orphans)
+        self._owner.link_lost(self, orphans, loss)
+        self.solitudes = 0
 
     def _receive(self, response: pb.MultiplexResponse) -> None:
         self._received += 1
@@ -231,7 +287,8 @@ class Link:
         if response.HasField("models"):
             if response.models.models:  # none before it has seen a worker: it serves what it did
                 self.models = {model.id: model for model in response.models.models}
-            self.connected = True
+            if not self.connected:
+                self._connect(response.instance_id)
             served = ", ".join(sorted(self.models)) or "no model yet"
             log.info("scheduler %s is connected and serves %s", self.target, served)
         if response.HasField("load"):
@@ -242,6 +299,9 @@ class Link:
             if response.HasField("received"):
                 self._check_reading(response.received)
         changed = response.HasField("models") or response.HasField("load") or response.draining
+        if (response.solitudes, response.alone) != (self.solitudes, self.alone):
+            self._note_solitude(response)
+            changed = True
         if changed or self._owner.on_trial:
             self._owner.link_changed(self)
 
@@ -253,6 +313,20 @@ class Link:
         self._unread_looked = now
         if self._unread.look(received, self._sent > received):
             raise StreamError(f"of {self._sent} messages it has read {received}")
+
+    def _connect(self, instance: str) -> None:
+        self.connected = True
+        self.instance = instance
+        self.lived_since = time.monotonic()
+        if self._loss is not None:
+            self.explain(self._loss, instance or "unknown")
+
+    def _note_solitude(self, response: pb.MultiplexResponse) -> None:
+        if response.solitudes != self.solitudes:
+            self.returns += 1  # what it gave back for that, it may run now
+            if not self.alone and response.solitudes % 2 == 0:
+                self.lived_since = time.monotonic()  # another gateway tried one there
+        self.solitudes, self.alone = response.solitudes, response.alone
 
     def _deliver(self, response: pb.MultiplexResponse) -> None:
         """Hands each entry its slice of the tokens and the text. This is the hot path."""

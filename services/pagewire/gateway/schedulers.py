@@ -14,7 +14,9 @@ from pagewire.gateway.affinity import head, in_order
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link
+from pagewire.gateway.trials import Trials
 from pagewire.rpc import LARGEST_REQUEST_BYTES as LARGEST_MESSAGE_BYTES
+from pagewire.suspicion import ENDS_ALONE, EXPLAINED_SECONDS, Loss
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -24,16 +26,15 @@ RESOLVE_SECONDS = 5.0
 LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
 LARGEST_REQUEST_BYTES = LARGEST_MESSAGE_BYTES * 3 // 4
-# A scheduler that has lived so long with a suspect, without a token of it yet, stands it.
-TRIAL_SECONDS = 5.0
 
 
 class Schedulers:
     """One link to each scheduler, and the generations that wait for a link.
 
     A generation with which `max_resumes` schedulers were lost in a row, without a token of it in
-    between, is a suspect. Suspects go on one at a time: each until its next token, or until its
-    scheduler has lived with it for a while. One whose scheduler is lost before that fails.
+    between, is a suspect. Suspects go on one at a time, each alone in a scheduler: until its next
+    token, or until its scheduler has lived with it for a while. One that was alone in two processes
+    that ended fails, if those without it lived in between (`suspicion.py`).
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class Schedulers:
     ) -> None:
         self._credentials = credentials
         self._max_resumes = max_resumes
-        # The suspect that goes on, and when it has stood the trial.
-        self._trial: tuple[Generation, asyncio.TimerHandle] | None = None
+        self._trials = Trials(self._leave_queue)
+        self._suspects_wait = False
         self.links: dict[str, Link] = {}
         self._addresses = addresses
         self._targets: dict[Address, list[str]] = {}
@@ -57,6 +58,7 @@ class Schedulers:
         self._resume_seconds = resume_seconds
         self._homeless: dict[Generation, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._explanations: set[asyncio.TimerHandle] = set()
         self._refresher: asyncio.Task[None] | None = None
         self._was_ready = asyncio.Event()
         self._settling: asyncio.Handle | None = None
@@ -95,8 +97,8 @@ class Schedulers:
             timer.cancel()
         if self._settling is not None:
             self._settling.cancel()
-        if self._trial is not None:
-            self._trial[1].cancel()
+        for timer in self._explanations:
+            timer.cancel()
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
     def models(self) -> dict[str, pb.Model]:
@@ -158,29 +160,50 @@ class Schedulers:
 
     def link_changed(self, link: Link) -> None:
         """Gives waiting generations another try."""
+        self._trials.heard(link)
         if link.ready:
             self._was_ready.set()
-            if self._homeless:
+            if self._homeless or self._trials.active:
                 self._settle()
 
-    def link_lost(self, link: Link, generations: list[Generation]) -> None:
+    def link_lost(self, link: Link, generations: list[Generation], loss: Loss | None) -> None:
         """Moves generations to another scheduler, or lets them wait for one."""
+        self._trials.lost(link, generations, loss)
+        if loss is not None:
+            for generation in generations:
+                generation.note_loss(loss)
+            if not link.reserved:  # else it may have been for one that was tried there
+                for generation in self._homeless:
+                    generation.suspicion.lost_without()
+            self._explain_later(link, loss)
         for generation in generations:
-            on_trial = self._trial is not None and self._trial[0] is generation
-            generation.note_loss()
-            if on_trial and generation.losses > self._max_resumes:
-                self._convict(generation)
-            else:
-                self._let_wait(generation)
+            self._let_wait(generation)
         self._settle()
         if link.leaving:
             self._drop(link)
+
+    def link_returned(self, link: Link) -> None:
+        """What is known now may prove a suspect guilty, or clear generations of suspicion."""
+        for generation in [each for each in self._homeless if each.suspicion.guilty]:
+            self._convict(generation)
+        self._settle_soon()
+
+    def _explain_later(self, link: Link, loss: Loss) -> None:
+        """In case the scheduler does not return to explain it."""
+
+        def explain() -> None:
+            self._explanations.discard(timer)
+            link.explain(loss)
+
+        timer = asyncio.get_running_loop().call_later(EXPLAINED_SECONDS, explain)
+        self._explanations.add(timer)
 
     def generation_ended(self, link: Link, generation: Generation, finish: pb.Finish) -> None:
         """Passes the end on, unless another scheduler can do what this one could not."""
         if finish.error.code == Code.UNAVAILABLE:
             # With its siblings, which may end in the same message.
             generation.handed_back[link.target] = link.returns
+            generation.note_worker_losses(finish)
             self._let_wait(generation)
             self._settle_soon()
             return
@@ -227,6 +250,7 @@ class Schedulers:
         if self.links.pop(link.target, None) is None:
             return
         log.info("scheduler %s is no longer listed", link.target)
+        self._trials.lost(link, (), None)
         task = asyncio.create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -237,7 +261,11 @@ class Schedulers:
         The first in the order of its prompt's head that is not much busier than all together
         (consistent hashing with bounded loads); the least loaded for a prompt without a head.
         """
-        able = {link.target: link for link in self.links.values() if _takes(link, generation)}
+        able = {
+            link.target: link
+            for link in self.links.values()
+            if link.takes(generation) and not self._trials.has(link)
+        }
         if len(able) > 1 and (key := head(generation.request)):
             requests = 1 + sum(link.requests for link in able.values())
             workers = sum(link.load.ready_workers for link in able.values())
@@ -266,54 +294,40 @@ class Schedulers:
         """Sends waiting generations, oldest first, wherever one can go; siblings stay together."""
         self._settling = None
         chosen: dict[tuple[Mailbox, int], Link | None] = {}
-        for generation in list(self._homeless):
+        suspects = [g for g in self._homeless if g.losses >= self._max_resumes]
+        self._suspects_wait = bool(suspects)
+        if suspects or self._trials.active:
+            self._trials.go_on(suspects, self.links.values())
+        for generation in [g for g in self._homeless if g.losses < self._max_resumes]:
             family = (generation.mailbox, generation.prompt)
             if family not in chosen:
                 chosen[family] = self._choose(generation)
             link = chosen[family]
-            if link is not None and not _takes(link, generation):
+            if link is not None and not link.takes(generation):
                 link = self._choose(generation)
-            if link is not None and self._may_go_on(generation):
-                self._homeless.pop(generation).cancel()
-                self._move(generation, link)
+            if link is not None:
+                self._leave_queue(generation, link)
 
     @property
     def on_trial(self) -> bool:
-        """Whether suspects may be waiting for one that goes on."""
-        return self._trial is not None
+        """Whether suspects wait or are tried."""
+        return self._suspects_wait or self._trials.active
 
-    def _may_go_on(self, generation: Generation) -> bool:
-        """Unless it is a suspect and another one goes on."""
-        if generation.losses < self._max_resumes:
-            return True
-        if self._trial is not None:
-            other, timer = self._trial
-            over = other.closed or other.ended or other.losses == 0
-            if other is not generation and not over:
-                return False
-            timer.cancel()
-        timer = asyncio.get_running_loop().call_later(TRIAL_SECONDS, self._acquit, generation)
-        self._trial = generation, timer
-        return True
-
-    def _acquit(self, generation: Generation) -> None:
-        """Its scheduler lives."""
-        generation.forgive()
-        self._trial = None
-        self._settle()
+    def _leave_queue(self, generation: Generation, link: Link) -> None:
+        generation.waits_again = False
+        self._homeless.pop(generation).cancel()
+        self._move(generation, link)
 
     def _convict(self, generation: Generation) -> None:
-        """It has lost as many schedulers as it may, and the last one as the only suspect."""
-        assert self._trial is not None
-        self._trial[1].cancel()
-        self._trial = None
-        name, losses = generation.request.request_id, generation.losses
+        """Schedulers that had it alone have ended, and those without it lived."""
+        self._homeless.pop(generation).cancel()
+        name, losses = generation.request_id, generation.losses
         log.error("request %s was open at %d schedulers that were lost", name, losses)
         generation.fail(
             RequestError(
                 Code.INTERNAL,
                 f"{losses} schedulers in a row were lost while they had request {name!r}, the last "
-                "one soon after it had come; it is not resumed again (max_resumes)",
+                f"{ENDS_ALONE} with nothing else to do; it is not resumed again",
             )
         )
 
@@ -328,6 +342,14 @@ class Schedulers:
         link.submit(generation)
 
     def _give_up(self, generation: Generation) -> None:
+        suspect = generation.losses >= self._max_resumes
+        its_turn_comes = suspect and self.ready
+        # Suspects may take the only scheduler down more than once while it waits.
+        once_more = self._suspects_wait and not generation.waits_again
+        if generation.seconds_left > 0 and (its_turn_comes or once_more):
+            generation.waits_again = True
+            self._let_wait(generation)
+            return
         del self._homeless[generation]
         reason = f"no scheduler with a ready worker was there for {self._resume_seconds:g} s; retry"
         code = Code.UNAVAILABLE
@@ -335,17 +357,6 @@ class Schedulers:
             reason = "no scheduler with a ready worker was there within deadline_ms"
             code = Code.DEADLINE_EXCEEDED
         generation.fail(RequestError(code, reason))
-
-
-def _takes(link: Link, generation: Generation) -> bool:
-    """Whether a scheduler is ready, serves the model, and has not refused the generation, or has
-    found a worker since it handed it back."""
-    return (
-        link.ready
-        and generation.request.model in link.models
-        and link.target not in generation.refused_by
-        and generation.handed_back.get(link.target) != link.returns
-    )
 
 
 def least_loaded(links: Iterable[Link]) -> Link | None:

@@ -34,11 +34,13 @@ from pagewire.scheduler.queue_bounds import QueueBounds
 from pagewire.scheduler.ready_workers import ReadyWorker, ReadyWorkers
 from pagewire.scheduler.requests import ModelLimits, ParsedRequest
 from pagewire.scheduler.slot_streams import SlotStreams
+from pagewire.scheduler.solitude import Solitude
 from pagewire.scheduler.text_helper import TextHelpers
 from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.worker_info import worker_limits
 from pagewire.scheduler.worker_link import WorkerLink, encode_step
 from pagewire.sealing import summary
+from pagewire.suspicion import EXPLAINED_SECONDS, Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 
 # Requests of a client that has gone which are ended in one turn of the loop.
 ABORTED_AT_ONCE = 256
+# How often suspects are looked at that must not run yet; without any there is nothing to look at.
+LOOK_AT_HELD_SECONDS = 0.25
 
 
 class Engine:
@@ -66,10 +70,17 @@ class Engine:
         self.tokenizer = tokenizer
         self.draining = False
         self.created = int(time.time())
+        self.instance_id = uuid.uuid4().hex
+        self.solitude = Solitude(self._make_room)
         self._config = config
         self._on_readiness = on_readiness
         self._policy = make_policy(config.policy)
-        self._admission = Admission(self._policy, ROUTERS[config.routing]())
+        self._admission = Admission(
+            self._policy, ROUTERS[config.routing](), max(1, config.max_retry_attempts)
+        )
+        # By worker: what is not known yet, whether its process ended.
+        self._losses: dict[str, Loss] = {}
+        self._pump_later: asyncio.TimerHandle | None = None
         self._waiting = self._admission.waiting
         self._workers = ReadyWorkers()
         self._open = OpenRequests()
@@ -94,11 +105,13 @@ class Engine:
         stream: int,
         moved: bool = False,
         owner: str = "",
+        worker_losses: pb.WorkerLosses | None = None,
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
-        `moved` is whether it has run or waited elsewhere before. One without an id is given one.
-        `owner` is the name of the API key whose ids it shares; it is empty for all peers.
+        `moved` is whether it has run or waited elsewhere before, `worker_losses` what happened
+        there. One without an id is given one. `owner` is the name of the API key whose ids it
+        shares; it is empty for all peers.
         """
         message = arrival.message
         self._arrivals += 1
@@ -108,7 +121,10 @@ class Engine:
         received = time.monotonic()
         request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
         request.owner = owner
+        request.worker_losses = worker_losses
         self._arrivals += reserved_arrivals(message.beam_search.width)
+        if self.solitude.is_for(buffer):
+            self._make_room()  # what was tried before has stood the trial
         refusal = self._refusal(message, request)
         if refusal is not None:
             metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
@@ -132,6 +148,15 @@ class Engine:
         """Ends a request by its id, of one owner or of any; whether it was open."""
         found = [self._abort(request) for request in self._open.named(request_id, owner)]
         return any(found)
+
+    def is_alone(self, buffer: DeltaBuffer) -> bool:
+        """Whether a gateway has this scheduler alone, and nothing of others is open any more."""
+        return self.solitude.is_for(buffer) and self._open.are_all_of(buffer)
+
+    def _make_room(self) -> None:
+        """Gives back all that gateways can continue elsewhere; what they cannot ends here."""
+        for request in self._open.that_move():
+            self._give_back(request, failures.another_is_tried())
 
     def abort_all(self, buffer: DeltaBuffer) -> None:
         """Ends every request of a client that has gone."""
@@ -184,7 +209,11 @@ class Engine:
         if info.model != self.model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self.model!r}")
         limits = worker_limits(self._config, info)
-        batch = self._admission.add_worker(limits)
+        batch = self._admission.add_worker(limits, time.monotonic())
+        loss = self._losses.pop(link.address, None)
+        if loss is not None:
+            loss.met(info.instance_id)
+            self._judge()
         worker = ReadyWorker(
             link, info, batch, SlotStreams(limits.num_slots, self.tokenizer.token_texts)
         )
@@ -220,16 +249,20 @@ class Engine:
         worker = self._workers.remove(link)
         if worker is None:
             return
-        loss = self._admission.lose_worker(worker.batch, max(1, self._config.max_retry_attempts))
-        if worker.draining and not loss.again and not loss.guilty:
+        loss = None
+        if not link.has_said_why:
+            loss = Loss(worker.info.instance_id, ended=True if link.hung else None)
+        again = self._admission.lose_worker(worker.batch, loss, time.monotonic())
+        if worker.draining and not again:
             log.info("worker %s has drained and is left", link.address)
         else:
             metrics.WORKER_LOSSES.inc()
-            log.warning("worker %s is lost; %d sequences run again", link.address, len(loss.again))
-        for sequence in loss.guilty:
-            request: Request = sequence.owner
-            log.error("request %s took %d workers down", request.request_id, sequence.failures)
-            self._fail(request, failures.took_workers_down(sequence))
+            log.warning("worker %s is lost; %d sequences run again", link.address, len(again))
+        if link.hung:
+            self._judge()
+        elif loss is not None:
+            self._losses[link.address] = loss
+            asyncio.get_running_loop().call_later(EXPLAINED_SECONDS, self._explain, loss)
         self._workers_changed()
         self._pump_soon()
 
@@ -281,6 +314,21 @@ class Engine:
         elif not self._pump_scheduled:
             self._or_end(self._go_on, worker)
 
+    def _explain(self, loss: Loss) -> None:
+        """A worker has not returned for so long that it is taken to have ended."""
+        if loss.ended is None:
+            loss.met("")
+            self._judge()
+
+    def _judge(self) -> None:
+        """It is known whether a worker has ended, and so perhaps by whom."""
+        for sequence in self._admission.judge():
+            request: Request = sequence.owner
+            failure = failures.took_workers_down(sequence)
+            log.error("request %s: %s", request.request_id, failure.message)
+            self._fail(request, failure)
+        self._pump_soon()
+
     def _workers_changed(self) -> None:
         self._absence.note(self.ready)
         self._on_readiness()
@@ -290,6 +338,8 @@ class Engine:
     def _refusal(self, message: pb.GenerateRequest, request: Request) -> RequestError | None:
         if self.draining:
             return RequestError(Code.UNAVAILABLE, "this scheduler is draining; use another one")
+        if self.solitude.excludes(request.buffer):
+            return failures.another_is_tried()
         conflict = self._open.conflict(request)
         return conflict or self._bounds.refusal(request.moved, tokens=0)
 
@@ -316,6 +366,9 @@ class Engine:
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = begin(request, parsed)
+        if (told := request.worker_losses) is not None:
+            suspicion = Suspicion.told(told.workers, list(told.alone), time.monotonic())
+            self._admission.take_up(sequence, suspicion)
         ended = await replay(request, parsed)
         if not request.open:
             return
@@ -365,13 +418,21 @@ class Engine:
             for worker in self._workers:
                 if worker.wants_step(self._config.run_ahead):
                     progress |= self._send_step(worker)
-        if self._waiting and not self.ready:
+        if not self.ready:
             self._give_up_waiting()
+        if self._admission.held and self._pump_later is None:
+            self._pump_later = asyncio.get_running_loop().call_later(
+                LOOK_AT_HELD_SECONDS, self._look_at_held
+            )
         self._bounds.settle(self.ready)
         for worker in self._workers:
             if worker.draining and worker.batch.idle and not worker.left:
                 worker.left = True
                 worker.link.leave()
+
+    def _look_at_held(self) -> None:
+        self._pump_later = None
+        self._pump_soon()
 
     def _go_on(self, worker: ReadyWorker) -> None:
         """Plans for a worker that has answered; while nobody waits that is nothing to others."""
@@ -381,7 +442,7 @@ class Engine:
             self._pump_soon()
 
     def _admit(self) -> None:
-        for admitted in self._admission.admit():
+        for admitted in self._admission.admit(time.monotonic()):
             sequence = admitted.sequence
             request: Request = sequence.owner
             if admitted.worker is None:
@@ -400,7 +461,7 @@ class Engine:
 
     def _give_up_waiting(self) -> None:
         """While no worker is ready: nobody waits for one longer than is stated."""
-        for sequence in self._waiting:
+        for sequence in self._admission.stranded():
             request: Request = sequence.owner
             seconds = self._absence.too_long_for(request.buffer.moves)
             if request.open and seconds is not None:
@@ -412,7 +473,13 @@ class Engine:
             log.info("request %s goes back: %s", request.request_id, failure.message)
             metrics.HANDED_BACK.inc()
             request.text = None  # what the text holds back comes from where it goes on
-            self.stop(request, State.CANCELLED, error_finish(failure))
+            finish = error_finish(failure)
+            told = [s.suspicion for s in request.sequences if s.suspicion and not s.state.final]
+            if told:
+                worst = max(told, key=lambda suspicion: suspicion.losses)
+                finish.worker_losses.workers = worst.losses
+                finish.worker_losses.alone.extend(trial.took for trial in worst.trials)
+            self.stop(request, State.CANCELLED, finish)
         else:
             self._fail(request, failure)
 
@@ -496,7 +563,7 @@ class Engine:
             request.parsing.cancel()
             self._end_parsing(request)
         for sequence in request.sequences:
-            if not self._waiting.remove(sequence):
+            if not self._admission.remove(sequence):
                 self._workers.finish(sequence)
         self.close(request, state, finish)
         self._pump_soon()

@@ -2,6 +2,7 @@
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.suspicion import ENDS_ALONE
 
 
 def unparsed() -> RequestError:
@@ -26,11 +27,12 @@ def unqueued() -> RequestError:
 
 
 def took_workers_down(sequence: Sequence) -> RequestError:
-    """Its workers were lost, one after the other."""
+    """Its workers were lost, one after the other, and others were not."""
+    losses = sequence.suspicion.losses if sequence.suspicion is not None else 0
     return RequestError(
         Code.INTERNAL,
-        f"{sequence.failures} workers in a row were lost while they computed this request, the "
-        "last one with nothing else to compute; it is not run again",
+        f"{losses} workers in a row were lost while they computed this request, the last "
+        f"{ENDS_ALONE} with nothing else to compute; it is not run again",
     )
 
 
@@ -59,6 +61,15 @@ def no_worker_large_enough(sequence: Sequence) -> RequestError:
         Code.UNAVAILABLE,
         f"the request needs KV for {sequence.max_computed} tokens, more than the workers take "
         "that this scheduler has left; use another one, or try again later",
+    )
+
+
+def another_is_tried() -> RequestError:
+    """A gateway has the scheduler alone for some seconds."""
+    return RequestError(
+        Code.UNAVAILABLE,
+        "this scheduler tries another request alone for some seconds; use another scheduler, or "
+        "come back then",
     )
 
 

@@ -20,7 +20,7 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
     batches = workers.batches()
     full = bounds.refusal(moved=False, tokens=1)
     return pb.Load(
-        waiting=len(admission.waiting),
+        waiting=len(admission.waiting) + len(admission.held),
         running=sum(batch.num_running for batch in batches),
         used_blocks=sum(batch.pool.used for batch in batches),
         total_blocks=sum(batch.pool.total for batch in batches),

@@ -25,6 +25,8 @@ class Request:
     arrival: int
     # It has run or waited elsewhere before: it may find room where new ones do not.
     moved: bool = False
+    # Workers that may have been lost through it there.
+    worker_losses: pb.WorkerLosses | None = None
     sequence: Sequence | None = None
     # Its own sequences run in place of `sequence`.
     beams: BeamRequest | None = None

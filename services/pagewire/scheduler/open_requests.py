@@ -56,6 +56,14 @@ class OpenRequests:
         """All of a client."""
         return [request for request in self._by_stream.values() if request.buffer is buffer]
 
+    def that_move(self) -> list[Request]:
+        """Those whose clients continue them elsewhere."""
+        return [request for request in self._by_stream.values() if request.buffer.moves]
+
+    def are_all_of(self, buffer: DeltaBuffer) -> bool:
+        """Whether no other client has one."""
+        return all(request.buffer is buffer for request in self._by_stream.values())
+
     def in_state(self, state: State) -> int:
         """How many have a sequence in a state; may be asked on any thread."""
         requests = list(self._by_stream.values())  # one operation under the interpreter's lock

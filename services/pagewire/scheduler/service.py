@@ -78,6 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 caller.admit(cost_of(arrival.message, arrival.prompt_tokens, self._max_model_len()))
         except RequestError as error:
             await abort_with(context, error)
+        await self._engine.solitude.over()
         buffer, finish = DeltaBuffer(), None
         self._engine.submit(arrival, buffer, 0, owner=owner)
         try:
@@ -102,11 +103,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """A gateway's stream: reads requests beside writing the news of all of them."""
         buffer = DeltaBuffer(moves=True)
         reader = asyncio.create_task(self._read(requests, buffer))
+        self._engine.solitude.join(buffer)
         try:
             await self._write(context, buffer, reader)
         finally:
             reader.cancel()
             self._engine.abort_all(buffer)
+            self._engine.solitude.part(buffer)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
         """Ends a request by id; with a key one of its own only."""
@@ -166,6 +169,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     self._submit(message.submit, buffer)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.abort(buffer, message.abort)
+                elif message.WhichOneof("message") == "solitude":
+                    if message.solitude:
+                        self._engine.solitude.ask(buffer)
+                    else:
+                        self._engine.solitude.give_up(buffer)
         finally:
             buffer.ready.set()
 
@@ -175,7 +183,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except RequestError as failure:
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
-            self._engine.submit(arrival, buffer, submit.stream, submit.moved)
+            told = submit.worker_losses if submit.HasField("worker_losses") else None
+            self._engine.submit(arrival, buffer, submit.stream, submit.moved, worker_losses=told)
 
     async def _write(
         self, context: Context, buffer: DeltaBuffer, reader: "asyncio.Task[None]"
@@ -183,11 +192,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Sends news until the gateway closes its side."""
         loop = asyncio.get_running_loop()
         models, load, sent_at, beat_at = None, None, 0.0, 0.0
+        solitude = (0, False)
         timer = loop.call_soon(buffer.ready.set)
         while not reader.done():
             now = loop.time()
             response = buffer.take()
             changed = len(response.streams) > 0 or len(response.finished) > 0
+            if models is None:
+                response.instance_id = self._engine.instance_id
+            response.solitudes = self._engine.solitude.count
+            response.alone = response.solitudes % 2 == 1 and self._engine.is_alone(buffer)
+            if solitude != (response.solitudes, response.alone):
+                solitude, changed = (response.solitudes, response.alone), True
             if now - sent_at >= LOAD_INTERVAL:
                 state = (self._engine.models(), self._engine.draining)
                 if state != models:

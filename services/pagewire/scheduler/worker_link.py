@@ -35,6 +35,8 @@ LOOKS_AT_A_STEP = 8  # in the time that it has
 # A worker that does not serve yet is asked again on a new connection after so many seconds: on a
 # damaged one its answer may never come.
 HANDSHAKE_SECONDS = 8.0
+# How a worker ends a stream because another scheduler took it over, or its time to drain is over.
+SAY_WHY = (grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class WorkerEvents(Protocol):
@@ -80,6 +82,10 @@ class WorkerLink:
         self._events = events
         self.retired = False
         self.connected = False
+        # The latest stream ended for a reason that is known, and that no sequence is.
+        self.has_said_why = False
+        # It ended because a step did not: that is no connection that broke.
+        self.hung = False
         self._leaving = False
         self._outgoing: asyncio.Queue[pb.RunRequest | None] = asyncio.Queue()
         self._reported = ""
@@ -168,7 +174,7 @@ class WorkerLink:
         if ready is None or ready.WhichOneof("message") != "ready":
             raise ValueError("its first message is not `ready`")
         self._outgoing = asyncio.Queue()
-        self._leaving = False
+        self._leaving = self.has_said_why = self.hung = False
         self._sent = self._answered = self._received = 0
         self._unread = Stall(SILENT_HEARTBEATS)
         self._events.on_ready(self, ready.ready)
@@ -189,10 +195,12 @@ class WorkerLink:
                     continue
                 self._answered += 1
                 self._events.on_result(self, message.result)
+            self.has_said_why = True
             if not self._leaving:
                 raise ValueError("it ended the stream")
         finally:
             self.connected = False
+            self.has_said_why |= self.retired
             for task in tasks:
                 task.cancel()
             self._events.on_lost(self)
@@ -241,6 +249,7 @@ class WorkerLink:
             self._answered + 1,
             self._step_timeout,
         )
+        self.hung = True
         call.cancel()
 
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
@@ -259,6 +268,7 @@ class WorkerLink:
             code, details = await call.code(), await call.details()
             if code is grpc.StatusCode.OK:
                 return None
+            self.has_said_why = code in SAY_WHY
             raise grpc.aio.AioRpcError(
                 code, await call.initial_metadata(), await call.trailing_metadata(), details
             )

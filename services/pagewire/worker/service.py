@@ -57,6 +57,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             log.warning("the scheduler's stream is still open after %g s", seconds)
+            if self._session is not None:
+                late = f"this worker is shutting down and has waited for {seconds:g} s"
+                self._session.end(RequestError(Code.DEADLINE_EXCEEDED, late))
 
     def set_moving(self, moving: bool) -> None:
         """While steps do not get on, the worker serves nobody: its stream ends, none opens."""

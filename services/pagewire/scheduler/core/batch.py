@@ -45,6 +45,8 @@ class WorkerBatch:
         self.slots = SlotTable(limits.num_slots)
         self.in_flight: deque[StepPlan] = deque()
         self.preemptions = 0
+        # When it came, in seconds of the caller's clock.
+        self.joined = 0.0
         # The most prompt tokens of a step that has decodes too.
         self.chunk_tokens = limits.max_num_batched_tokens
         self._policy = policy
@@ -70,6 +72,12 @@ class WorkerBatch:
     def backlog(self) -> int:
         """Known tokens of admitted sequences that are in no step yet."""
         return self._backlog
+
+    @property
+    def tried(self) -> Sequence | None:
+        """The suspect whose steps run alone."""
+        slot = self._isolation.alone
+        return None if slot is None else self.slots.sequences[slot]
 
     @property
     def idle(self) -> bool:

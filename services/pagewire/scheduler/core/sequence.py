@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from pagewire.packing import Int32Array
+from pagewire.suspicion import Loss, Suspicion
 
 # A sequence that gets so many tokens further after a failure has recovered from it: one is the
 # prefill's, the others are decoded.
@@ -86,6 +87,10 @@ class Sequence:
     failed_at: int = -RECOVERED_AFTER
     # It may be what takes workers down: its steps run alone until it has recovered.
     suspect: bool = False
+    # The workers that were lost with it since it last recovered; None before the first.
+    suspicion: Suspicion | None = None
+    # When a suspect was last admitted, in seconds of the caller's clock.
+    tried_at: float = 0.0
     # Who asks, and by when the request should have ended, in milliseconds of the caller's clock.
     tenant: str = ""
     deadline: int = 0
@@ -125,6 +130,31 @@ class Sequence:
     def recovered(self, num_output: int) -> bool:
         """Whether it had recovered from its last failure by the time it had so many tokens."""
         return num_output - self.failed_at >= RECOVERED_AFTER
+
+    def note_loss(self, loss: Loss) -> None:
+        """The worker that computed it is gone."""
+        if self.suspicion is None or self.recovered(len(self.output)):
+            self.suspicion = Suspicion()
+        self.suspicion.note(loss)
+        self.failed_at = len(self.output)
+
+    @property
+    def accused(self) -> bool:
+        """Whether workers were lost while it was alone in their steps, as far as is known."""
+        if not self.suspect or self.suspicion is None:
+            return False
+        return self.suspicion.undecided or bool(self.suspicion.trials)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known yet what became of a worker that it had alone."""
+        return self.suspicion is not None and self.suspicion.undecided
+
+    def may_be_tried(self, lived_since: float, now: float) -> bool:
+        """Whether it may run at a worker that has lived since then."""
+        return not self.accused or (
+            self.suspicion is not None and self.suspicion.may_be_tried(lived_since, now)
+        )
 
     def record_failure(self) -> int:
         """Counts a failure; returns how many there were since it last recovered."""
