@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -175,6 +177,50 @@ async def test_a_helper_that_cannot_start_is_tried_again(caplog: pytest.LogCaptu
     await pool.close()
     with pytest.raises(HelperError, match="shutting down"):
         await waiting
+
+
+async def test_closing_fails_tasks_at_every_stage() -> None:
+    """Also one that a helper has been given and has not begun."""
+    for turns in range(1, 6):
+        async with running() as pool:
+            await pool.run(b"pid")
+            tasks = [asyncio.create_task(pool.run(b"sleep 60")) for _ in range(2)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await pool.close()
+            async with asyncio.timeout(5):
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(end) for end in ends] == ["tests is shutting down"] * 2
+        with pytest.raises(HelperError, match="shutting down"):
+            await pool.run(b"pid")
+
+
+async def test_a_task_given_up_before_it_began_keeps_its_helper() -> None:
+    async with running() as pool:
+        pid = await pool.run(b"pid")
+        for _ in range(5):
+            unwanted = asyncio.create_task(pool.run(b"sleep 60"))
+            await asyncio.sleep(0)  # `run` has begun, and its helper has not been woken
+            unwanted.cancel()
+            assert await pool.run(b"pid") == pid
+
+
+async def test_without_descriptors_it_tries_again_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", none_left)
+        pool = HelperPool("tests", TARGET, "hello ", size=1, timeout=20)
+        await pool.start()
+        await asyncio.sleep(0.5)
+    assert caplog.text.count("did not start") == 1
+    try:
+        assert await pool.run(b"echo again") == b"hello again"
+    finally:
+        await pool.close()
 
 
 def test_helpers_end_with_their_service() -> None:

@@ -102,6 +102,8 @@ class HelperPool:
 
         Whoever cancels this frees the helper: a process that does not end by itself is killed.
         """
+        if self._closed:
+            raise HelperError(f"{self._name} is shutting down")
         work = _Task(task, large, asyncio.get_running_loop().create_future())
         self._waiting.append(work)
         self._assign()
@@ -127,6 +129,8 @@ class HelperPool:
         skipped: list[_Task] = []
         while self._waiting and self._idle:
             task = self._waiting.popleft()
+            if task.answer.done():
+                continue
             if task.large and self._large >= max(1, self._size - 1):
                 skipped.append(task)
                 continue
@@ -181,22 +185,18 @@ class HelperPool:
         finally:
             if helper in self._idle:
                 self._idle.remove(helper)
+            if helper.task is not None:  # it was given one, and ends before it began it
+                _fail(helper.task, f"{self._name} is shutting down")
             helper.connection.close()
             await _end(helper.process)
 
     async def _launch(self) -> _Helper | None:
         """A process that is ready for tasks; None if it did not get so far."""
-        ours, its = socket.socketpair()
-        ours.setblocking(False)
-        with its:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "pagewire.helpers.process",
-                str(its.fileno()),
-                pass_fds=(its.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-            )
+        try:
+            process, ours = await _spawn()
+        except OSError as error:  # no descriptors, processes or memory are left
+            log.error("a helper of %s did not start: %s", self._name, error)
+            return None
         helper = _Helper(process, ours)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -226,6 +226,8 @@ class HelperPool:
 
         task.answer.add_done_callback(abandon)
         try:
+            if task.answer.cancelled():
+                return True
             async with asyncio.timeout(self._timeout):
                 await _send(helper.connection, task.data)
                 _settle(task, *await _receive(helper.connection))
@@ -247,6 +249,26 @@ class HelperPool:
             self._large -= task.large
             helper.task = None
         return False
+
+
+async def _spawn() -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """A process, and our end of the connection to it."""
+    ours, its = socket.socketpair()
+    ours.setblocking(False)
+    try:
+        with its:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "pagewire.helpers.process",
+                str(its.fileno()),
+                pass_fds=(its.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours
 
 
 def _settle(task: _Task, kind: bytes, data: bytes) -> None:
