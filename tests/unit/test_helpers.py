@@ -161,6 +161,25 @@ async def test_large_tasks_leave_one_helper_to_others() -> None:
             task.cancel()
 
 
+async def test_smaller_tasks_go_first_and_the_oldest_among_equals() -> None:
+    ended: list[str] = []
+
+    async def note(pool: HelperPool, name: str, size: int) -> None:
+        await pool.run(b"echo " + bytes(size))
+        ended.append(name)
+
+    async with running() as pool:
+        await pool.run(b"pid")
+        first = asyncio.create_task(pool.run(b"sleep 1"))
+        await asyncio.sleep(0.1)
+        sizes = {"large": 9000, "older": 600, "newer": 550, "small": 20}
+        async with asyncio.TaskGroup() as group:
+            for name, size in sizes.items():
+                group.create_task(note(pool, name, size))
+        await first
+    assert ended == ["small", "older", "newer", "large"]
+
+
 async def test_large_tasks_run_where_there_is_one_helper() -> None:
     async with running() as pool:
         assert await pool.run(b"echo large", large=True) == b"hello large"

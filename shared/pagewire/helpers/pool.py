@@ -1,13 +1,13 @@
 """The helper processes of one service, and who of them computes what."""
 
 import asyncio
+import bisect
 import contextlib
 import logging
 import pickle
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,11 @@ class _Task:
     answer: asyncio.Future[bytes]
     began: float = field(default_factory=time.monotonic)
 
+    @property
+    def magnitude(self) -> int:
+        """Tasks of one magnitude take about as long as each other."""
+        return len(self.data).bit_length()
+
 
 @dataclass(slots=True, eq=False)
 class _Helper:
@@ -54,7 +59,8 @@ class HelperPool:
     """Processes that answer tasks: bytes in, bytes out.
 
     Each computes one task at a time. With two or more, one of them is always left for tasks that
-    are not `large`. A helper that dies or takes too long costs its task alone and is replaced.
+    are not `large`. Smaller tasks go first, by powers of two, and the oldest first among those of
+    about one size. A helper that dies or takes too long costs its task alone and is replaced.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class HelperPool:
         self._size = size
         self._timeout = timeout
         self._observe = observe
-        self._waiting: deque[_Task] = deque()
+        self._waiting: list[_Task] = []  # in the order in which they go
         self._idle: list[_Helper] = []
         self._large = 0
         self._keepers: set[asyncio.Task[None]] = set()
@@ -105,7 +111,7 @@ class HelperPool:
         if self._closed:
             raise HelperError(f"{self._name} is shutting down")
         work = _Task(task, large, asyncio.get_running_loop().create_future())
-        self._waiting.append(work)
+        bisect.insort_right(self._waiting, work, key=lambda task: task.magnitude)
         self._assign()
         outcome = "answered"
         try:
@@ -125,21 +131,21 @@ class HelperPool:
             self._observe(outcome, time.monotonic() - work.began)
 
     def _assign(self) -> None:
-        """Gives waiting tasks, oldest first, to helpers that are free; starts one if none is."""
-        skipped: list[_Task] = []
-        while self._waiting and self._idle:
-            task = self._waiting.popleft()
-            if task.answer.done():
-                continue
+        """Gives waiting tasks, in their order, to helpers that are free; starts one if none is."""
+        at = 0
+        while at < len(self._waiting) and self._idle:
+            task = self._waiting[at]
             if task.large and self._large >= max(1, self._size - 1):
-                skipped.append(task)
+                at += 1
+                continue
+            del self._waiting[at]
+            if task.answer.done():
                 continue
             self._large += task.large
             helper = self._idle.pop()
             helper.task = task
             helper.wake.set()
-        self._waiting.extendleft(reversed(skipped))
-        if len(self._waiting) > len(skipped) and not self._starting:
+        if len(self._waiting) > at and not self._starting:
             self._start_helper()
 
     def _start_helper(self) -> None:
