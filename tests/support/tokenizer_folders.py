@@ -32,6 +32,16 @@ def byte_level_folder(folder: Path) -> Path:
     return _save(tokenizer, folder, tokenizer.token_to_id("<|end|>"))
 
 
+def partial_byte_level_folder(folder: Path, unknown: str | None) -> Path:
+    """Byte-level BPE that has no tokens for most bytes: `unknown` stands for them, if given."""
+    names = ["a", "b", *([] if unknown is None else [unknown])]
+    vocab = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=unknown, fuse_unk=unknown is not None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _save(tokenizer, folder, 0)
+
+
 def byte_fallback_folder(folder: Path) -> Path:
     """SentencePiece-like BPE with byte fallback, as of Llama 2 and Mistral."""
     words = ["▁The", "▁quick", "fox", "▁", "a", "b", "e", "h", "▁hello", "ü"]

@@ -21,7 +21,12 @@ from pagewire.scheduler.tokenizer import (
     TooManyTokensError,
 )
 from pagewire.v1 import inference_pb2 as pb
-from support.tokenizer_folders import CORPUS, byte_fallback_folder, byte_level_folder
+from support.tokenizer_folders import (
+    CORPUS,
+    byte_fallback_folder,
+    byte_level_folder,
+    partial_byte_level_folder,
+)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +133,15 @@ def test_a_text_is_refused_for_its_tokens_only_if_it_has_too_many(
     else:
         with pytest.raises(TooManyTokensError):
             tokenizer.encode(text, most=most)
+
+
+@pytest.mark.parametrize("unknown", [None, "<unk>"], ids=["left out", "one for all"])
+def test_bytes_without_a_token_are_not_counted(tmp_path: Path, unknown: str | None) -> None:
+    folder = partial_byte_level_folder(tmp_path, unknown)
+    for text in ("ab" + "~" * 10_000, "~" * 5_000 + "ab"):
+        ids = Tokenizer(folder).encode(text).tolist()
+        assert len(ids) <= 3
+        assert Tokenizer(folder).encode(text, most=3).tolist() == ids
 
 
 @pytest.mark.parametrize("piece", ["a", "ab ", "🙂", "hello world\n"])

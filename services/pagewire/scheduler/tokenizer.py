@@ -311,6 +311,8 @@ def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
 
 def _keeps_all(backend: Backend) -> bool:
     """Whether tokens stand for all of a text, as its normalizer leaves it."""
+    if any(backend.token_to_id(character) is None for character in _bytes_of_characters()):
+        return False  # bytes without a token are left out, or many become one
     spec = json.loads(backend.to_str())
     if spec.get("normalizer") not in (None, {"type": "NFC"}):
         return False
