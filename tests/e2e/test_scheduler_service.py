@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from pagewire.errors import Code
+from pagewire.helpers.pool import HelperPool
 from pagewire.packing import pack, unpack, unpack_unsigned
 from pagewire.process import essential
 from pagewire.scheduler import metrics
@@ -690,6 +691,28 @@ async def test_random_requests_and_aborts_leave_nothing(start) -> None:
 
     await asyncio.gather(*(one(n) for n in range(500)))
     await stack.settle()
+
+
+async def test_chats_of_many_messages_are_read_by_a_helper(start, monkeypatch) -> None:
+    """Small ones in bytes, of which the template makes a long text."""
+    tasks = []
+    run = HelperPool.run
+
+    async def noting(pool: HelperPool, task: bytes, large: bool = False) -> bytes:
+        tasks.append(task[:1])
+        return await run(pool, task, large)
+
+    monkeypatch.setattr(HelperPool, "run", noting)
+    stack = await start(worker_info())
+    chat = pb.ChatInput(messages=[pb.ChatMessage(role="user")] * 200)
+    ids = (await stack.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids
+    assert tasks == [b"T"]
+    request_all = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=False)
+    text = (await stack.stub.Detokenize(request_all)).text
+    assert text == "<|start|>user\n<|end|>\n" * 200 + "<|start|>assistant\n"
+    with pytest.raises(grpc.aio.AioRpcError, match="leaves no room for output"):
+        [_ async for _ in stack.stub.Generate(pb.GenerateRequest(request_id="many", chat=chat))]
+    assert tasks[-1:] == [b"G"]
 
 
 async def test_tokenize_and_detokenize(start) -> None:

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from pagewire.errors import RequestError
 from pagewire.scheduler.large_requests import (
     INLINE_IDS_BYTES,
+    INLINE_MESSAGES,
+    INLINE_TEMPLATE_BYTES,
     INLINE_TEXT_BYTES,
     MAX_FIELDS,
     MAX_OTHER_BYTES,
+    Arrival,
     arrival_of,
 )
 from pagewire.v1 import inference_pb2 as pb
@@ -51,6 +54,26 @@ def test_of_a_large_request_the_small_fields_are_decoded(large: dict[str, object
     # As a gateway sends it: the input behind the rest.
     split = small().SerializeToString() + pb.GenerateRequest(**large).SerializeToString()
     assert arrival_of(split).message == arrival.message
+
+
+@pytest.mark.parametrize("resumed", [[], MANY_IDS[:5000]], ids=["small", "with ids"])
+def test_chats_of_which_a_template_makes_long_texts_are_large(resumed: list[int]) -> None:
+    """Each message may be empty; `n` of them are rendered with what the template puts around."""
+
+    def read(messages: int, variable: int = 0) -> Arrival:
+        chat = pb.ChatInput(messages=[pb.ChatMessage()] * messages)
+        if variable:
+            chat.template_kwargs["v"] = "x" * variable
+        data = small(chat=chat, resume_token_ids=resumed).SerializeToString()
+        arrival = arrival_of(data)
+        assert arrival.data in (None, data)
+        return arrival
+
+    assert read(INLINE_MESSAGES, 100).data is None
+    for large in (read(INLINE_MESSAGES + 1), read(1, INLINE_TEMPLATE_BYTES)):
+        assert large.data is not None
+        assert large.message == small()
+        assert large.resumes == bool(resumed)
 
 
 @given(

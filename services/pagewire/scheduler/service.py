@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -16,7 +16,7 @@ from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc import HEARTBEAT_SECONDS
 from pagewire.scheduler.delivery import DeltaBuffer
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of
+from pagewire.scheduler.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of, grows
 from pagewire.scheduler.open_request import error_finish
 from pagewire.scheduler.text_helper import detokenized, tokenized
 from pagewire.sealing import CorruptMessageError
@@ -53,7 +53,7 @@ class RawRequests(grpc.aio.ServerInterceptor):
             return handler
         decode, encode = handler.request_deserializer, handler.response_serializer
         return handler._replace(
-            request_deserializer=lambda data: decode(data) if len(data) <= most else data,
+            request_deserializer=lambda data: _read(data, decode, most),
             response_serializer=lambda answer: (
                 answer if isinstance(answer, bytes) else encode(answer)
             ),
@@ -229,6 +229,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             log.warning("a gateway's stream ends: %s", error)
             await abort_with(context, RequestError(Code.DATA_LOSS, str(error)))
         await reader
+
+
+def _read(data: bytes, decode: Callable[[bytes], Any], most: int) -> Any:
+    """The message, or its bytes if it is too large for the event loop."""
+    if len(data) > most:
+        return data
+    message = decode(data)
+    return data if not isinstance(message, pb.DetokenizeRequest) and grows(message) else message
 
 
 def _arrival(request: pb.GenerateRequest | bytes) -> Arrival:
