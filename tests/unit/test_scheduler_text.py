@@ -165,6 +165,26 @@ def test_too_many_tokens_are_proved_from_the_beginning(
     assert sum(encoded) < 10_000
 
 
+def test_ids_without_a_token_do_not_lengthen_the_window(byte_fallback: Tokenizer) -> None:
+    """A model may know more ids than its tokenizer; many in a row must not take longer each."""
+    decoded: list[int] = []
+    backend = byte_fallback._backend
+
+    class Counting:
+        id_to_token = staticmethod(backend.id_to_token)
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> Any:
+            decoded.append(len(ids))
+            return backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    detokenizer = PrefixDetokenizer(Counting(), frozenset(), frozenset())  # type: ignore[arg-type]
+    hello = backend.token_to_id("▁hello")
+    ids = [hello, *[byte_fallback.vocab_size + 5] * 1000, hello]
+    text = "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+    assert text == byte_fallback.decode(ids) == "hello hello"
+    assert max(decoded) <= 2
+
+
 def test_special_tokens_have_no_text(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("<|start|>hi<|end|>").tolist()
     assert "".join(pieces_of(byte_level, ids)) == "hi"

@@ -280,8 +280,8 @@ class PrefixDetokenizer:
 
     def feed(self, token: int) -> str:
         """See Detokenizer."""
-        if token in self._special_ids:
-            return ""
+        if token in self._special_ids or self._backend.id_to_token(token) is None:
+            return ""  # it would only make the window longer
         self._ids.append(token)
         if token in self._fallback_ids:
             return ""
