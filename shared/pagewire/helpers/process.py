@@ -34,7 +34,9 @@ Compute = Callable[[bytes], bytes]
 
 def main() -> None:
     """Answers tasks until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the service
+    # What is sent to a whole group is for the service, which drains first and then ends this.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
     _end_with(os.getppid())
     with socket.socket(fileno=int(sys.argv[1])) as connection:
