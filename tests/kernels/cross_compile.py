@@ -19,6 +19,7 @@ from unittest.mock import patch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -73,7 +74,8 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         aligned = isinstance(value, int) and value % 16 == 0
         if hasattr(value, "data_ptr") or (aligned and not parameter.do_not_specialize):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs, attributes)
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(kernel, signature, constexprs, attributes)
     compiled = triton.compile(source, target=HOPPER, options=options)
     report = _assemble(compiled.asm["ptx"])
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))

@@ -25,6 +25,8 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def launches() -> None:
     """Kernels with constants of every kind, and some whose functions others call as well."""
+    from test_attention_hopper import HALVES, HEADS
+    from test_attention_hopper import launch as prefill
     from test_compile_sm90 import decode
     from test_compile_sm90_pointwise import meta_state
 
@@ -35,6 +37,7 @@ def launches() -> None:
     x = meta(1, 256)
     linear.norm_linear(x, meta(256), 1e-6, meta(512, 256))
     decode(64, 16, 8, 128)
+    prefill(HEADS[0], HALVES[0])
 
 
 def wrong_launch() -> None:
@@ -55,7 +58,13 @@ def compile_and_launch() -> dict[str, Any]:
     from pagewire.worker.compilations import collected, compiled_here, on_compilation
     from pagewire.worker.compile_server import TargetDriver
     from pagewire.worker.ops import load_ops
-    from pagewire.worker.ops.triton import attention_decode, linear, sampling, sampling_filters
+    from pagewire.worker.ops.triton import (
+        attention_decode,
+        attention_prefill_hopper,
+        linear,
+        sampling,
+        sampling_filters,
+    )
 
     class Hopper(TargetDriver):
         def get_current_stream(self, device: int) -> int:
@@ -68,7 +77,7 @@ def compile_and_launch() -> dict[str, Any]:
     driver.set_active(Hopper(GPUTarget("cuda", 90, 32)))
     load_ops("triton")
     attention_decode.multiprocessors = sampling.multiprocessors = lambda device: 132
-    for module in (attention_decode, linear, sampling, sampling_filters):
+    for module in (attention_decode, attention_prefill_hopper, linear, sampling, sampling_filters):
         module.dependent_launch = lambda device: True
 
     def submit(job: Job) -> None:
@@ -112,9 +121,13 @@ def report() -> dict[str, Any]:
 def test_launches_find_what_the_pool_has_compiled(report: dict[str, Any]) -> None:
     assert report["compiled here"] == []
     assert sorted(report["ready"]) == sorted(report["compiled"])
-    assert {"_draw_kernel", "_search_kernel", "_vector_kernel", "decode_kernel"} < {
-        *report["ready"]
-    }
+    assert {
+        "_draw_kernel",
+        "_search_kernel",
+        "_vector_kernel",
+        "decode_kernel",
+        "prefill_hopper_kernel",
+    } < {*report["ready"]}
 
 
 def test_each_variant_is_compiled_once(report: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.triton import attention_prefill_hopper as hopper
 from pagewire.worker.ops.triton.device import dependent_launch
 from pagewire.worker.ops.triton.integers import next_power_of_2
 from pagewire.worker.ops.triton.paged import LOG2_E, LOWEST, check_layout, lines, lookup
@@ -73,7 +74,8 @@ def prefill_attention(
         max_query_length: no chunk is longer, padding aside. Short chunks are cut into smaller
             tiles.
         out: like `q`, takes the result; a new tensor when None.
-        config: the tiles; chosen by dtype, head size and `max_query_length` when None.
+        config: the tiles; chosen by dtype, head size and `max_query_length` when None. Hopper then
+            has a kernel of its own for most shapes, `attention_prefill_hopper`.
 
     Returns:
         `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if it was given. Rows before
@@ -87,13 +89,16 @@ def prefill_attention(
     _, kv_heads, block_size, _ = k_cache.shape
     chunks = slots.shape[0]
     group = query_heads // kv_heads
+    out = torch.empty_like(q) if out is None else out
+    if config is None and hopper.is_supported(q, k_cache, chunks, max_query_length):
+        hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
+        return out
     config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
     tile_rows = max(config.rows, next_power_of_2(group))
     tile_tokens = tile_rows // group
     pdl = config.pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
 
-    out = torch.empty_like(q) if out is None else out
     # One more than the chunks' tiles, because the tokens after the last chunk form one too.
     tiles = tokens // tile_tokens + chunks + 1
     _prefill_kernel[(kv_heads, tiles)](
