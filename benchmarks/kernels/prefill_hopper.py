@@ -1,0 +1,125 @@
+"""Time prefill attention on a Hopper GPU: the plain kernel and Hopper's own, in turns.
+
+    PYTHONPATH=services:shared python3 benchmarks/kernels/prefill_hopper.py [--json FILE]
+
+Each kernel is captured in a CUDA graph, and the graphs are replayed in turns, first one and then
+the other in front: a GPU at its power limit is slower for whatever comes later. Rates are medians
+in TFLOP/s of the scores that the causal mask leaves. Results of both kernels are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+import triton
+
+from pagewire.worker.kernel_bench.inputs import Heads, paged, prefill_starts
+from pagewire.worker.ops.triton import attention_prefill_hopper as hopper
+from pagewire.worker.ops.triton.attention_prefill import prefill_attention, prefill_config
+
+DEVICE = torch.device("cuda")
+ROUNDS = 8  # the first is not counted
+# (queries, tokens cached)
+POINTS = {
+    "1 x 8192": [(8192, 8192)],
+    "4 x 2000": [(2000, 2000)] * 4,
+    "8192 after 57,344": [(8192, 8192 + 57344)],
+    "8192 after 112k": [(8192, 8192 + 112 * 1024)],
+    "2048 after 120k": [(2048, 2048 + 120 * 1024)],
+    "1 x 2048": [(2048, 2048)],
+    "512 after 8192": [(512, 8704)],
+    "64 after 8192": [(64, 8256)],
+    "16 x 64 after 1000": [(64, 1064)] * 16,
+    "64 x 16 after 500": [(16, 516)] * 64,
+}
+
+Call = Callable[[], torch.Tensor]
+
+
+def calls_of(heads: Heads, chunks: list[tuple[int, int]]) -> dict[str, Call]:
+    counts = [count for count, _ in chunks]
+    cache = paged([length for _, length in chunks], heads, DEVICE)
+    k, v = cache.caches[0]
+    q = torch.randn(sum(counts), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
+    places = (cache.tables, cache.slots, prefill_starts(counts, DEVICE), cache.lengths)
+    scale, longest = heads.dim**-0.5, max(counts)
+    config = prefill_config(heads.dtype, heads.dim, heads.query // heads.kv * longest)
+
+    def plain() -> torch.Tensor:
+        return prefill_attention(q, k, v, *places, scale, longest, config=config)
+
+    def of_hopper() -> torch.Tensor:
+        out = torch.empty_like(q)
+        hopper.prefill(out, q, k, v, *places, scale)
+        return out
+
+    return {"plain": plain, "hopper": of_hopper}
+
+
+def milliseconds(calls: dict[str, Call], repeats: int) -> dict[str, float]:
+    graphs = {}
+    for name, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            for _ in range(repeats):
+                call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS):
+        for name in list(graphs)[:: 1 if turn % 2 else -1]:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            if turn:
+                times[name].append(begin.elapsed_time(end) / repeats)
+    return {name: statistics.median(some) for name, some in times.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    options = parser.parse_args()
+    if not hopper.is_hopper(torch.device("cuda", torch.cuda.current_device())):
+        print("needs a GPU of compute capability 9.0", file=sys.stderr)
+        return 1
+    rows = []
+    for heads in (Heads(32, 8), Heads(16, 8)):
+        for name, chunks in POINTS.items():
+            torch.manual_seed(0)
+            calls = calls_of(heads, chunks)
+            plain, ours = (call().float() for call in calls.values())
+            difference = float((plain - ours).norm() / plain.norm())
+            scores = sum(n * (length - n) + n * (n + 1) // 2 for n, length in chunks)
+            work = 4 * scores * heads.query * heads.dim
+            took = milliseconds(calls, repeats=max(1, min(10, int(2e12 / work))))
+            rates = {kernel: round(work / ms / 1e9, 1) for kernel, ms in took.items()}
+            rows.append({"heads": str(heads), "point": name, **rates, "difference": difference})
+            print(f"{heads!s:24} {name:20} {rates}  difference {difference:.1e}", flush=True)
+            del calls
+            torch.cuda.empty_cache()
+    if options.json:
+        report = {
+            "date": date.today().isoformat(),
+            "command": "python3 benchmarks/kernels/prefill_hopper.py",
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "unit": "TFLOP/s",
+            "results": rows,
+        }
+        options.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
