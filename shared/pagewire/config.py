@@ -142,6 +142,14 @@ class GatewayConfig(RequestConfig):
         "then it is tried alone in a scheduler, and fails if two of those end with it.",
         minimum=1,
     )
+    max_json_nodes: int = setting(
+        2_000_000,
+        "Most values in the JSON of a request body, counted before it is parsed.",
+        minimum=1,
+    )
+    parser_processes: int = setting(
+        2, "Most helper processes that parse large request bodies.", minimum=1
+    )
     https_cert: str | None = setting(
         None, "PEM file with the certificate (chain) shown to HTTP clients: HTTPS instead of HTTP."
     )

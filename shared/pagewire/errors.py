@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 _LONGEST_MESSAGE = 1000
+_LONGEST_FIELD = 200
 
 
 class Code(IntEnum):
@@ -39,6 +40,8 @@ class RequestError(Exception):
         # Messages quote what was sent; gRPC's statuses travel in headers, which are small.
         if len(self.message) > _LONGEST_MESSAGE:
             self.message = self.message[:_LONGEST_MESSAGE] + "..."
+        if len(self.field) > _LONGEST_FIELD:
+            self.field = self.field[:_LONGEST_FIELD] + "..."
 
     def __str__(self) -> str:
         return self.message

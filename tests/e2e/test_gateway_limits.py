@@ -18,8 +18,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
-from pagewire.gateway.answer import PacedJson
 from pagewire.gateway.http_protocol import HEAD_BYTES, HttpProtocol
+from pagewire.gateway.paced_json import PacedJson
 from support.certificates import Authority
 from support.gateway_process import GatewayProcess, gateway
 
@@ -170,7 +170,7 @@ async def test_a_whole_answer_may_be_read_slowly_behind_tls(tmp_path: Path) -> N
     client_tls = ssl.create_default_context(cafile=identity.ca)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await PacedJson("x" * size)(scope, receive, send)
+        await PacedJson([json.dumps("x" * size).encode()])(scope, receive, send)
 
     tls = {"ssl": server_tls, "ssl_shutdown_timeout": 0.5}
     async with _served(HttpProtocol, app, 0.5, **tls) as address:

@@ -22,11 +22,12 @@ async def in_process_gateway(
     schedulers = Schedulers(parse_addresses(await scheduler.start()), metrics)
     await schedulers.start()
     await eventually(lambda: schedulers.ready)
-    app = create_app(Gateway(schedulers, metrics, max_body_bytes, max_open_requests))
-    transport = httpx.ASGITransport(app)
+    gateway = Gateway(schedulers, metrics, max_body_bytes, max_open_requests)
+    transport = httpx.ASGITransport(create_app(gateway))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client
     finally:
+        await gateway.parser.close()
         await schedulers.close()
         await scheduler.stop()

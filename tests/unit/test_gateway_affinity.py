@@ -8,6 +8,7 @@ import pytest
 from pagewire.addresses import parse_addresses
 from pagewire.gateway.affinity import head, in_order
 from pagewire.gateway.generation import Generation, Mailbox
+from pagewire.gateway.input import Input
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.v1 import inference_pb2 as pb
@@ -80,7 +81,8 @@ async def test_conversations_return_and_no_scheduler_is_overrun(
     def send(request: pb.GenerateRequest, tokens: int) -> Generation:
         request.sampling.seed = 1
         request.stop.max_tokens = tokens
-        generation = Generation(request, 0, 0, Mailbox(), eager=False)
+        common = Input(head=head(request))
+        generation = Generation(request, 0, 0, Mailbox(), eager=False, common=common)
         schedulers.submit([generation])
         return generation
 

@@ -15,6 +15,7 @@ from pagewire.gateway import reply
 from pagewire.gateway.bill import Bill
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation import Generation, Mailbox
+from pagewire.gateway.input import Input
 from pagewire.gateway.job import Job
 from pagewire.packing import pack
 from pagewire.v1 import inference_pb2 as pb
@@ -120,8 +121,9 @@ def account(**limits: int) -> Account:
 
 def job(prompts: int = 1, max_tokens: int | None = 10, n: int = 1) -> Job:
     stop = pb.StopConditions(max_tokens=max_tokens)
-    requests = [pb.GenerateRequest(prompt="x" * 40, stop=stop) for _ in range(prompts * n)]
-    return Job(requests, n, n, None, False, False, False)  # type: ignore[arg-type]
+    requests = [pb.GenerateRequest(stop=stop) for _ in range(prompts * n)]
+    common = [Input(tokens=10)] * prompts
+    return Job(requests, common, n, n, None, False, False, False)  # type: ignore[arg-type]
 
 
 def let_in(holder: Account, wanted: Job, now: float) -> Bill:

@@ -24,7 +24,7 @@ def generation(index: int, prompt: int, tokens: int, logprob: float) -> Generati
 
 def job(candidates: int, n: int) -> Job:
     reply = CompletionReply(Envelope("cmpl", "text_completion", "m"))
-    return Job([], candidates, n, reply, False, False, False)
+    return Job([], [], candidates, n, reply, False, False, False)
 
 
 def test_the_best_by_mean_are_taken_best_first() -> None:

@@ -11,12 +11,12 @@ import pytest_asyncio
 from starlette.requests import Request
 
 from pagewire.gateway import body as gateway_body
-from pagewire.gateway.body import parse
-from pagewire.gateway.chat import ChatRequest
-from pagewire.gateway.completions import CompletionRequest
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.limits import BodyLimits
+from pagewire.gateway.parsing import JobParser
 from pagewire.limits import MAX_MESSAGES
 from support.in_process_gateway import in_process_gateway
+from support.jobs import requests_of
 from support.scripted_scheduler import ScriptedScheduler
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -360,8 +360,8 @@ async def test_what_a_chat_becomes() -> None:
         cache_salt="tenant",
         deadline_ms=2500,
     )
-    job = parse(ChatRequest, body.encode()).job("m")
-    (request,) = job.requests
+    job = JobParser(BodyLimits()).job("chat", body.encode(), {"m": 100})
+    (request,) = requests_of(job)
     turns = [(turn.role, turn.content, turn.name) for turn in request.chat.messages]
     assert turns == [("system", "be brief", ""), ("user", "a\nb", "ann"), ("assistant", "", "")]
     assert request.chat.HasField("add_generation_prompt")
@@ -384,14 +384,15 @@ async def test_what_a_chat_becomes() -> None:
 
 async def test_what_a_batch_becomes() -> None:
     _, body = complete(prompt=[[1, 2], [3]], cache_salt="tenant")
-    job = parse(CompletionRequest, body.encode()).job("m")
-    assert [list(r.prompt_token_ids.ids) for r in job.requests] == [[1, 2], [3]]
-    assert [r.stop.max_tokens for r in job.requests] == [16, 16]
-    assert [r.cache_salt for r in job.requests] == ["tenant", "tenant"]
-    seeds = {r.sampling.seed for r in job.requests}
+    job = JobParser(BodyLimits()).job("completions", body.encode(), {"m": 100})
+    requests = requests_of(job)
+    assert [list(r.prompt_token_ids.ids) for r in requests] == [[1, 2], [3]]
+    assert [r.stop.max_tokens for r in requests] == [16, 16]
+    assert [r.cache_salt for r in requests] == ["tenant", "tenant"]
+    seeds = {r.sampling.seed for r in requests}
     assert len(seeds) == 2, "each prompt without a seed draws one of its own"
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert len({r.request_id for r in job.requests}) == 2
+    assert len({r.request_id for r in requests}) == 2
 
 
 async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ HEAD_TOKENS = 128
 
 
 def head(request: pb.GenerateRequest) -> bytes:
-    """What a prompt has in common with those that continue it; empty if it is too short.
+    """A digest of what a prompt has in common with those that continue it; empty if that is short.
 
     Of a conversation these are the messages up to the user's first, which every later turn
     repeats; system prompts alone would send everybody to the same scheduler.
@@ -33,7 +33,10 @@ def head(request: pb.GenerateRequest) -> bytes:
         text = ",".join(map(str, ids[:HEAD_TOKENS])) if len(ids) >= HEAD_TOKENS else ""
     else:
         text = request.prompt[:HEAD_CHARACTERS] if len(request.prompt) >= HEAD_CHARACTERS else ""
-    return f"{request.model}\0{request.cache_salt}\0{text}".encode() if text else b""
+    if not text:
+        return b""
+    key = f"{request.model}\0{request.cache_salt}\0{text}".encode()
+    return blake2b(key, digest_size=16).digest()
 
 
 def in_order(key: bytes, targets: Sequence[str]) -> list[str]:

@@ -1,48 +1,35 @@
 """From a checked request to its HTTP answer."""
 
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Receive
 
 from pagewire.gateway.bill import Bill
 from pagewire.gateway.job import Job
-from pagewire.gateway.outputs import outputs
+from pagewire.gateway.outputs import Output, outputs
+from pagewire.gateway.paced_json import PacedJson, paced_logprobs, readable, spliced
 from pagewire.gateway.reply import usage
 from pagewire.gateway.run import Run
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.gateway.sse import EventStream
+from pagewire.gateway.turns import Turns
 
-# As much as a connection holds before it asks to wait.
-_PIECE_BYTES = 64 << 10
-
-
-class PacedJson(JSONResponse):
-    """JSON that is handed to the connection piece by piece, as the client takes it.
-
-    What a connection has been given as a whole counts as sent, and behind TLS it would be closed
-    after some time, whether or not a slow client has read it.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends head and body."""
-        head = {"type": "http.response.start", "status": self.status_code}
-        await send({**head, "headers": self.raw_headers})
-        body = bytes(self.body)
-        for begin in range(0, len(body), _PIECE_BYTES):
-            end = begin + _PIECE_BYTES
-            piece = {"type": "http.response.body", "body": body[begin:end]}
-            await send({**piece, "more_body": end < len(body)})
+_STRINGS_A_PIECE = 16  # each has some kilobytes at most, or one output's text
 
 
-async def answer(job: Job, schedulers: Schedulers, receive: Receive, bill: Bill | None) -> Response:
-    """Runs a job. Raises RequestError or ClientGoneError for what happens before the first byte.
+async def answer(
+    job: Job, schedulers: Schedulers, receive: Receive, bill: Bill | None, arrived: float
+) -> Response:
+    """Runs a job that `arrived` at a time of time.perf_counter().
+
+    Raises RequestError or ClientGoneError for what happens before the first byte.
 
     A streamed answer begins with its first news, so that a request which is refused in the queue
     still gets a status of its own.
     """
-    run = Run(job, schedulers)
+    run = Run(job, schedulers, arrived)
     if bill is not None:
         bill.follow(run.generations)
-    run.start(receive)
+    await run.start(receive)
     try:
         news = await run.news()
         if job.stream:
@@ -53,8 +40,29 @@ async def answer(job: Job, schedulers: Schedulers, receive: Receive, bill: Bill 
         run.close()
         raise
     run.close()
-    choices = [
-        {**job.reply.whole(index, output.text, output.finish), "logprobs": output.logprobs}
-        for index, output in enumerate(outputs(job, run.generations))
-    ]
-    return PacedJson(job.reply.envelope.wrap(choices, usage=usage(run.generations)))
+    return PacedJson(await _whole(job, run))
+
+
+async def _whole(job: Job, run: Run) -> list[bytes]:
+    """The body of an answer that is not streamed, in pieces."""
+    turns = Turns()
+    envelope = job.reply.envelope.wrap([], usage=usage(run.generations))
+    first, last = "".join(spliced(envelope, "choices", ["[\0]"])).split("\0")
+    pieces = [first.encode()]
+    waiting: list[str] = []
+    for index, output in enumerate(outputs(job, run.generations)):
+        waiting.append("," if index else "")
+        for string in await _choice(job, index, output, turns):
+            waiting.append(string)
+            if len(waiting) >= _STRINGS_A_PIECE:
+                pieces.append("".join(waiting).encode())
+                waiting.clear()
+                await turns.give()
+    return [*pieces, "".join(waiting).encode(), last.encode()]
+
+
+async def _choice(job: Job, index: int, output: Output, turns: Turns) -> list[str]:
+    choice = {**job.reply.whole(index, output.text, output.finish), "logprobs": None}
+    if output.logprobs is None or not output.logprobs.waiting:
+        return [readable(choice)]
+    return spliced(choice, "logprobs", await paced_logprobs(job.reply, output.logprobs, turns))

@@ -1,6 +1,7 @@
 """The routes."""
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,16 +11,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.answer import answer
-from pagewire.gateway.body import parse, read_body
-from pagewire.gateway.chat import ChatRequest
-from pagewire.gateway.completions import CompletionRequest
+from pagewire.gateway.body import read_body
 from pagewire.gateway.cross_origin import allow_origins
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.guard import Guard
+from pagewire.gateway.limits import BodyLimits
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.openapi import PATH, document
+from pagewire.gateway.parser import Parser
+from pagewire.gateway.parsing import Route
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.gateway.traffic import Traffic
 from pagewire.v1 import inference_pb2 as pb
@@ -41,7 +44,11 @@ class Gateway:
     cors_origins: tuple[str, ...] = ()
     describe: bool = False
     max_open_body_bytes: int = 1 << 30
+    limits: BodyLimits = field(default_factory=BodyLimits)
+    parser_processes: int = GatewayConfig.parser_processes
+    parse_timeout: float = GatewayConfig.parse_timeout
     traffic: Traffic = field(init=False)
+    parser: Parser = field(init=False)
     draining: bool = False
 
     def __post_init__(self) -> None:
@@ -52,14 +59,17 @@ class Gateway:
             max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
         )
+        self.parser = Parser(
+            self.limits, self.max_body_bytes, self.parser_processes, self.parse_timeout
+        )
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return await self._generate(request, ChatRequest)
+        return await self._generate(request, "chat")
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return await self._generate(request, CompletionRequest)
+        return await self._generate(request, "completions")
 
     async def models(self) -> JSONResponse:
         """GET /v1/models."""
@@ -83,19 +93,18 @@ class Gateway:
             return JSONResponse({"status": "no ready scheduler"}, 503, headers=RETRY_AFTER)
         return JSONResponse({"status": "ready"})
 
-    async def _generate(
-        self, request: Request, vocabulary: type[ChatRequest] | type[CompletionRequest]
-    ) -> Response:
+    async def _generate(self, request: Request, route: Route) -> Response:
         if self.draining:
             refusal = ApiError.of(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
             refusal.headers = {**RETRY_AFTER, "connection": "close"}
             raise refusal
         body = await read_body(request, self.max_body_bytes)
-        fields = parse(vocabulary, body)
-        model = self.schedulers.model(fields.model)
-        job = fields.job(model.id)
-        bill = self.guard.admit(request.scope, job, model.max_model_len)
-        return await answer(job, self.schedulers, request.receive, bill)
+        arrived = time.perf_counter()
+        models = {name: model.max_model_len for name, model in self.schedulers.models().items()}
+        job = await self.parser.job(route, body, models, request.receive)
+        del body
+        bill = self.guard.admit(request.scope, job, models[job.reply.envelope.model])
+        return await answer(job, self.schedulers, request.receive, bill, arrived)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from pagewire.auth.accounts import Visit
-from pagewire.auth.costs import NO_COST, Cost, cost_of, estimate_prompt
+from pagewire.auth.costs import NO_COST, Cost, cost_of
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.job import Job
 
@@ -26,8 +26,8 @@ class Bill:
         self._closed = False
         # By prompt.
         self._costs = [
-            cost_of(request, estimate_prompt(request), max_model_len, job.candidates)
-            for request in job.requests[:: job.candidates]
+            cost_of(request, common.tokens, max_model_len, job.candidates)
+            for request, common in zip(job.requests[:: job.candidates], job.inputs, strict=True)
         ]
         visit.admit(len(job.requests), sum(self._costs, NO_COST), clock())
 

@@ -1,21 +1,14 @@
-"""Request bodies: read up to a limit, then parsed and checked by a model in one pass."""
+"""Request bodies, read up to a limit."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from pagewire.errors import RequestError, invalid
 from pagewire.gateway.errors import ApiError, ClientGoneError
-
-Model = TypeVar("Model", bound=BaseModel)
 
 # What is read and thrown away of a body that is too large, so that the client gets to see the
 # answer instead of a connection reset while it still writes.
 _DISCARDED_BYTES = 64 << 20
-_SHOWN_CHARACTERS = 60
 _BODY_SECONDS = 120.0
 
 
@@ -53,14 +46,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def parse(model: type[Model], body: bytes) -> Model:
-    """`body` as a `model`; RequestError names the first field at fault."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _first_fault(error) from None
-
-
 def _check_content_type(request: Request) -> None:
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() != "application/json":
@@ -69,34 +54,3 @@ def _check_content_type(request: Request) -> None:
             f"the content type is {given!r}; send `content-type: application/json`",
             code="unsupported_content_type",
         )
-
-
-def _first_fault(error: ValidationError) -> RequestError:
-    fault = error.errors(include_url=False, include_context=False)[0]
-    kind, message = fault["type"], fault["msg"]
-    if kind == "json_invalid":
-        return invalid("", f"the request body is not JSON in UTF-8: {message}")
-    if kind == "model_type" and not fault["loc"]:
-        return invalid("", "the request body is not a JSON object")
-    param = path(fault["loc"])
-    if kind == "missing":
-        return invalid(param, f"{param} is required")
-    return invalid(param, f"{param} is {_shown(fault['input'])}: {message}")
-
-
-def path(location: Sequence[int | str]) -> str:
-    """`messages[0].content` for ("messages", 0, "content"); `<...>` tags of unions are left out."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif not part.startswith("<"):
-            text += f".{part}" if text else part
-    return text
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return "an array" if isinstance(value, list) else "an object"
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

@@ -1,19 +1,21 @@
 """The vocabulary of /v1/chat/completions."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from google.protobuf.struct_pb2 import Struct
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import CHAT, MESSAGE, refuse_extras
 from pagewire.gateway.fields import GenerationFields, Int32, NumLogprobs, Strict
+from pagewire.gateway.input import Input
 from pagewire.gateway.job import Job, candidates
+from pagewire.gateway.limits import BodyLimits
 from pagewire.gateway.logprobs import Candidate, TokenLogprobs
 from pagewire.gateway.reply import Envelope, ended_by, json_logprob
-from pagewire.limits import MAX_MESSAGES
 from pagewire.v1 import inference_pb2 as pb
 
 # The role that the template sees. `tool` needs tools, which are not there yet.
@@ -90,33 +92,28 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
 
-    def job(self, model: str) -> Job:
+    def job(self, model: str, limits: BodyLimits) -> Job:
         """The work for the schedulers; RequestError names the field at fault."""
         refuse_extras(self, CHAT)
         self.check_stream_options()
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
-        request = pb.GenerateRequest(
-            request_id=envelope.id,
-            model=model,
-            chat=self._chat_input(),
-            sampling=self.sampling(),
-            stop=self.stop_conditions(self._most_tokens()),
-            priority=self.priority or 0,
-            logprobs=self._wanted_logprobs(),
-            cache_salt=self.cache_salt or "",
-            deadline_ms=self.deadline_ms,
-        )
+        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self._most_tokens())
+        chat = self._chat_input(limits)
+        request = self.own_fields(envelope.id, model, stop, logprobs)
+        common = self.common_fields(stop)
+        prompt = pb.GenerateRequest(model=model, cache_salt=self.cache_salt or "", chat=chat)
         n = self.num_choices()
         return Job(
             requests=candidates([request], n),
+            inputs=[Input.of(common, prompt)],
             candidates=n,
             n=n,
             reply=ChatReply(envelope),
             stream=bool(self.stream),
             include_usage=self.include_usage,
-            shows_logprobs=request.HasField("logprobs"),
+            shows_logprobs=logprobs is not None,
         )
 
     def _most_tokens(self) -> int | None:
@@ -136,20 +133,15 @@ class ChatRequest(GenerationFields):
             )
         return None
 
-    def _chat_input(self) -> pb.ChatInput:
+    def _chat_input(self, limits: BodyLimits) -> pb.ChatInput:
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
-        if len(self.messages) > MAX_MESSAGES:
-            raise invalid(
-                "messages",
-                f"messages has {len(self.messages)} entries; give {MAX_MESSAGES} at most",
-            )
         chat = pb.ChatInput(
             messages=[m.to_proto(f"messages[{i}]") for i, m in enumerate(self.messages)],
             add_generation_prompt=self.add_generation_prompt is not False,
         )
         if self.chat_template_kwargs:
-            chat.template_kwargs.CopyFrom(_struct(self.chat_template_kwargs))
+            chat.template_kwargs.CopyFrom(_struct(self.chat_template_kwargs, limits))
         return chat
 
 
@@ -164,11 +156,36 @@ def _part_text(part: ContentPart, path: str) -> str:
     return part.text
 
 
-def _struct(kwargs: dict[str, JsonValue]) -> Struct:
+def _struct(kwargs: dict[str, JsonValue], limits: BodyLimits) -> Struct:
+    _check_size(kwargs, limits)
     _check_kwargs(kwargs, _DEEPEST_KWARGS)
     struct = Struct()
     struct.update(kwargs)
     return struct
+
+
+def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
+    field = "chat_template_kwargs"
+    nodes = 0
+    waiting: list[dict[str, JsonValue] | list[JsonValue]] = [kwargs]
+    while waiting:
+        value = waiting.pop()
+        nodes += len(value)
+        if nodes > limits.max_template_nodes:
+            raise invalid(
+                field,
+                f"{field} has more than {limits.max_template_nodes} values; send fewer, or raise "
+                "--max-template-nodes",
+            )
+        items = value.values() if isinstance(value, dict) else value
+        waiting += [item for item in items if isinstance(item, dict | list)]
+    size = len(json.dumps(kwargs, ensure_ascii=False, separators=(",", ":")).encode())
+    if size > limits.max_template_bytes:
+        raise invalid(
+            field,
+            f"{field} has {size} bytes; at most {limits.max_template_bytes} are allowed: shorten "
+            "it, or raise --max-template-bytes",
+        )
 
 
 def _check_kwargs(value: JsonValue, levels: int) -> None:
@@ -184,6 +201,12 @@ def _check_kwargs(value: JsonValue, levels: int) -> None:
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
         _check_kwargs(item, levels - 1)
+
+
+def chat_vocabulary(max_messages: int) -> type[ChatRequest]:
+    """The vocabulary with a bound on messages that holds while they are being read."""
+    messages = Annotated[list[Message], Field(fail_fast=True, max_length=max_messages)]
+    return create_model("ChatRequest", __base__=ChatRequest, messages=(messages, ...))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from pagewire.errors import invalid
 from pagewire.gateway.extras import COMPLETION, refuse_extras
 from pagewire.gateway.fields import GenerationFields, Int32, NumLogprobs, TokenId
+from pagewire.gateway.input import Input
 from pagewire.gateway.job import Job, candidates
 from pagewire.gateway.logprobs import Candidate, TokenLogprobs
 from pagewire.gateway.reply import Envelope, ended_by, json_logprob
@@ -32,9 +33,11 @@ def _prompt_kind(value: Any) -> str | None:
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("<string>")]
-    | Annotated[list[str], Field(fail_fast=True), Tag("<strings>")]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_OUTPUTS), Tag("<strings>")]
     | Annotated[list[TokenId], Field(fail_fast=True), Tag("<token ids>")]
-    | Annotated[list[Tokens], Field(fail_fast=True), Tag("<lists of token ids>")],
+    | Annotated[
+        list[Tokens], Field(fail_fast=True, max_length=MAX_OUTPUTS), Tag("<lists of token ids>")
+    ],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt",
@@ -53,7 +56,7 @@ class CompletionRequest(GenerationFields):
     length_penalty: float | None = None
     early_stopping: bool | None = None
 
-    def job(self, model: str) -> Job:
+    def job(self, model: str, max_model_len: int) -> Job:
         """The work for the schedulers; RequestError names the field at fault."""
         refuse_extras(self, COMPLETION)
         self.check_stream_options()
@@ -64,21 +67,7 @@ class CompletionRequest(GenerationFields):
         beam_search = self._beam_search(n, count)
         # Among more candidates than choices the log probabilities decide.
         logprobs = 0 if count > n and not beam_search and self.logprobs is None else self.logprobs
-        prompts = [
-            pb.GenerateRequest(
-                request_id=f"{envelope.id}-{index}",
-                model=model,
-                sampling=self.sampling(),
-                stop=stop,
-                priority=self.priority or 0,
-                logprobs=logprobs,
-                cache_salt=self.cache_salt or "",
-                deadline_ms=self.deadline_ms,
-                beam_search=beam_search,
-                **_input(prompt, index),
-            )
-            for index, prompt in enumerate(self._prompts())
-        ]
+        prompts = self._prompts()
         if len(prompts) * count > MAX_OUTPUTS:
             raise invalid(
                 "n" if self.best_of is None else "best_of",
@@ -86,8 +75,23 @@ class CompletionRequest(GenerationFields):
                 f"most {MAX_OUTPUTS} are allowed",
             )
         requests_each = 1 if beam_search else count
+        common, salt = self.common_fields(stop), self.cache_salt or ""
+        inputs = [
+            Input.of(
+                common,
+                pb.GenerateRequest(
+                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len)
+                ),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        requests = [
+            self.own_fields(f"{envelope.id}-{index}", model, stop, logprobs, beam_search)
+            for index in range(len(prompts))
+        ]
         return Job(
-            requests=candidates(prompts, requests_each),
+            requests=candidates(requests, requests_each),
+            inputs=inputs,
             candidates=requests_each,
             n=n,
             reply=CompletionReply(envelope),
@@ -142,18 +146,20 @@ class CompletionRequest(GenerationFields):
         prompts: list[Any] = [self.prompt] if single else list(self.prompt)
         if not prompts:
             raise invalid("prompt", "prompt is empty; give at least one token")
-        if len(prompts) > MAX_OUTPUTS:
-            raise invalid(
-                "prompt", f"prompt has {len(prompts)} prompts; at most {MAX_OUTPUTS} are allowed"
-            )
         return prompts
 
 
-def _input(prompt: str | list[int], index: int) -> dict[str, Any]:
+def _input(prompt: str | list[int], index: int, max_model_len: int) -> dict[str, Any]:
     if not prompt:
         raise invalid("prompt", f"prompt {index} is empty; give at least one token")
     if isinstance(prompt, str):
         return {"prompt": prompt}
+    if len(prompt) >= max_model_len:
+        raise invalid(
+            "prompt",
+            f"prompt {index} has {len(prompt)} tokens, which leaves no room for output in the "
+            f"model's length of {max_model_len}; shorten it",
+        )
     return {"prompt_token_ids": pb.TokenIds(ids=prompt)}
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.extras import STREAM_OPTIONS, refuse_extras
-from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS
+from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.v1 import inference_pb2 as pb
 
@@ -20,6 +20,7 @@ TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _SHOWN_CHARACTERS = 60
+_MOST_METADATA = 1024
 
 
 class Strict(BaseModel):
@@ -77,12 +78,12 @@ class GenerationFields(Strict):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Int32 | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     # Who asks and what for; by definition without effect on what is generated.
     user: str | None = None
     safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA)] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -106,18 +107,42 @@ class GenerationFields(Strict):
             raise invalid("n", f"n is {n}; it must be between 1 and {MAX_CHOICES}")
         return n
 
-    def sampling(self) -> pb.SamplingParams:
-        """Checked sampling parameters, with a seed drawn if none is given.
+    def own_fields(
+        self,
+        request_id: str,
+        model: str,
+        stop: pb.StopConditions,
+        logprobs: int | None,
+        beam_search: pb.BeamSearch | None = None,
+    ) -> pb.GenerateRequest:
+        """The first candidate's fields: what differs between candidates, and what the gateway
+        itself reads. A seed is drawn if none is given.
 
         The seed is drawn here so that a request whose scheduler is lost goes on elsewhere with
         the noise that it would have had.
         """
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return pb.GenerateRequest(
+            request_id=request_id,
+            model=model,
+            sampling=pb.SamplingParams(seed=seed),
+            stop=pb.StopConditions(
+                max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None
+            ),
+            priority=self.priority or 0,
+            logprobs=logprobs,
+            deadline_ms=self.deadline_ms,
+            beam_search=beam_search,
+        )
+
+    def common_fields(self, stop: pb.StopConditions) -> bytes:
+        """What all candidates of all prompts have in common, serialized: checked sampling
+        parameters without the seed, and stop conditions."""
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,  # both mean off
             "min_p": self.min_p,
-            "seed": self.seed,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
@@ -125,8 +150,9 @@ class GenerationFields(Strict):
         }
         params = {name: value for name, value in given.items() if value is not None}
         SamplingParams(**params)
-        params.setdefault("seed", secrets.randbits(63))
-        return pb.SamplingParams(**params)
+        return pb.GenerateRequest(
+            sampling=pb.SamplingParams(**params), stop=stop
+        ).SerializeToString()
 
     def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
         """Checked stop conditions; `max_tokens` None is up to the model's length."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ClientGoneError
+from pagewire.gateway.input import NO_INPUT, Input
 from pagewire.gateway.logprobs import LogprobLog
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
@@ -38,6 +39,11 @@ class Mailbox:
         self._gone = True
         self._wake()
 
+    @property
+    def gone(self) -> bool:
+        """Whether the client is."""
+        return self._gone
+
     async def take(self) -> "list[Generation]":
         """The generations with news, at least one, each taken off the list."""
         if not self._news and not self._gone:
@@ -58,6 +64,8 @@ class Mailbox:
 class Generation:
     """One choice's run: what has arrived, and all that is needed to run it again elsewhere.
 
+    `request` is small; `common` is what it shares with the other choices of its prompt. `arrived`
+    is when its HTTP request did, by time.perf_counter(); now if None.
     `index` is the choice's in the answer, `prompt` its prompt's among the request's prompts.
     `tokens` are all generated tokens received so far; text received and not taken yet waits here.
     `logprobs` are those of the same tokens, None if the request wants none.
@@ -70,6 +78,7 @@ class Generation:
         "_text",
         "_used",
         "closed",
+        "common",
         "eager",
         "ended_at",
         "failure",
@@ -94,9 +103,17 @@ class Generation:
     )
 
     def __init__(
-        self, request: pb.GenerateRequest, index: int, prompt: int, mailbox: Mailbox, eager: bool
+        self,
+        request: pb.GenerateRequest,
+        index: int,
+        prompt: int,
+        mailbox: Mailbox,
+        eager: bool,
+        common: Input = NO_INPUT,
+        arrived: float | None = None,
     ) -> None:
         self.request = request
+        self.common = common
         self.index = index
         self.prompt = prompt
         self.mailbox = mailbox
@@ -113,7 +130,7 @@ class Generation:
         self.refused_by: set[str] = set()  # schedulers that had no room for it
         # Schedulers that had no worker for it, and their `Link.returns` at that time.
         self.handed_back: dict[str, int] = {}
-        self.started_at = time.perf_counter()
+        self.started_at = time.perf_counter() if arrived is None else arrived
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
@@ -231,22 +248,23 @@ class Generation:
             return math.inf
         return self.started_at + self.request.deadline_ms / 1000 - time.perf_counter()
 
-    def next_attempt(self) -> pb.GenerateRequest:
+    def next_attempt(self) -> bytes:
         """What to send to a scheduler: the request, or what goes on after the tokens received.
 
         A later attempt has an id of its own, because a scheduler may not have noticed yet that
         the stream of the earlier one is gone.
         """
         self._attempts += 1
-        if self._attempts == 1:
-            return self.request
-        request = pb.GenerateRequest()
-        request.CopyFrom(self.request)
-        request.request_id = f"{self.request.request_id}.{self._attempts}"
-        request.resume_token_ids.extend(self.tokens)
+        request = self.request
+        if self._attempts > 1 or request.HasField("deadline_ms"):
+            request = pb.GenerateRequest()
+            request.CopyFrom(self.request)
+        if self._attempts > 1:
+            request.request_id = f"{self.request.request_id}.{self._attempts}"
+            request.resume_token_ids.extend(self.tokens)
         if request.HasField("deadline_ms"):
-            request.deadline_ms = max(1, int(self.seconds_left * 1000))
-        return request
+            request.deadline_ms = max(1, math.ceil(self.seconds_left * 1000))
+        return request.SerializeToString() + self.common.data
 
     def _post_end(self) -> None:
         self.ended_at = time.perf_counter()

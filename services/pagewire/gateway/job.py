@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagewire.gateway.input import Input
 from pagewire.gateway.reply import Reply
 from pagewire.v1 import inference_pb2 as pb
 
@@ -11,16 +12,22 @@ from pagewire.v1 import inference_pb2 as pb
 class Job:
     """Requests for the schedulers and how their output is written.
 
-    `requests` has `candidates` in a row for each prompt, of which `n` become choices.
+    `requests` has `candidates` in a row for each prompt, of which `n` become choices. They are
+    small: what the candidates of a prompt have in common is in `inputs`, once for each prompt.
     """
 
     requests: list[pb.GenerateRequest]
+    inputs: list[Input]
     candidates: int
     n: int
     reply: Reply
     stream: bool
     include_usage: bool
     shows_logprobs: bool
+
+    def input_of(self, index: int) -> Input:
+        """That of the request at `index`."""
+        return self.inputs[index // self.candidates]
 
 
 def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:

@@ -83,7 +83,8 @@ class Link:
         self._open: dict[int, Generation] = {}
         self._streams: dict[Generation, int] = {}
         self._next_stream = 0
-        self._outbox: deque[pb.MultiplexRequest] = deque()
+        # Messages, and as (stream, generation) what is to be submitted.
+        self._outbox: deque[pb.MultiplexRequest | tuple[int, Generation]] = deque()
         self._outbox_filled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -156,12 +157,7 @@ class Link:
         stream = self._free_stream()
         self._open[stream] = generation
         self._streams[generation] = stream
-        request = generation.next_attempt().SerializeToString()
-        submit = pb.Submit(stream=stream, request=request, moved=generation.moved)
-        losses = generation.worker_losses
-        if losses is not None and losses[1] == len(generation.tokens):
-            submit.worker_losses.CopyFrom(losses[0])
-        self._send(pb.MultiplexRequest(submit=submit))
+        self._send((stream, generation))
 
     def abort(self, generation: Generation) -> bool:
         """Aborts a generation at the scheduler; False if it is not open here."""
@@ -191,9 +187,29 @@ class Link:
             if self._next_stream not in self._open:
                 return self._next_stream
 
-    def _send(self, message: pb.MultiplexRequest) -> None:
-        self._outbox.append(message)
+    def _send(self, item: pb.MultiplexRequest | tuple[int, Generation]) -> None:
+        self._outbox.append(item)
         self._outbox_filled.set()
+
+    def _message(
+        self, item: pb.MultiplexRequest | tuple[int, Generation]
+    ) -> pb.MultiplexRequest | None:
+        """Made when it is sent, for requests may be large; None for one aborted before that."""
+        if isinstance(item, pb.MultiplexRequest):
+            return None if item.HasField("abort") and item.abort not in self._open else item
+        stream, generation = item
+        if generation.closed:
+            del self._open[stream]
+            del self._streams[generation]
+            return None
+        message = pb.MultiplexRequest()
+        message.submit.stream = stream
+        message.submit.request = generation.next_attempt()
+        message.submit.moved = generation.moved
+        losses = generation.worker_losses
+        if losses is not None and losses[1] == len(generation.tokens):
+            message.submit.worker_losses.CopyFrom(losses[0])
+        return message
 
     async def _run(self) -> None:
         back_off = FIRST_BACK_OFF
@@ -255,8 +271,10 @@ class Link:
     async def _send_all(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
             while self._outbox:
-                self._sent += 1
-                await call.write(self._outbox.popleft())
+                message = self._message(self._outbox.popleft())
+                if message is not None:
+                    self._sent += 1
+                    await call.write(message)
             self._outbox_filled.clear()
             await self._outbox_filled.wait()
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pagewire.gateway.generation import Generation
 from pagewire.gateway.job import Job
-from pagewire.gateway.reply import new_logprobs
+from pagewire.gateway.logprobs import LogprobLog
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -15,23 +15,21 @@ class Output(NamedTuple):
 
     text: str
     finish: pb.Finish
-    logprobs: dict[str, Any] | None
+    logprobs: LogprobLog | None
 
 
-def outputs(job: Job, generations: Sequence[Generation]) -> list[Output]:
+def outputs(job: Job, generations: Sequence[Generation]) -> Iterator[Output]:
     """`job.n` choices of each prompt, prompt by prompt; every generation has finished.
 
     Of more candidates than choices those with the highest log probability per token are taken,
     best first. A beam search is one generation with all choices.
     """
-    chosen: list[Output] = []
     for _, siblings in groupby(generations, key=lambda g: g.prompt):
         candidates = list(siblings)
         if len(candidates) > job.n:
             candidates.sort(key=_mean_logprob, reverse=True)
         for generation in candidates[: job.n]:
-            chosen += _outputs_of(job, generation)
-    return chosen
+            yield from _outputs_of(job, generation)
 
 
 def _mean_logprob(generation: Generation) -> float:
@@ -47,5 +45,5 @@ def _outputs_of(job: Job, generation: Generation) -> Iterator[Output]:
         ended = pb.Finish(reason=hypothesis.reason, stop_token_id=stop_id)
         yield Output(hypothesis.text, ended, None)
     if not finish.hypotheses:
-        logprobs = new_logprobs(job.reply, generation) if job.shows_logprobs else None
+        logprobs = generation.logprobs if job.shows_logprobs else None
         yield Output(generation.take_text(), finish, logprobs)

@@ -5,21 +5,32 @@ from itertools import groupby
 
 from starlette.types import Receive
 
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.job import Job
 from pagewire.gateway.schedulers import Schedulers
+from pagewire.gateway.turns import Turns
 
 
 class Run:
     """Submits the prompts of a request; aborts them when the client hangs up or on `close`."""
 
-    def __init__(self, job: Job, schedulers: Schedulers) -> None:
+    def __init__(self, job: Job, schedulers: Schedulers, arrived: float | None = None) -> None:
         self._mailbox = Mailbox()
         self._schedulers = schedulers
         self._watch: asyncio.Task[None] | None = None
         self._unfinished = len(job.requests)
         self.generations = [
-            Generation(request, index, index // job.candidates, self._mailbox, job.stream)
+            Generation(
+                request,
+                index,
+                index // job.candidates,
+                self._mailbox,
+                job.stream,
+                job.input_of(index),
+                arrived,
+            )
             for index, request in enumerate(job.requests)
         ]
 
@@ -28,15 +39,23 @@ class Run:
         """Whether every generation has been completed."""
         return self._unfinished == 0
 
-    def start(self, receive: Receive) -> None:
-        """Sends everything; RequestError if no scheduler is ready."""
+    async def start(self, receive: Receive) -> None:
+        """Sends everything; RequestError for what cannot be sent, or if the deadline has passed."""
+        self._watch = asyncio.create_task(self._hang_up_with_client(receive))
+        turns = Turns()
         try:
+            if self.generations[0].seconds_left <= 0:
+                raise RequestError(
+                    Code.DEADLINE_EXCEEDED, "deadline_ms passed while the request was parsed"
+                )
             for _, siblings in groupby(self.generations, key=lambda g: g.prompt):
+                if self._mailbox.gone:
+                    raise ClientGoneError
                 self._schedulers.submit(list(siblings))
+                await turns.give()
         except BaseException:
             self.close()
             raise
-        self._watch = asyncio.create_task(self._hang_up_with_client(receive))
 
     async def news(self) -> list[Generation]:
         """Generations with news. Raises ClientGoneError, or the RequestError of one that failed."""

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from pagewire.addresses import Address, Resolve, resolve
 from pagewire.credentials import NO_CREDENTIALS, Credentials
 from pagewire.errors import Code, RequestError, invalid
-from pagewire.gateway.affinity import head, in_order
+from pagewire.gateway.affinity import in_order
 from pagewire.gateway.generation import Generation, Mailbox
 from pagewire.gateway.metrics import Metrics
 from pagewire.gateway.multiplex import Link
+from pagewire.gateway.served import model_of
 from pagewire.gateway.trials import Trials
 from pagewire.rpc import LARGEST_REQUEST_BYTES as LARGEST_MESSAGE_BYTES
 from pagewire.suspicion import ENDS_ALONE, EXPLAINED_SECONDS, Loss
@@ -114,18 +115,7 @@ class Schedulers:
     def model(self, name: str | None) -> pb.Model:
         """The model that a request names, or the only one; RequestError if there is none."""
         models = self.models()
-        if not models:
-            raise RequestError(Code.UNAVAILABLE, "no scheduler serves a model yet; retry later")
-        if name is None and len(models) == 1:
-            return next(iter(models.values()))
-        if name is None:
-            raise invalid("model", f"model is required; served are {', '.join(sorted(models))}")
-        if name not in models:
-            known = ", ".join(sorted(models))
-            raise RequestError(
-                Code.NOT_FOUND, f"the model {name!r} does not exist; served are {known}", "model"
-            )
-        return models[name]
+        return models[model_of(name, models)]
 
     def submit(self, siblings: Sequence[Generation]) -> None:
         """Sends the choices of one prompt to the least loaded scheduler, where they share its KV.
@@ -133,7 +123,7 @@ class Schedulers:
         They wait for one if none is ready.
         """
         first = siblings[0]
-        if first.request.ByteSize() > LARGEST_REQUEST_BYTES:
+        if len(first.common.data) > LARGEST_REQUEST_BYTES:
             raise invalid("", f"the request is larger than {LARGEST_REQUEST_BYTES} bytes; split it")
         link = self._choose(first)
         for generation in siblings:
@@ -266,7 +256,7 @@ class Schedulers:
             for link in self.links.values()
             if link.takes(generation) and not self._trials.has(link)
         }
-        if len(able) > 1 and (key := head(generation.request)):
+        if len(able) > 1 and (key := generation.common.head):
             requests = 1 + sum(link.requests for link in able.values())
             workers = sum(link.load.ready_workers for link in able.values())
             for target in in_order(key, list(able)):

@@ -22,6 +22,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.app import Gateway, create_app
 from pagewire.gateway.guard import Guard
 from pagewire.gateway.http_protocol import HttpProtocol
+from pagewire.gateway.limits import BodyLimits
 from pagewire.gateway.metrics import LoadCollector, Metrics
 from pagewire.gateway.schedulers import Schedulers
 from pagewire.hosts import is_loopback, with_port
@@ -102,6 +103,9 @@ async def _serve(
         _origins(config),
         config.openapi,
         config.max_open_body_bytes,
+        BodyLimits.of(config),
+        config.parser_processes,
+        config.parse_timeout,
     )
     metrics.registry.register(
         LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
@@ -120,10 +124,12 @@ async def _serve(
     scheme = "https" if config.https_cert else "http"
     log.info("ready on %s://%s", scheme, with_port(host, port))
     _say_who_may_ask(guard, host)
+    await gateway.parser.start()
     await stop.wait()
     await _drain(gateway, config.drain_timeout)
     server.should_exit = True
     await serving
+    await gateway.parser.close()
     await schedulers.close()
 
 
