@@ -326,7 +326,7 @@ class Link:
     def _check_reading(self, received: int) -> None:
         """Messages that the scheduler does not read are lost: it says often how many it has."""
         now = asyncio.get_running_loop().time()
-        if now - self._unread_looked < HEARTBEAT_SECONDS / 2:
+        if now - self._unread_looked < 0.9 * HEARTBEAT_SECONDS:
             return
         self._unread_looked = now
         if self._unread.look(received, self._sent > received):
