@@ -131,6 +131,7 @@ async def test_bad_ends(ending: pb.Finish, code: int) -> None:
 async def test_a_stream_whose_client_is_gone_as_it_begins_ends_its_run() -> None:
     class Closable:
         closed = 0
+        generations: tuple[Generation, ...] = ()
 
         def close(self) -> None:
             self.closed += 1
