@@ -66,7 +66,8 @@ async def test_exactly_the_poison_fails(
             workers,
             schedulers,
             gateways=2,
-            scheduler_flags=("--step-timeout=3",),
+            # What waits beside a trial is no overload here.
+            scheduler_flags=("--step-timeout=3", "--max-waiting-seconds=inf"),
             worker_command=(*SIMULATED_SLOWLY, "--step-timeout=3"),
             poisoned=victim,
         ) as fleet,

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_process import GatewayProcess, gateway, raw_request
+from support.in_process_gateway import in_process_gateway
 from support.scripted_scheduler import STOP_STRING, ScriptedScheduler, expected_text
 from support.waiting import eventually
 
@@ -199,7 +200,6 @@ async def test_stream_is_server_sent_events(http: httpx.AsyncClient) -> None:
         (3, 400, "invalid_request_error", "prompt"),
         (8, 429, "rate_limit_error", "prompt"),
         (13, 500, "server_error", "prompt"),
-        (14, 503, "server_error", "prompt"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -212,7 +212,18 @@ async def test_failures_before_the_first_byte(
     error = response.json()["error"]
     assert (error["type"], error["param"]) == (kind, param)
     assert error["message"] == "scripted failure"
-    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert ("retry-after" in response.headers) == (status == 429)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_every_scheduler_hands_back_fails_when_the_wait_is_over(stream: bool) -> None:
+    async with in_process_gateway(ScriptedScheduler(), resume_seconds=0.3) as http:
+        response = await http.post("/v1/completions", json={"prompt": "fail=14", "stream": stream})
+    assert response.status_code == 503
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("server_error", None)
+    assert error["message"] == "no scheduler with a ready worker was there for 0.3 s; retry"
+    assert "retry-after" in response.headers
 
 
 async def test_failure_inside_a_stream(

@@ -15,11 +15,16 @@ from support.waiting import eventually
 
 @contextlib.asynccontextmanager
 async def in_process_gateway(
-    scheduler: ScriptedScheduler, max_body_bytes: int = 1 << 20, max_open_requests: int = 64
+    scheduler: ScriptedScheduler,
+    max_body_bytes: int = 1 << 20,
+    max_open_requests: int = 64,
+    resume_seconds: float = 30.0,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, once the scheduler is ready."""
     metrics = Metrics()
-    schedulers = Schedulers(parse_addresses(await scheduler.start()), metrics)
+    schedulers = Schedulers(
+        parse_addresses(await scheduler.start()), metrics, resume_seconds=resume_seconds
+    )
     await schedulers.start()
     await eventually(lambda: schedulers.ready)
     gateway = Gateway(schedulers, metrics, max_body_bytes, max_open_requests)

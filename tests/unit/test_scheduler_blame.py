@@ -258,7 +258,9 @@ def test_random_losses_convict_the_poisons_and_nobody_else(
     fleet.returns = lambda: fleet.losses in cuts
     fleet.run(everybody)
     assert {everybody.index(guilty) for guilty in fleet.guilty} == poisons
-    assert fleet.losses <= 4 * len(poisons) + 6 * len(poisons) * len(kills) + len(kills) + len(cuts)
+    # Four each; what happens in company makes a trial void, of each of them.
+    others = len(kills) + len(cuts)
+    assert fleet.losses <= 4 * len(poisons) * len(poisons) + (1 + 2 * len(poisons)) * others
 
 
 @pytest.mark.parametrize("seed", range(8))

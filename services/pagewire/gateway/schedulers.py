@@ -251,11 +251,7 @@ class Schedulers:
         The first in the order of its prompt's head that is not much busier than all together
         (consistent hashing with bounded loads); the least loaded for a prompt without a head.
         """
-        able = {
-            link.target: link
-            for link in self.links.values()
-            if link.takes(generation) and not self._trials.has(link)
-        }
+        able = {link.target: link for link in self.links.values() if link.takes(generation)}
         if len(able) > 1 and (key := generation.common.head):
             requests = 1 + sum(link.requests for link in able.values())
             workers = sum(link.load.ready_workers for link in able.values())
@@ -335,7 +331,7 @@ class Schedulers:
         suspect = generation.losses >= self._max_resumes
         its_turn_comes = suspect and self.ready
         # Suspects may take the only scheduler down more than once while it waits.
-        once_more = self._suspects_wait and not generation.waits_again
+        once_more = self.on_trial and not generation.waits_again
         if generation.seconds_left > 0 and (its_turn_comes or once_more):
             generation.waits_again = True
             self._let_wait(generation)

@@ -33,10 +33,6 @@ class Trials:
         """Whether a scheduler was asked, or runs a suspect."""
         return self._link is not None
 
-    def has(self, link: Link) -> bool:
-        """Whether a scheduler is kept free for suspects."""
-        return self._link is link
-
     def go_on(self, suspects: Sequence[Generation], links: Iterable[Link]) -> None:
         """Begins what can begin; to be called with those that wait, whenever something changed."""
         now = time.monotonic()
