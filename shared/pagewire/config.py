@@ -261,8 +261,8 @@ class SchedulerConfig(RequestConfig, StepConfig):
     max_retry_attempts: int = setting(
         2,
         "How often a request is run again after failing on a worker without any progress; also "
-        "how many workers in a row may be lost with it before it runs alone, and fails if one "
-        "more is.",
+        "how many workers in a row may be lost with it before it is tried alone, and fails if two "
+        "of those end with it.",
         minimum=0,
     )
     run_ahead: int = setting(
