@@ -14,9 +14,15 @@ def requests(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def full_size(requests: int) -> None:
+def is_full_size(requests: int) -> bool:
+    """Whether the tests should take their time."""
+    return requests >= FULL_SIZE
+
+
+@pytest.fixture
+def full_size(is_full_size: bool) -> None:
     """For tests that are left out of every day's run, to keep it within two minutes."""
-    if requests < FULL_SIZE:
+    if not is_full_size:
         pytest.skip(f"only at full size: make chaos, or --requests {FULL_SIZE}")
 
 

@@ -140,20 +140,27 @@ async def running_fleet(
     gateway_flags: tuple[str, ...] = (),
     program: tuple[str, ...] = PROGRAM,
     poisoned: str = "",
+    proxied: bool = True,
 ) -> AsyncIterator[Fleet]:
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM.
 
     `program` are Python's arguments that make it the `pagewire` command. `poisoned` processes,
-    `worker` or `scheduler`, fall by some prompts: see `poisoned.py`.
+    `worker` or `scheduler`, fall by some prompts: see `poisoned.py`. Without proxies the test's own
+    process is not in the way between two services.
     """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
         ports = [free_port() for _ in range(schedulers)]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
         metrics = {}
         async with (
-            tcp_proxies(*sockets) as to_workers,
-            tcp_proxies(*(f"127.0.0.1:{port}" for port in ports)) as to_schedulers,
+            tcp_proxies(*sockets if proxied else ()) as to_workers,
+            tcp_proxies(*addresses if proxied else ()) as to_schedulers,
         ):
+            workers_at, schedulers_at = sockets, addresses
+            if proxied:
+                workers_at = [proxy.address for proxy in to_workers]
+                schedulers_at = [proxy.address for proxy in to_schedulers]
             worker_tier = []
             for n, socket in enumerate(sockets):
                 metrics_port = free_port()
@@ -166,21 +173,20 @@ async def running_fleet(
                 worker_tier.append(_service(f"worker-{n}", program, command, socket, poisoned))
             scheduler_tier = []
             for n, port in enumerate(ports):
-                mine = [proxy.address for proxy in to_workers[n::schedulers]]
                 metrics_port = free_port()
                 metrics[f"scheduler-{n}"] = f"http://127.0.0.1:{metrics_port}"
                 command = (
                     "scheduler",
                     f"--grpc-port={port}",
-                    f"--workers={','.join(mine)}",
+                    f"--workers={','.join(workers_at[n::schedulers])}",
                     f"--scheduler-metrics-port={metrics_port}",
                     *scheduler_flags,
                 )
                 scheduler_tier.append(
-                    _service(f"scheduler-{n}", program, command, f"127.0.0.1:{port}", poisoned)
+                    _service(f"scheduler-{n}", program, command, addresses[n], poisoned)
                 )
             gateway_tier, urls = [], []
-            known = ",".join(proxy.address for proxy in to_schedulers)
+            known = ",".join(schedulers_at)
             for n in range(gateways):
                 port = free_port()
                 urls.append(f"http://127.0.0.1:{port}")
@@ -201,7 +207,6 @@ async def running_fleet(
                 (worker_tier, scheduler_tier, gateway_tier),
                 lambda name, line: log.append(f"{name} | {line}"),
             )
-            addresses = [f"127.0.0.1:{port}" for port in ports]
             fleet = Fleet(supervisor, urls, addresses, metrics, [*to_workers, *to_schedulers], log)
             try:
                 await supervisor.start()
