@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 STREAM_TOKENS = 1500
-SMALL_TOKENS = 4
+SMALL_TOKENS = 2
 _TICK_SECONDS = 0.005
 
 

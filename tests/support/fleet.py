@@ -94,6 +94,13 @@ class Fleet:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    @staticmethod
+    def peak_memory(pid: int) -> int:
+        """The most bytes of memory that a process has had; OSError if it is gone."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        assert found is not None
+        return 1024 * int(found[1])
+
     def samples(self, process: str) -> dict[str, float]:
         """Every sample of a process's metrics, by name and labels."""
         with urllib.request.urlopen(f"{self.metrics[process]}/metrics", timeout=10) as answer:

@@ -1,8 +1,8 @@
 """A process that sends what it is told: its own work and waits are not in the figures of others.
 
-    python -m support.hostile_client TARGET ANSWER_TOKENS
+    python -m support.hostile_client TARGET FULL_SIZE
 
-TARGET is JSON. Each line in is a number and the name of a shape, each line out the number and the
+TARGET is JSON, FULL_SIZE 0 or 1. Each line in is a number and the name of a shape, each line out the number and the
 outcome as JSON; shapes are sent side by side as they come.
 """
 
@@ -52,14 +52,14 @@ class HostileClient:
 
 
 @contextlib.asynccontextmanager
-async def hostile_client(target: Target, answer_tokens: int) -> AsyncIterator[HostileClient]:
+async def hostile_client(target: Target, full_size: bool) -> AsyncIterator[HostileClient]:
     """Starts one; ends it with the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "support.hostile_client",
         json.dumps(asdict(target)),
-        str(answer_tokens),
+        str(int(full_size)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
@@ -78,7 +78,7 @@ def main() -> None:
     """Sends shapes until its input ends."""
     os.nice(_NICE)
     target = Target(**json.loads(sys.argv[1]))
-    known = {shape.name: shape for shape in shapes(int(sys.argv[2]))}
+    known = {shape.name: shape for shape in shapes(sys.argv[2] == "1")}
     for line in sys.stdin:
         number, _, name = line.strip().partition(" ")
         threading.Thread(target=_send, args=(int(number), known[name], target), daemon=True).start()

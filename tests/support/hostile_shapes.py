@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 
 from pagewire.config import GatewayConfig, SchedulerConfig
 from pagewire.gateway.completions import MAX_OUTPUTS
 from pagewire.limits import MAX_BIASES, MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
+from pagewire.rpc import MAX_MESSAGE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +26,7 @@ SECONDS = 120.0
 BODY_BYTES: int = GatewayConfig.max_body_bytes
 CHARS: int = SchedulerConfig.max_prompt_chars
 MESSAGES: int = GatewayConfig.max_messages
-GRPC_BYTES = 32 << 20
+LARGE_BYTES = BODY_BYTES - 1024  # of a gRPC message: with an API key the bound is a body's
 
 
 @dataclass(frozen=True)
@@ -260,8 +261,10 @@ def grpc_messages(messages: Iterable[pb.ChatMessage]) -> bytes:
 
 def grpc_kwargs(nodes: int) -> bytes:
     """One with a Struct of so many numbers."""
+    one = Value(number_value=1).SerializeToString()
+    entry = bytes((0x0A, len(one))) + one  # of field 1 of a ListValue
     struct = Struct()
-    struct.update({"x": [1] * nodes})
+    struct.fields["x"].list_value.MergeFromString(entry * nodes)
     chat = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="a")], template_kwargs=struct)
     return pb.GenerateRequest(chat=chat).SerializeToString()
 
@@ -286,8 +289,10 @@ def _call(method: str, build: Callable[[], bytes], names: str, *statuses: int) -
     return {"send": Call(method, build), "statuses": statuses or (400,), "names": names}
 
 
-def shapes(answer_tokens: int) -> list[Shape]:
-    """All of them. The largest answers have so many tokens a choice."""
+def shapes(full_size: bool) -> list[Shape]:
+    """All of them. At full size answers and texts that are tokenized whole take a minute."""
+    answer_tokens = 1000 if full_size else 120
+    chars = CHARS if full_size else CHARS // 16
     prompt, kwargs = '"prompt":"a"', "chat_template_kwargs"
     made: dict[str, dict[str, Any]] = {
         # Text up to the limit of characters or bytes.
@@ -559,27 +564,31 @@ def shapes(answer_tokens: int) -> list[Shape]:
         ),
         "gRPC: an id of 16 MB": _call(
             "Generate",
-            lambda: pb.GenerateRequest(prompt="a", request_id="i" * (16 << 20)).SerializeToString(),
+            lambda: pb.GenerateRequest(
+                prompt="a", request_id="i" * LARGE_BYTES
+            ).SerializeToString(),
             "request_id|besides its input",
         ),
         "gRPC: a million small fields": _call(
             "Generate", lambda: b"\x48\x01" * 1_000_000, "fields|input"
         ),
-        "gRPC: no message": _call("Generate", lambda: b"\xff" * (16 << 20), ""),
+        "gRPC: no message": _call("Generate", lambda: b"\xff" * LARGE_BYTES, ""),
         "gRPC: more than the largest message": _call(
             "Generate",
-            lambda: pb.GenerateRequest(prompt="a" * (GRPC_BYTES + 1)).SerializeToString(),
-            "larger than max",
+            lambda: pb.GenerateRequest(prompt="a" * MAX_MESSAGE_BYTES).SerializeToString(),
+            "larger|bytes",
+            400,
             429,
         ),
         "gRPC: Tokenize one word": _call(
-            "Tokenize", lambda: pb.TokenizeRequest(text="a" * CHARS).SerializeToString(), "", 200
+            "Tokenize", lambda: pb.TokenizeRequest(text="a" * chars).SerializeToString(), "", 200
         ),
         "gRPC: Tokenize emoji": _call(
             "Tokenize",
-            lambda: pb.TokenizeRequest(text="\U0001f600" * (CHARS - 64)).SerializeToString(),
-            "",
+            lambda: pb.TokenizeRequest(text="\U0001f600" * (chars - 64)).SerializeToString(),
+            "took longer",
             200,
+            500,
         ),
         "gRPC: Detokenize 1M ids": _call(
             "Detokenize",
@@ -590,7 +599,7 @@ def shapes(answer_tokens: int) -> list[Shape]:
         ),
         "gRPC: Abort an id of 16 MB": _call(
             "Abort",
-            lambda: pb.AbortRequest(request_id="i" * (16 << 20)).SerializeToString(),
+            lambda: pb.AbortRequest(request_id="i" * LARGE_BYTES).SerializeToString(),
             "request_id",
             200,
             400,
