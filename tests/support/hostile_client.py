@@ -2,8 +2,8 @@
 
     python -m support.hostile_client TARGET FULL_SIZE
 
-TARGET is JSON, FULL_SIZE 0 or 1. Each line in is a number and the name of a shape, each line out the number and the
-outcome as JSON; shapes are sent side by side as they come.
+TARGET is JSON, FULL_SIZE 0 or 1. Each line in is a number and the name of a shape, each line out
+the number and the outcome as JSON; shapes are sent side by side as they come.
 """
 
 import asyncio
