@@ -148,7 +148,9 @@ class Trial:
         paused = []
         if span.too_long(gaps, self.quiet.gap):
             paused.append(f"{names}: a stream stood for {span.longest(gaps) * 1000:.0f} ms")
-        if not any(s.works for s in sent) and span.too_long(answers, self.quiet.answer):
+        # Several at once, or a batch in front in the queue, take the CPU or the workers' turn.
+        alone = len(sent) == 1 and not sent[0].works
+        if alone and span.too_long(answers, self.quiet.answer):
             paused.append(f"{names}: an answer took {span.longest(answers) * 1000:.0f} ms")
         return paused
 

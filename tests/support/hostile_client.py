@@ -19,6 +19,7 @@ from pathlib import Path
 from support.hostile_shapes import Outcome, Shape, Target, shapes
 
 _NICE = 10  # others' machines do this work
+_WRITING = threading.Lock()
 
 
 class HostileClient:
@@ -44,11 +45,14 @@ class HostileClient:
     async def read(self) -> None:
         """Hands outcomes to whoever waits, until the process ends."""
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            number, fields = json.loads(line)
-            self._waiting[number].set_result(Outcome(**fields))
-        for waiting in self._waiting.values():
-            waiting.set_exception(RuntimeError("the hostile client ended"))
+        try:
+            async for line in self._process.stdout:
+                number, fields = json.loads(line)
+                self._waiting[number].set_result(Outcome(**fields))
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(RuntimeError("the hostile client ended"))
 
 
 @contextlib.asynccontextmanager
@@ -89,7 +93,10 @@ def _send(number: int, shape: Shape, target: Target) -> None:
         outcome = shape.send(target)
     except Exception as error:
         outcome = Outcome(0, f"{type(error).__name__}: {error}")
-    print(json.dumps((number, asdict(outcome))), flush=True)
+    line = json.dumps((number, asdict(outcome))) + "\n"
+    with _WRITING:
+        sys.stdout.write(line)
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
