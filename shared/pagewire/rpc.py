@@ -95,7 +95,8 @@ def make_server(
         gates.insert(0, gate)
     elif credentials.token is not None:
         gates.insert(0, TokenGate(credentials))
-    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", largest_message)]
+    # Of an option that is there twice gRPC takes the first.
+    options = [("grpc.max_receive_message_length", largest_message), *SERVER_OPTIONS]
     return grpc.aio.server(interceptors=gates, options=options)
 
 

@@ -30,8 +30,10 @@ QUIET_SECONDS = 4.0
 SETTLE_SECONDS = 0.05  # in which a late effect of a request still counts as its own
 LONGEST_HOLD = 0.05
 LONGER_PAUSE = 0.1  # than the longest of a quiet time
-# A request that holds others up does so each time; what the machine does it does at random.
+# A request that holds others up does so each time. A host that takes a virtual CPU away does it at
+# random, and no process can tell that from a long call.
 ATTEMPTS = 3
+STRAY = 1 / 20  # most requests that may hold others up once
 AT_ONCE = 4
 MOST_MEMORY = 256 << 20  # that a service may take more than before
 WORKER = (*(flag for flag in SIMULATED if "speedup" not in flag), "--speedup=0.1")
@@ -98,17 +100,28 @@ class Trial:
     lags: LoopLags
     faults: list[str] = field(default_factory=list)
     longest_gap: float = 0.0
+    sent: int = 0
+    stray: list[str] = field(default_factory=list)
 
     async def send(self, sent: list[Shape]) -> None:
-        """Sends requests side by side; again while others have to wait."""
+        """Sends requests side by side; again while they hold others up."""
+        self.sent += 1
+        tries = []
         for _ in range(ATTEMPTS):
-            paused = await self._try(sent)
-            if not paused:
+            tries.append(await self._try(sent))
+            if not tries[-1]:
+                self.stray += [held for each in tries for held in each]
                 return
-        self.faults += paused
+        self.faults += tries[-1]
+
+    def check(self) -> None:
+        """Fails with what was wrong."""
+        faults = [*self.faults, *self.bystanders.faults]
+        assert not faults, "\n".join(faults)
+        assert len(self.stray) <= STRAY * self.sent, "\n".join(self.stray)
 
     async def _try(self, sent: list[Shape]) -> list[str]:
-        """Who had to wait too long. What else was wrong is noted."""
+        """Who was held up. What else was wrong is noted."""
         names = " + ".join(shape.name for shape in sent)
         began, pids = time.monotonic(), dict(self.fleet.supervisor.pids)
         outcomes = await asyncio.gather(*(self.client.send(shape.name) for shape in sent))
@@ -130,17 +143,17 @@ class Trial:
             for shape, outcome in zip(sent, outcomes, strict=True)
             if (fault := shape.fault(outcome)) is not None
         ]
-        faults += [
+        held_up = [
             f"{names}: {process} was held for {seconds * 1000:.0f} ms"
             for process, seconds in held.items()
             if seconds - all_held >= LONGEST_HOLD
         ]
-        paused = self._paused(sent, names, span)
+        held_up += self._paused(sent, names, span)
         self._print(names, outcomes, span, self.lags.at_most(before, "loop"))
-        for fault in [*faults, *paused]:
+        for fault in [*faults, *held_up]:
             print(f"    {fault:.400}")
         self.faults += faults
-        return paused
+        return held_up
 
     def _paused(self, sent: list[Shape], names: str, span: Span) -> list[str]:
         gaps, answers = self.bystanders.gaps, self.bystanders.answers
@@ -245,7 +258,6 @@ async def test_one_request_holds_nobody(
         )
         report_loop_lag(fleet)
         resumed = fleet.metric("gateway-0", "pagewire_gateway_resumed_total")
-    faults = [*trial.faults, *bystanders.faults]
-    assert not faults, "\n".join(faults)
+    trial.check()
     assert max(grown.values()) < MOST_MEMORY
     assert resumed == 0
