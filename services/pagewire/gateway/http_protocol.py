@@ -38,6 +38,12 @@ class HttpProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _incoming = 0  # bytes of the head that is not complete yet
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Of a body, as they came in one read, which may have tens of thousands of them: uvicorn
+        # copies for each what it has so far.
+        self._pieces: list[bytes] = []
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection without any request is closed too."""
         super().connection_made(transport)
@@ -53,6 +59,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Counts what a head has, complete or not."""
         awaited = self._timer
         super().data_received(data)
+        self._pass_pieces_on()
         # A head that began behind a request in this very data is counted from the next on.
         if awaited is not None and awaited is self._timer and not self.transport.is_closing():
             self._incoming += len(data)
@@ -82,6 +89,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(_too_large(self.head_bytes))
             raise ValueError("the head is too large")  # ends the parsing of this connection
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body, or all of it."""
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request; another one may follow in the same read."""
+        self._pass_pieces_on()
+        super().on_message_complete()
+
+    def _pass_pieces_on(self) -> None:
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            super().on_body(b"".join(pieces))
 
     def send_400_response(self, msg: str) -> None:
         """What the parser does not take; also after a refusal, which was sent already."""
