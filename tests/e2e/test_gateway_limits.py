@@ -300,3 +300,33 @@ def test_no_page_may_call_by_default() -> None:
     assert refused.status_code == 405
     for answer in (refused, plain):
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_bodies_that_come_in_one_read_are_kept_apart() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        length = str(len(body)).encode()
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": body})
+
+    head = b"POST / HTTP/1.1\r\nhost: pagewire\r\n"
+    bodies = [b"one", b"", b"three" * 20_000]
+    requests = b"".join(
+        head
+        + b"transfer-encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        + b"0\r\n\r\n"
+        for body in bodies
+    )
+    async with _served(HttpProtocol, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(requests)
+        for body in bodies:
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert b"content-length: %d\r\n" % len(body) in answer
+            assert await asyncio.wait_for(reader.readexactly(len(body)), 10) == body
+        writer.close()
