@@ -200,10 +200,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             changed = len(response.streams) > 0 or len(response.finished) > 0
             if models is None:
                 response.instance_id = self._engine.instance_id
-            response.solitudes = self._engine.solitude.count
-            response.alone = response.solitudes % 2 == 1 and self._engine.is_alone(buffer)
-            if solitude != (response.solitudes, response.alone):
-                solitude, changed = (response.solitudes, response.alone), True
+            if (count := self._engine.solitude.count) > 0:
+                alone = count % 2 == 1 and self._engine.is_alone(buffer)
+                response.solitudes, response.alone = count, alone
+                changed |= solitude != (count, alone)
+                solitude = count, alone
             if now - sent_at >= LOAD_INTERVAL:
                 state = (self._engine.models(), self._engine.draining)
                 if state != models:
