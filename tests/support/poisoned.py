@@ -46,7 +46,7 @@ def poison_schedulers() -> None:
     begin = engine.begin
 
     def begin_or_fall(request: Any, parsed: Any) -> Any:
-        fall(int(parsed.prompt[0]))
+        fall(int(parsed.tokens.prompt[0]))
         return begin(request, parsed)
 
     engine.begin = begin_or_fall

@@ -17,7 +17,8 @@ CLIENTS = 48
 async def undisturbed(fleet: Fleet, asked: list[Question]) -> list[Answer]:
     """What the fleet answers when it is left alone."""
     answers = await Load(fleet.urls, asked, CLIENTS).run()
-    assert [a.error for a in answers if a.error is not None] == []
+    errors = [a.error for a in answers if a.error is not None]
+    assert errors == [], errors
     return answers
 
 
