@@ -19,7 +19,8 @@ MINUTES ?= 30
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-# Of all kernels: racecheck breaks where some are left out by name.
+# Of all kernels: racecheck breaks where some are left out by name. It knows no mbarrier, by which the
+# warp groups of Hopper's prefill attention wait for each other, and takes each hand-over for a race.
 SANITIZER := compute-sanitizer --error-exitcode 1
 
 .PHONY: help run demo test fuzz chaos soak sanitize check format protos bench clean
@@ -66,7 +67,9 @@ soak: $(INSTALLED)
 sanitize: $(INSTALLED)
 	for tool in memcheck racecheck; do PAGEWIRE_SMALL_KERNELS=1 \
 		$(SANITIZER) --tool $$tool $(BIN)/python -m pytest tests/kernels \
-		--ignore tests/kernels/test_kernel_bench.py --ignore-glob '*compile*' $(ARGS) || exit 1; done
+		--ignore tests/kernels/test_kernel_bench.py --ignore-glob '*compile*' \
+		$$([ $$tool = memcheck ] || echo --ignore tests/kernels/test_attention_hopper.py) \
+		$(ARGS) || exit 1; done
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
