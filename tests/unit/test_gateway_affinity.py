@@ -75,6 +75,22 @@ async def schedulers(peers: list[ScriptedScheduler]) -> AsyncIterator[Schedulers
     await schedulers.close()
 
 
+async def test_a_scheduler_has_its_share_and_a_quarter_more(schedulers: Schedulers) -> None:
+    """Of requests that all belong to the first: number k goes there while it has fewer than
+    ceil(1.25 k / 3), else to the second under the same bound, else to the third."""
+    request = chat("popular")
+    request.stop.max_tokens = 1000
+    common = Input(head=head(request))
+    order = in_order(common.head, list(schedulers.links))
+    taken = []
+    for number in range(8):
+        before = [schedulers.links[target].requests for target in order]
+        schedulers.submit([Generation(request, number, 0, Mailbox(), eager=False, common=common)])
+        after = [schedulers.links[target].requests for target in order]
+        taken += [place for place in range(3) if after[place] > before[place]]
+    assert taken == [0, 1, 0, 1, 0, 1, 2, 0]
+
+
 async def test_conversations_return_and_no_scheduler_is_overrun(
     peers: list[ScriptedScheduler], schedulers: Schedulers
 ) -> None:
