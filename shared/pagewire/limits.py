@@ -1,6 +1,5 @@
 """Bounds on what a request may ask for, where several services must agree on them."""
 
-MAX_MESSAGES = 4096
 MAX_REQUEST_ID_LENGTH = 256
 # Of salts and tenants.
 MAX_NAME_LENGTH = 256

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 from starlette.requests import Request
 
+from pagewire.config import GatewayConfig
 from pagewire.gateway import body as gateway_body
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.limits import BodyLimits
 from pagewire.gateway.parsing import JobParser
-from pagewire.limits import MAX_MESSAGES
 from support.in_process_gateway import in_process_gateway
 from support.jobs import requests_of
 from support.scripted_scheduler import ScriptedScheduler
@@ -70,7 +70,11 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
         None,
     ),
     ((COMPLETION, json.dumps({"prompt": "x" * (LIMIT + 1)})), 413, None),
-    (chat(messages=[{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)), 400, "messages"),
+    (
+        chat(messages=[{"role": "user", "content": "x"}] * (GatewayConfig.max_messages + 1)),
+        400,
+        "messages",
+    ),
     # the model
     (complete(model="gpt-5"), 404, "model"),
     (chat(model=""), 404, "model"),

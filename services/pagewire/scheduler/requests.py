@@ -181,11 +181,12 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
             "(max_messages)",
         )
     size = chat.template_kwargs.ByteSize()
-    if size > bounds.max_template_bytes + _STRUCT_BYTES_A_NODE * bounds.max_template_nodes:
+    most = bounds.max_template_bytes + _STRUCT_BYTES_A_NODE * bounds.max_template_nodes
+    if size > most:
         raise invalid(
             "chat_template_kwargs",
-            f"chat_template_kwargs has {size} bytes; give {bounds.max_template_bytes} at most "
-            "(max_template_bytes)",
+            f"chat_template_kwargs has {size} bytes as a Struct; give {most} at most "
+            "(max_template_bytes, and 32 bytes for each of max_template_nodes)",
         )
     messages = []
     for message in chat.messages:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
@@ -30,12 +31,12 @@ _UNCERTAIN_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True)
 class TextBounds:
-    """What is taken of text before any work is done on it."""
+    """What is taken of text before any work is done on it: see the settings of the same names."""
 
-    max_prompt_chars: int = 4 << 20
-    max_messages: int = 4096
-    max_template_bytes: int = 1 << 16
-    max_template_nodes: int = 4096
+    max_prompt_chars: int = SchedulerConfig.max_prompt_chars
+    max_messages: int = SchedulerConfig.max_messages
+    max_template_bytes: int = SchedulerConfig.max_template_bytes
+    max_template_nodes: int = SchedulerConfig.max_template_nodes
 
 
 class TooManyTokensError(Exception):
