@@ -67,8 +67,8 @@ soak: $(INSTALLED)
 sanitize: $(INSTALLED)
 	for tool in memcheck racecheck; do PAGEWIRE_SMALL_KERNELS=1 \
 		$(SANITIZER) --tool $$tool $(BIN)/python -m pytest tests/kernels \
-		--ignore tests/kernels/test_kernel_bench.py --ignore-glob '*compile*' \
-		$$([ $$tool = memcheck ] || echo --ignore tests/kernels/test_attention_hopper.py) \
+		--ignore tests/kernels/test_kernel_bench.py --ignore tests/kernels/compile \
+		$$([ $$tool = memcheck ] || echo --ignore tests/kernels/attention/test_hopper.py) \
 		$(ARGS) || exit 1; done
 
 check: $(INSTALLED)
@@ -76,14 +76,15 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/generate_stubs.py --check
+	$(BIN)/python tools/import_graph.py
+	$(BIN)/python tools/generate_stubs.py --check
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 protos: $(INSTALLED)
-	$(BIN)/python scripts/generate_stubs.py
+	$(BIN)/python tools/generate_stubs.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.json $(ARGS)

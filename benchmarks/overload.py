@@ -33,17 +33,17 @@ from typing import Any
 
 import numpy as np
 
-from pagewire.cli.bench_http import run_plans
-from pagewire.cli.control_load import cpu_seconds
-from pagewire.cli.http_load import LoadPlan, Timing
-from pagewire.cli.latency import Objectives
-from pagewire.cli.launch import quiet
-from pagewire.cli.ports import free_port
-from pagewire.cli.results import write_json
-from pagewire.cli.settings import arguments
-from pagewire.cli.supervisor import Service, Supervisor, running
+from pagewire.bench.control_load import cpu_seconds
+from pagewire.bench.http_load import LoadPlan, Timing
+from pagewire.bench.latency import Objectives
+from pagewire.bench.results import write_json
+from pagewire.cli.commands.bench_http import run_plans
+from pagewire.cli.launch.launch import quiet
+from pagewire.cli.launch.ports import free_port
+from pagewire.cli.launch.supervisor import Service, Supervisor, running
+from pagewire.cli.settings.settings import arguments
 from pagewire.config import GatewayConfig, SchedulerConfig, SimulatedWorkerConfig
-from pagewire.rpc import open_channel
+from pagewire.rpc.transport import open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceStub
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pagewire.scheduler.core.block_pool import BlockPool
+from pagewire.scheduler.core.kv.block_pool import BlockPool
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 2048

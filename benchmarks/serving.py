@@ -24,18 +24,18 @@ from typing import Annotated, Any
 import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pagewire.cli.bench_http import run_plans, split
-from pagewire.cli.bench_offline import Request, Sampling, submit_all, with_patience
+from pagewire.bench.http_load import WORDS, LoadPlan
+from pagewire.bench.latency import Objectives, summarize
+from pagewire.bench.results import write_json
+from pagewire.cli.commands.bench_http import run_plans, split
+from pagewire.cli.commands.bench_offline import Request, Sampling, submit_all, with_patience
 from pagewire.cli.errors import CommandError
-from pagewire.cli.http_load import WORDS, LoadPlan
-from pagewire.cli.latency import Objectives, summarize
-from pagewire.cli.launch import launch, quiet
-from pagewire.cli.options import configured
-from pagewire.cli.results import write_json
-from pagewire.cli.settings import Setting
-from pagewire.cli.stack import Stack, full_stack, stack_settings
-from pagewire.credentials import SCHEDULER_TOKEN, read_token
+from pagewire.cli.launch.launch import launch, quiet
+from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
+from pagewire.cli.settings.options import configured
+from pagewire.cli.settings.settings import Setting
 from pagewire.models import served_name
+from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
 
 # Where a vocabulary is as large: below it are the control tokens of some, above it those of others.
 FIRST_ID, END_ID = 1000, 100_000

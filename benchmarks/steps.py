@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from pagewire.config import WorkerConfig
-from pagewire.worker.graphed import GraphBackend
-from pagewire.worker.limits import Limits
-from pagewire.worker.loading import load_worker
-from pagewire.worker.plan import Chunks, SlotStarts, StepPlan, TableWrites
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.plan import Chunks, SlotStarts, StepPlan, TableWrites
+from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.startup.loading import load_worker
 
 # Rows and their KV tokens.
 POINTS = [

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +20,6 @@ settings.load_profile("explore" if os.environ.get("CI") else "repeat")
 # Triton reads this once, when it is imported, and transformers imports it too.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-
-# Makes tests/support importable from every test.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,11 +26,13 @@ from pathlib import Path
 import torch
 import triton
 
-from pagewire.worker.kernel_bench.inputs import Heads, paged, prefill_starts, rope_inputs
-from pagewire.worker.kernel_bench.timing import graph_us, measure_ceilings
-from pagewire.worker.ops.triton import attention_decode, attention_prefill, rope
-from pagewire.worker.ops.triton.attention_decode import DecodeConfig
-from pagewire.worker.ops.triton.attention_prefill import PrefillConfig
+from pagewire.bench.kernels.inputs import Heads, paged, prefill_starts, rope_inputs
+from pagewire.bench.kernels.timing import graph_us, measure_ceilings
+from pagewire.worker.ops.triton import rope
+from pagewire.worker.ops.triton.attention import decode as attention_decode
+from pagewire.worker.ops.triton.attention import prefill as attention_prefill
+from pagewire.worker.ops.triton.attention.decode import DecodeConfig
+from pagewire.worker.ops.triton.attention.prefill import PrefillConfig
 from pagewire.worker.ops.triton.rope import RopeConfig
 
 DEVICE = torch.device("cuda")

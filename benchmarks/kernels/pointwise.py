@@ -26,9 +26,9 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from pagewire.worker.kernel_bench.inputs import sampling_state
-from pagewire.worker.kernel_bench.shapes import MODELS, Shapes
-from pagewire.worker.kernel_bench.timing import graph_us
+from pagewire.bench.kernels.inputs import sampling_state
+from pagewire.bench.kernels.shapes import MODELS, Shapes
+from pagewire.bench.kernels.timing import graph_us
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.reference import activation as twin_activation
 from pagewire.worker.ops.reference import linear as twin_linear

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 import triton
 
-from pagewire.worker.kernel_bench.inputs import Heads, paged, prefill_starts
-from pagewire.worker.ops.triton import attention_prefill_hopper as hopper
-from pagewire.worker.ops.triton.attention_prefill import prefill_attention, prefill_config
+from pagewire.bench.kernels.inputs import Heads, paged, prefill_starts
+from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
+from pagewire.worker.ops.triton.attention.prefill import prefill_attention, prefill_config
 
 DEVICE = torch.device("cuda")
 ROUNDS = 8  # the first is not counted

@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.worker.kernel_bench.shapes import MODELS
-from pagewire.worker.kernel_bench.timing import graph_us
-from pagewire.worker.ops.triton import cublaslt
-from pagewire.worker.ops.triton.cublaslt import (
+from pagewire.bench.kernels.shapes import MODELS
+from pagewire.bench.kernels.timing import graph_us
+from pagewire.worker.ops.cublas import cublaslt
+from pagewire.worker.ops.cublas.cublaslt import (
     SETTINGS,
     Algorithm,
     Shape,
@@ -36,7 +36,7 @@ from pagewire.worker.ops.triton.cublaslt import (
     multiply,
     with_settings,
 )
-from pagewire.worker.ops.triton.products import (
+from pagewire.worker.ops.cublas.gemm import (
     SCRATCH_BYTES,
     Product,
     time_product,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import support.unchecked
-from support import real_model
-from support.fleet import Fleet, running_fleet
-from support.load import Answer, Load, Question, differences, questions
-from support.trial import CLIENTS, check, report, rest, undisturbed
+import support.processes.unchecked
+from support.clients.load import Answer, Load, Question, differences, questions
+from support.processes import real_model
+from support.processes.fleet import Fleet, running_fleet
+from support.processes.trial import CLIENTS, check, report, rest, undisturbed
 
 pytestmark = pytest.mark.chaos
 
@@ -76,7 +76,7 @@ async def test_changed_bytes_do_not_show_in_the_real_models_answers() -> None:
 async def test_without_the_checksums_it_would_show(requests: int) -> None:
     """Else the tests above show nothing."""
     rng, asked = random.Random(seed()), questions(requests)
-    unchecked = (str(Path(support.unchecked.__file__)),)
+    unchecked = (str(Path(support.processes.unchecked.__file__)),)
     async with running_fleet(workers=4, schedulers=2, program=unchecked) as fleet:
         want = await undisturbed(fleet, asked)
         got = await garbled(fleet, asked, CLIENTS, rng, INTERVAL / 3)

@@ -12,10 +12,10 @@ import time
 import httpx
 import pytest
 
-from support.faults import Faults
-from support.fleet import SIMULATED, Fleet, running_fleet
-from support.load import Load, questions
-from support.trial import CLIENTS, check, report, rest, undisturbed
+from support.clients.load import Load, questions
+from support.processes.faults import Faults
+from support.processes.fleet import SIMULATED, Fleet, running_fleet
+from support.processes.trial import CLIENTS, check, report, rest, undisturbed
 
 pytestmark = pytest.mark.chaos
 

@@ -17,12 +17,12 @@ import pytest
 
 from pagewire.auth.keys import entry_of, new_key
 from pagewire.auth.rate_limits import RateLimits
-from support.bystanders import Bystanders, Wait, percentile
-from support.fleet import SIMULATED, Fleet, running_fleet
-from support.hostile_client import HostileClient, hostile_client
-from support.hostile_shapes import Outcome, Shape, Target, shapes
-from support.loop_lags import LoopLags
-from support.trial import report_loop_lag
+from support.clients.bystanders import Bystanders, Wait, percentile
+from support.clients.hostile_client import HostileClient, hostile_client
+from support.clients.hostile_shapes import Outcome, Shape, Target, shapes
+from support.processes.fleet import SIMULATED, Fleet, running_fleet
+from support.processes.loop_lags import LoopLags
+from support.processes.trial import report_loop_lag
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pagewire.cli.health import until_healthy
-from pagewire.cli.processes import ChildProcess
-from pagewire.cli.supervisor import LONGEST_SERVED_DELAY
-from pagewire.rpc import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
-from support.fleet import PROGRAM, SIMULATED, Fleet, running_fleet
-from support.load import Load, Question, questions
-from support.tcp_proxy import TcpProxy
-from support.trial import CLIENTS, check, report, rest, undisturbed
+from pagewire.cli.launch.health import until_healthy
+from pagewire.cli.launch.processes import ChildProcess
+from pagewire.cli.launch.supervisor import LONGEST_SERVED_DELAY
+from pagewire.rpc.transport import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
+from support.clients.load import Load, Question, questions
+from support.processes.fleet import PROGRAM, SIMULATED, Fleet, running_fleet
+from support.processes.tcp_proxy import TcpProxy
+from support.processes.trial import CLIENTS, check, report, rest, undisturbed
 
 pytestmark = pytest.mark.chaos
 

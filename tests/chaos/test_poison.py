@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from pagewire.models import EMBEDDED_NAME
-from support.fleet import SIMULATED, running_fleet
-from support.load import Load, questions
-from support.poisoned import HANGS, KILLS
-from support.trial import check, figures, report, rest, undisturbed
+from support.clients.load import Load, questions
+from support.processes.fleet import SIMULATED, running_fleet
+from support.processes.poisoned import HANGS, KILLS
+from support.processes.trial import check, figures, report, rest, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -24,7 +24,7 @@ SIMULATED_SLOWLY = (*SIMULATED, "--speedup=0.1")
 @pytest.fixture(autouse=True)
 def _quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor starts what has just fallen again as soon as at the first time."""
-    monkeypatch.setattr("pagewire.cli.supervisor.LONGEST_RESTART_DELAY", 1.0)
+    monkeypatch.setattr("pagewire.cli.launch.supervisor.LONGEST_RESTART_DELAY", 1.0)
 
 
 def poison(first_token: int, number: int = 0) -> dict[str, Any]:

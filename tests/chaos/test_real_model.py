@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from support.fleet import Fleet, running_fleet
-from support.load import Load, Question
-from support.real_model import CLIENTS, WORKER, questions
-from support.trial import check, report, rest
+from support.clients.load import Load, Question
+from support.processes.fleet import Fleet, running_fleet
+from support.processes.real_model import CLIENTS, WORKER, questions
+from support.processes.trial import check, report, rest
 
 pytestmark = pytest.mark.chaos
 

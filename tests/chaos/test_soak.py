@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from pagewire.cli.results import write_json
-from support.faults import Faults
-from support.fleet import Fleet, running_fleet
-from support.load import Load, mixed_questions
-from support.trial import CLIENTS, check, figures, report, rest, undisturbed
+from pagewire.bench.results import write_json
+from support.clients.load import Load, mixed_questions
+from support.processes.faults import Faults
+from support.processes.fleet import Fleet, running_fleet
+from support.processes.trial import CLIENTS, check, figures, report, rest, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(0)]
 

@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from support.fleet import running_fleet
-from support.load import Load, questions
-from support.trial import CLIENTS, check, figures, report, rest, undisturbed
+from support.clients.load import Load, questions
+from support.processes.fleet import running_fleet
+from support.processes.trial import CLIENTS, check, figures, report, rest, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

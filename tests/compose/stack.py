@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pagewire.cli.ports import free_port
+from pagewire.cli.launch.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 # Some machines reach no registry; a script beside the repository may know how to make the base

@@ -10,7 +10,7 @@ import pytest
 
 from compose.stack import ComposeStack, engine
 from pagewire.cli.client import Answer, chat_answer, served_models
-from pagewire.cli.health import until_healthy
+from pagewire.cli.launch.health import until_healthy
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc as pb_grpc
 

@@ -14,11 +14,11 @@ import grpc
 import httpx
 import pytest
 
-from pagewire.cli.ports import free_port
-from pagewire.rpc import open_channel
+from pagewire.cli.launch.ports import free_port
+from pagewire.rpc.transport import open_channel
 from pagewire.v1.inference_pb2_grpc import InferenceStub
-from support.gateway_process import gateway
-from support.scheduler_stack import (
+from support.processes.gateway_process import gateway
+from support.scripted.scheduler_stack import (
     MODEL,
     Stack,
     StartStack,

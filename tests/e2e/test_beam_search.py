@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from support.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
-from support.tiny_models import beam_outputs, greedy_tokens, save_model
+from support.models.tiny_models import beam_outputs, greedy_tokens, save_model
+from support.processes.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
 from support.waiting import until
 
 PROMPT = [(7 * i) % 190 for i in range(37)]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.tiny_models import save_model
+from support.models.tiny_models import save_model
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.models import EMBEDDED_NAME
-from support.stack_process import RunningStack, running_stack
+from support.processes.stack_process import RunningStack, running_stack
 from support.waiting import until
 
 PAGEWIRE = [sys.executable, "-m", "pagewire.cli.main"]

@@ -13,16 +13,16 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.cli.health import problem_of
+from pagewire.cli.launch.health import problem_of
 from pagewire.config import ProcessConfig
-from pagewire.credentials import NO_CREDENTIALS, Credentials, read_token
-from pagewire.rpc import Health, bind, make_server, open_channel
+from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials, read_token
+from pagewire.rpc.transport import Health, bind, make_server, open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from support.certificates import Authority
-from support.gateway_process import gateway
-from support.stack_process import running_stack
-from support.worker_process import worker_process
+from support.processes.certificates import Authority
+from support.processes.gateway_process import gateway
+from support.processes.stack_process import running_stack
+from support.processes.worker_process import worker_process
 
 TOKEN = "a token for these tests"
 

@@ -10,11 +10,11 @@ from prometheus_client import REGISTRY
 from pagewire.config import SchedulerConfig
 from pagewire.models import EMBEDDED, resolve_model, served_name
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.tokenizer import Tokenizer
-from pagewire.scheduler.worker_link import WorkerLink
-from support.engine_client import generate
+from pagewire.scheduler.text.tokenizer import Tokenizer
+from pagewire.scheduler.workers.link import WorkerLink
+from support.clients.engine_client import generate
+from support.processes.worker_process import WorkerProcess, worker_process
 from support.waiting import eventually
-from support.worker_process import WorkerProcess, worker_process
 
 PROMPTS = [f"Tell me a long story about {n} foxes and a river." for n in range(6)]
 TOKENS = 112

@@ -8,7 +8,7 @@ import httpx
 from pagewire.auth.keys import new_key
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from support.stack_process import running_stack
+from support.processes.stack_process import running_stack
 
 MARK = "zanzibar-marker"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

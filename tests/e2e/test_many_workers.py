@@ -10,13 +10,13 @@ import pytest
 from pagewire.addresses import Address
 from pagewire.config import SchedulerConfig
 from pagewire.models import EMBEDDED, resolve_model, served_name
-from pagewire.scheduler import workers as workers_module
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.tokenizer import Tokenizer
-from pagewire.scheduler.workers import Workers
-from support.engine_client import generate
+from pagewire.scheduler.text.tokenizer import Tokenizer
+from pagewire.scheduler.workers import membership as workers_module
+from pagewire.scheduler.workers.membership import Workers
+from support.clients.engine_client import generate
+from support.processes.worker_process import WorkerProcess, worker_process
 from support.waiting import eventually
-from support.worker_process import WorkerProcess, worker_process
 
 PROMPTS = [f"Tell me a story about {n} foxes." for n in range(8)]
 TOKENS = 120

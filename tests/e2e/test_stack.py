@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pagewire.models import EMBEDDED_NAME
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from support.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
+from support.processes.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
 from support.waiting import until
 
 QUESTIONS = [

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pagewire.models import EMBEDDED_NAME
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from support.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
+from support.processes.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
 COUNT, TOP = 60, 4

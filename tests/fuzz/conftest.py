@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from support.stack_process import RunningStack, running_stack
-from support.worker_process import WorkerProcess, worker_process
+from support.processes.stack_process import RunningStack, running_stack
+from support.processes.worker_process import WorkerProcess, worker_process
 
 TOTAL = int(os.environ.get("PAGEWIRE_FUZZ_INPUTS", "3000"))
 # Of all inputs, in hundredths.

@@ -18,15 +18,15 @@ from google.protobuf.message import DecodeError, Message
 from pagewire.auth.keys import new_key
 from pagewire.errors import Code
 from pagewire.packing import pack, pack_floats
-from pagewire.rpc import PROTOCOL_VERSION, open_channel
-from pagewire.scheduler import failures
-from pagewire.sealing import Opener, Sealer, receive
+from pagewire.rpc.checksums import Opener, Sealer, receive
+from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.scheduler.requests import failures
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1 import worker_pb2 as worker_pb
-from support.mutation import fill, mutated_bytes
-from support.stack_process import RunningStack, running_stack
-from support.worker_process import GrpcStream, WorkerProcess
+from support.clients.mutation import fill, mutated_bytes
+from support.processes.stack_process import RunningStack, running_stack
+from support.processes.worker_process import GrpcStream, WorkerProcess
 
 Inputs = Callable[[str], int]
 Tally = Callable[[str], Counter[str]]

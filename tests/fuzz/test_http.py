@@ -17,12 +17,12 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
-from pagewire.gateway.chat import ChatRequest
-from pagewire.gateway.completions import CompletionRequest
-from pagewire.gateway.extras import CHAT, COMPLETION
-from pagewire.gateway.openapi import PATH
-from support.mutation import mutated_bytes, mutated_json
-from support.stack_process import RunningStack
+from pagewire.gateway.api.chat import ChatRequest
+from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api.openapi import PATH
+from pagewire.gateway.api.unsupported import CHAT, COMPLETION
+from support.clients.mutation import mutated_bytes, mutated_json
+from support.processes.stack_process import RunningStack
 
 Inputs = Callable[[str], int]
 Tally = Callable[[str], Counter[str]]

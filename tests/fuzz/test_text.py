@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.gateway.chat import ChatReply
-from pagewire.gateway.completions import CompletionReply
-from pagewire.gateway.generation import Generation, Mailbox
-from pagewire.gateway.reply import Envelope
-from pagewire.gateway.sse import DONE, ChunkWriter
+from pagewire.gateway.api.chat import ChatReply
+from pagewire.gateway.api.completions import CompletionReply
+from pagewire.gateway.api.formatting import Envelope
+from pagewire.gateway.generation.generation import Generation, Mailbox
+from pagewire.gateway.http.sse import DONE, ChunkWriter
 from pagewire.models import EMBEDDED, resolve_model
 from pagewire.packing import pack
-from pagewire.scheduler.text_stream import TextStream
-from pagewire.scheduler.tokenizer import Tokenizer
+from pagewire.scheduler.text.text_stream import TextStream
+from pagewire.scheduler.text.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
-from support.tokenizer_folders import byte_fallback_folder, byte_level_folder
+from support.models.tokenizer_folders import byte_fallback_folder, byte_level_folder
 
 Inputs = Callable[[str], int]
 Tally = Callable[[str], Counter[str]]

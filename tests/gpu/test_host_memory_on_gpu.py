@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.saved_blocks import COUNT, run_saved_and_loaded
-from support.step_driver import local_worker
-from support.tiny_models import VOCAB, greedy_tokens, save_model
+from support.models.saved_blocks import COUNT, run_saved_and_loaded
+from support.models.step_driver import local_worker
+from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.adjusted import ADJUSTED, check_adjusted_tokens
-from support.copied_start import BLOCK_SIZE, run_copied_start
-from support.step_driver import Sequence, StepDriver, local_worker
-from support.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
+from support.models.adjusted import ADJUSTED, check_adjusted_tokens
+from support.models.copied_start import BLOCK_SIZE, run_copied_start
+from support.models.step_driver import Sequence, StepDriver, local_worker
+from support.models.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
 
 pytestmark = [
     pytest.mark.gpu,

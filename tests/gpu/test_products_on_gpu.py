@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pagewire.worker.ops.triton import products
-from pagewire.worker.ops.triton.cublaslt import Shape, algorithms, multiply, with_settings
-from pagewire.worker.ops.triton.products import worth_trying
+from pagewire.worker.ops.cublas import gemm as products
+from pagewire.worker.ops.cublas.cublaslt import Shape, algorithms, multiply, with_settings
+from pagewire.worker.ops.cublas.gemm import worth_trying
 
 pytestmark = [
     pytest.mark.gpu,

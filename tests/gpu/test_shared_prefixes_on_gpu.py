@@ -10,8 +10,8 @@ import torch
 
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
-from support.step_driver import LocalStream, local_worker
-from support.tiny_models import VOCAB, greedy_tokens, save_model
+from support.models.step_driver import LocalStream, local_worker
+from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 
 pytestmark = [
     pytest.mark.gpu,

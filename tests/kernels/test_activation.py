@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 from pagewire.worker.ops.reference import activation as reference
 from pagewire.worker.ops.triton import activation
+from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 SHAPES = [(1, 1), (3, 96), (2, 1025), (40, 7)]
 if FULL_SIZE:

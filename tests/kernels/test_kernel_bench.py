@@ -8,15 +8,15 @@ import sys
 
 import pytest
 import torch
-from comparison import CUDA, assert_near
 
-from pagewire.cli.bench_kernels import as_json, line
-from pagewire.worker.kernel_bench import measure as timed
-from pagewire.worker.kernel_bench.cases import Case, CaseMaker
-from pagewire.worker.kernel_bench.measure import Result, measure
-from pagewire.worker.kernel_bench.shapes import MODELS, Shapes, SharedPrefix, Sizes
-from pagewire.worker.kernel_bench.timing import Ceilings
+from pagewire.bench.kernels import measure as timed
+from pagewire.bench.kernels.cases import Case, CaseMaker
+from pagewire.bench.kernels.measure import Result, measure
+from pagewire.bench.kernels.shapes import MODELS, Shapes, SharedPrefix, Sizes
+from pagewire.bench.kernels.timing import Ceilings
+from pagewire.cli.commands.bench_kernels import as_json, line
 from pagewire.worker.ops import load_ops
+from support.kernels.comparison import CUDA, assert_near
 
 SHAPES = Shapes(64, 4, 2, 32, 96, 500, qk_norm=True)
 SIZES = Sizes(

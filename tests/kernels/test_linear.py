@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton import linear
@@ -14,6 +13,7 @@ from pagewire.worker.ops.triton.linear_config import (
     VectorConfig,
     linear_config,
 )
+from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 EPS = 1e-5
 # tokens, k, features, config: odd features, a ragged and several tiles of k.

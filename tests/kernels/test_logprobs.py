@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.worker.device_logprobs import PendingLogprobs, compute
-from pagewire.worker.logprobs import LogprobRows
 from pagewire.worker.ops import load_ops
+from pagewire.worker.protocol.steps.logprobs import LogprobRows
+from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

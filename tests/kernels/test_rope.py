@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pagewire.worker.ops.reference import rope as reference
 from pagewire.worker.ops.triton import rope
 from pagewire.worker.ops.triton.rope import RopeConfig
+from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 BLOCK_SIZE = 16
 SLOTS, MAX_BLOCKS = 3, 8

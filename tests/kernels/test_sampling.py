@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from comparison import DTYPES, FULL_SIZE, poisoned_outputs
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.adjustments import (
+from pagewire.worker.ops.reference import sampling as reference
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.triton import adjustments as adjusting
+from pagewire.worker.ops.triton import sampling, sampling_filters
+from pagewire.worker.protocol.steps.adjustments import (
     BIASED,
     IN_PROMPT,
     MOST_COUNTED,
     NO_TOKEN,
     PENALIZED,
 )
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.triton import adjustments as adjusting
-from pagewire.worker.ops.triton import sampling, sampling_filters
+from support.kernels.comparison import DTYPES, FULL_SIZE, poisoned_outputs
 
 # A ragged last chunk, one chunk, and several.
 VOCABULARIES = [50, sampling.CHUNK, 4 * sampling.CHUNK + 77]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.adjustments import BIASED, IN_PROMPT, MOST_COUNTED, PENALIZED
 from pagewire.worker.ops.reference import step as reference
 from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.triton import step as kernels
+from pagewire.worker.protocol.steps.adjustments import BIASED, IN_PROMPT, MOST_COUNTED, PENALIZED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, MAX_BLOCKS, VOCAB = 12, 9, 50

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.host_tier import NO_HOST_MEMORY, HostCopies, HostMemory
-from pagewire.scheduler.core.prefix_groups import PrefixGroup
+from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostCopies, HostMemory
+from pagewire.scheduler.core.kv.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
-from pagewire.scheduler.core.step_plan import StepPlan
-from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.scheduler.policies import POLICIES
 from pagewire.suspicion import Loss
 from support.naive_groups import naive_groups

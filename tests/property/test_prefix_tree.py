@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagewire.scheduler.core.block_pool import BlockPool
+from pagewire.scheduler.core.kv.block_pool import BlockPool
 
 BLOCK_SIZE = 2
 

@@ -1,6 +1,6 @@
 """What a scheduler would get of a job."""
 
-from pagewire.gateway.job import Job
+from pagewire.gateway.api.job import Job
 from pagewire.v1 import inference_pb2 as pb
 
 

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from pagewire.scheduler.core.prefix_groups import MIN_BLOCKS, MIN_MEMBERS, PrefixGroup
+from pagewire.scheduler.core.kv.prefix_groups import MIN_BLOCKS, MIN_MEMBERS, PrefixGroup
 
 Table = tuple[int, ...]
 

@@ -1,0 +1,1 @@
+"""The `pagewire` command: `main` puts together what `commands` define."""

@@ -5,11 +5,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pagewire.cli import bench, demo, generate, keys, run, services
-from pagewire.cli import chat as chat_command
-from pagewire.cli import simulate as simulate_command
+from pagewire.cli.commands import bench, demo, generate, keys, run, services
+from pagewire.cli.commands import chat as chat_command
+from pagewire.cli.commands import simulate as simulate_command
 from pagewire.cli.errors import CommandError
-from pagewire.cli.parent import die_with_parent
+from pagewire.cli.launch.parent import die_with_parent
 
 # Of its usage errors (exit status 2) typer exports this one; their common base is what to catch.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]

@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagewire.gateway.generation import Generation
-from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
-from pagewire.sealing import CORRUPT_MESSAGES
+from pagewire.gateway.generation.generation import Generation
+from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS
+from pagewire.rpc.checksums import CORRUPT_MESSAGES
 from pagewire.v1 import inference_pb2 as pb
 
 PREFIX = "pagewire_gateway"

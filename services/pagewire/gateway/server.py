@@ -17,19 +17,19 @@ import uvicorn
 from pagewire.addresses import parse_addresses
 from pagewire.auth.keys import ENVIRONMENT, read_keys
 from pagewire.config import GatewayConfig
-from pagewire.credentials import SCHEDULER_TOKEN, Credentials, read_token
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.app import Gateway, create_app
-from pagewire.gateway.guard import Guard
-from pagewire.gateway.http_protocol import HttpProtocol
-from pagewire.gateway.limits import BodyLimits
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.auth.access import Guard
+from pagewire.gateway.http.app import Gateway, create_app
+from pagewire.gateway.http.protocol import HttpProtocol
 from pagewire.gateway.metrics import LoadCollector, Metrics
-from pagewire.gateway.schedulers import Schedulers
+from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.hosts import is_loopback, with_port
-from pagewire.logs import configure
-from pagewire.loop_lag import measure_loop_lag
-from pagewire.metrics import count_tasks, serve_metrics
-from pagewire.process import run_service
+from pagewire.lifecycle.logs import configure
+from pagewire.lifecycle.loop_lag import measure_loop_lag
+from pagewire.lifecycle.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle.process import run_service
+from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
 
 log = logging.getLogger(__name__)
 

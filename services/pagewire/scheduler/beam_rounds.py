@@ -4,16 +4,16 @@ from typing import Protocol
 
 import numpy as np
 
-from pagewire.scheduler import failures
-from pagewire.scheduler.beam_request import BeamRequest, beam_params
-from pagewire.scheduler.core.beam import BeamSearch
+from pagewire.scheduler.core.batching.step_plan import StepOutcome
+from pagewire.scheduler.core.beam_search import BeamSearch
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.core.step_plan import StepOutcome
-from pagewire.scheduler.logprobs import StepLogprobs
-from pagewire.scheduler.open_request import Request, error_finish
-from pagewire.scheduler.ready_workers import ReadyWorker
-from pagewire.scheduler.requests import ParsedRequest
-from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.requests import failures
+from pagewire.scheduler.requests.beam_request import BeamRequest, beam_params
+from pagewire.scheduler.requests.logprobs import StepLogprobs
+from pagewire.scheduler.requests.open_request import Request, error_finish
+from pagewire.scheduler.requests.parsing import ParsedRequest
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.workers.ready_workers import ReadyWorker
 from pagewire.v1 import inference_pb2 as pb
 
 

@@ -12,34 +12,35 @@ from collections.abc import Callable
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError
+from pagewire.lifecycle.process import end_process
 from pagewire.packing import unpack
-from pagewire.process import end_process
-from pagewire.scheduler import failures, metrics
-from pagewire.scheduler.absence import Absence
-from pagewire.scheduler.arrivals import Parser, begin, replay
-from pagewire.scheduler.beam_request import reserved_arrivals
+from pagewire.rpc.checksums import summary
+from pagewire.scheduler import metrics
 from pagewire.scheduler.beam_rounds import BeamRounds
 from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.core.step_plan import StepOutcome
-from pagewire.scheduler.delivery import DeltaBuffer
-from pagewire.scheduler.gauges import load, publish
-from pagewire.scheduler.large_requests import Arrival
-from pagewire.scheduler.logprobs import StepLogprobs
-from pagewire.scheduler.open_request import Request, encode_logprobs, error_finish
-from pagewire.scheduler.open_requests import OpenRequests
+from pagewire.scheduler.load import load, publish
 from pagewire.scheduler.policies import make_policy
-from pagewire.scheduler.queue_bounds import QueueBounds
-from pagewire.scheduler.ready_workers import ReadyWorker, ReadyWorkers
-from pagewire.scheduler.requests import ModelLimits, ParsedRequest
-from pagewire.scheduler.slot_streams import SlotStreams
-from pagewire.scheduler.solitude import Solitude
-from pagewire.scheduler.text_helper import TextHelpers
-from pagewire.scheduler.tokenizer import TokenIdsOnly, Tokenizer
-from pagewire.scheduler.worker_info import worker_limits
-from pagewire.scheduler.worker_link import WorkerLink, encode_step
-from pagewire.sealing import summary
+from pagewire.scheduler.requests import failures
+from pagewire.scheduler.requests.arrivals import Parser, begin, replay
+from pagewire.scheduler.requests.beam_request import reserved_arrivals
+from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.large_requests import Arrival
+from pagewire.scheduler.requests.logprobs import StepLogprobs
+from pagewire.scheduler.requests.open_request import Request, encode_logprobs, error_finish
+from pagewire.scheduler.requests.open_requests import OpenRequests
+from pagewire.scheduler.requests.parsing import ModelLimits, ParsedRequest
+from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.requests.solitude import Solitude
+from pagewire.scheduler.requests.text_helper import TextHelpers
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.workers.absence import Absence
+from pagewire.scheduler.workers.link import WorkerLink, encode_step
+from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
+from pagewire.scheduler.workers.slot_streams import SlotStreams
+from pagewire.scheduler.workers.worker_info import worker_limits
 from pagewire.suspicion import EXPLAINED_SECONDS, Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb

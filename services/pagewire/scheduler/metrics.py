@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire.metrics import REQUEST_SECONDS, TOKEN_SECONDS
+from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS
 
 REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
 OPEN_REQUESTS = Gauge(

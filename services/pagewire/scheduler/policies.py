@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from pagewire.scheduler.core.fair_share import FairShare
-from pagewire.scheduler.core.longest_prefix import LongestPrefix
-from pagewire.scheduler.core.policy import (
+from pagewire.scheduler.core.queue.fair_share import FairShare
+from pagewire.scheduler.core.queue.longest_prefix import LongestPrefix
+from pagewire.scheduler.core.queue.policy import (
     Deadline,
     FirstComeFirstServed,
     Priority,

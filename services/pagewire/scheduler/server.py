@@ -5,27 +5,27 @@ import logging
 import signal
 import sys
 
-from pagewire import logs
 from pagewire.addresses import parse_worker_addresses
 from pagewire.config import SchedulerConfig
-from pagewire.credentials import SCHEDULER_TOKEN, WORKER_TOKEN, Credentials, read_token
 from pagewire.errors import RequestError
 from pagewire.hosts import with_port
-from pagewire.loop_lag import measure_loop_lag
-from pagewire.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle import logs
+from pagewire.lifecycle.loop_lag import measure_loop_lag
+from pagewire.lifecycle.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle.process import essential, run_service
 from pagewire.models import served_name
-from pagewire.process import essential, run_service
-from pagewire.rpc import Health, bind
-from pagewire.scheduler.door import (
+from pagewire.rpc.credentials import SCHEDULER_TOKEN, WORKER_TOKEN, Credentials, read_token
+from pagewire.rpc.transport import Health, bind
+from pagewire.scheduler.auth import (
     SERVICE_NAME,
     public_credentials,
     public_server,
     read_callers,
 )
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService
-from pagewire.scheduler.text_helper import read_tokenizer
-from pagewire.scheduler.workers import Workers
+from pagewire.scheduler.workers.membership import Workers
 from pagewire.v1 import inference_pb2_grpc
 
 log = logging.getLogger(__name__)

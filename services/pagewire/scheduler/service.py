@@ -10,16 +10,16 @@ from google.protobuf.message import DecodeError
 
 from pagewire.auth.costs import cost_of, usage_of
 from pagewire.errors import Code, RequestError
-from pagewire.gates import UNDECODABLE, Continuation, abort_with
-from pagewire.key_gate import current_caller
 from pagewire.packing import unpack, unpack_floats, unpack_unsigned
-from pagewire.rpc import HEARTBEAT_SECONDS
-from pagewire.scheduler.delivery import DeltaBuffer
+from pagewire.rpc.checksums import CorruptMessageError
+from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
+from pagewire.rpc.key_interceptor import current_caller
+from pagewire.rpc.transport import HEARTBEAT_SECONDS
 from pagewire.scheduler.engine import Engine
-from pagewire.scheduler.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of, grows
-from pagewire.scheduler.open_request import error_finish
-from pagewire.scheduler.text_helper import detokenized, tokenized
-from pagewire.sealing import CorruptMessageError
+from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of, grows
+from pagewire.scheduler.requests.open_request import error_finish
+from pagewire.scheduler.requests.text_helper import detokenized, tokenized
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.simulator.step_time import StepTime, Work
-from pagewire.worker.backend import HostCosts, Outcome
-from pagewire.worker.limits import Limits
-from pagewire.worker.logprobs import LogprobRows, Logprobs
-from pagewire.worker.plan import Chunks, SlotStarts, StepPlan
-from pagewire.worker.step import HostCopies
+from pagewire.worker.protocol.backend import HostCosts, Outcome
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.logprobs import LogprobRows, Logprobs
+from pagewire.worker.protocol.steps.plan import Chunks, SlotStarts, StepPlan
+from pagewire.worker.protocol.steps.step import HostCopies
 
 Hashes = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 
 from pagewire.simulator.step_time import StepTime, Work, fit
-from pagewire.worker.backend import HostCosts
+from pagewire.worker.protocol.backend import HostCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pagewire.scheduler.core.prefix_sharing import Return
+from pagewire.scheduler.core.batching.prefix_sharing import Return
 
 
 @dataclass(slots=True, eq=False)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batch import WorkerBatch
-from pagewire.scheduler.core.policy import SchedulingPolicy
+from pagewire.scheduler.core.batching.batch import WorkerBatch
+from pagewire.scheduler.core.batching.step_plan import StepOutcome, StepPlan
+from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.routing import Router
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
-from pagewire.scheduler.core.step_plan import StepOutcome, StepPlan
-from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.simulator.recording import Recording, RequestRecord, Sample
 from pagewire.simulator.step_time import StepTime, Work
 from pagewire.simulator.trace import TraceRequest

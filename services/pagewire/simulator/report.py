@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.scheduler.core.prefix_sharing import Return
+from pagewire.scheduler.core.batching.prefix_sharing import Return
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.trace import HASHED_TOKENS
 

@@ -13,33 +13,33 @@ from functools import partial
 
 import grpc
 
-from pagewire import logs
 from pagewire.config import SimulatedWorkerConfig
-from pagewire.loop_lag import measure_loop_lag
-from pagewire.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle import logs
+from pagewire.lifecycle.loop_lag import measure_loop_lag
+from pagewire.lifecycle.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle.process import end_process, run_service
+from pagewire.lifecycle.watchdog import Watchdog
 from pagewire.models import resolve_model, served_name
-from pagewire.process import end_process, run_service
-from pagewire.rpc import Health, bind, make_server
+from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.simulator.addresses import addresses_of
 from pagewire.simulator.backend import SimulatedBackend
 from pagewire.simulator.profile import Profile, load_profile
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
-from pagewire.watchdog import Watchdog
-from pagewire.worker.door import worker_credentials
-from pagewire.worker.engine import Engine
 from pagewire.worker.errors import SetupError
-from pagewire.worker.families import read_model_config
-from pagewire.worker.health import WorkerHealth
-from pagewire.worker.instruments import Instruments
-from pagewire.worker.limits import Limits, fit_to_pool
-from pagewire.worker.serial_thread import SerialThread
-from pagewire.worker.service import (
+from pagewire.worker.model.config import read_model_config
+from pagewire.worker.protocol.auth import worker_credentials
+from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.health import WorkerHealth
+from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.service import (
     LAST_WORDS_SECONDS,
     SERVICE_NAME,
     WorkerService,
     add_host_costs,
 )
+from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool
 
 log = logging.getLogger(__name__)
 

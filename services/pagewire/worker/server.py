@@ -7,29 +7,29 @@ import uuid
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from pagewire import logs
 from pagewire.config import WorkerConfig
-from pagewire.loop_lag import measure_loop_lag
-from pagewire.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle import logs
+from pagewire.lifecycle.loop_lag import measure_loop_lag
+from pagewire.lifecycle.metrics import count_tasks, serve_metrics
+from pagewire.lifecycle.process import end_process, run_service
 from pagewire.models import served_name
-from pagewire.process import end_process, run_service
-from pagewire.rpc import Health, bind, make_server
+from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
-from pagewire.worker.compile_pool import CompilePool
-from pagewire.worker.door import worker_credentials
-from pagewire.worker.engine import Engine
-from pagewire.worker.health import WorkerHealth
-from pagewire.worker.instruments import Instruments
-from pagewire.worker.loading import LoadedWorker, load_worker
-from pagewire.worker.serial_thread import SerialThread
-from pagewire.worker.service import (
+from pagewire.worker.protocol.auth import worker_credentials
+from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.health import WorkerHealth
+from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.service import (
     LAST_WORDS_SECONDS,
     SERVICE_NAME,
     WorkerService,
     add_host_costs,
 )
-from pagewire.worker.timeline import Timeline
+from pagewire.worker.startup.compile_pool import CompilePool
+from pagewire.worker.startup.loading import LoadedWorker, load_worker
+from pagewire.worker.startup.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
 
 def _watch_compilations(instruments: Instruments) -> None:
     """Counts what the warm-up should have compiled."""
-    from pagewire.worker.compilations import on_compilation
+    from pagewire.worker.startup.compilations import on_compilation
 
     def report(kernel: str) -> None:
         instruments.late_compilations.inc()

@@ -7,13 +7,13 @@ and then plans the steps of each worker.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from pagewire.scheduler.core.batch import WorkerBatch
-from pagewire.scheduler.core.policy import SchedulingPolicy
-from pagewire.scheduler.core.prefix_sharing import Return
+from pagewire.scheduler.core.batching.batch import WorkerBatch
+from pagewire.scheduler.core.batching.prefix_sharing import Return
+from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.queue.policy import SchedulingPolicy
+from pagewire.scheduler.core.queue.waiting import WaitingQueue
 from pagewire.scheduler.core.routing import Router
 from pagewire.scheduler.core.sequence import Sequence
-from pagewire.scheduler.core.waiting import WaitingQueue
-from pagewire.scheduler.core.worker_limits import WorkerLimits
 from pagewire.suspicion import Loss, Suspicion
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Collection
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from pagewire.scheduler.core.batch import WorkerBatch
+from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.sequence import Sequence
 
 # What a sequence that runs on a worker costs, in tokens to be computed: it adds a token to every

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pagewire.worker.ops.reference.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_ranges import SharedRanges
 
 
 def plan_decode(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.worker.adjustments import BIASED, MOST_COUNTED, PENALIZED
+from pagewire.worker.protocol.steps.adjustments import BIASED, MOST_COUNTED, PENALIZED
 
 # Below this temperature a row is greedy: 1 / temperature would leave the noise no bits.
 GREEDY_BELOW = 1e-5

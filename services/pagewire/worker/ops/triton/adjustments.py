@@ -15,10 +15,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker import adjustments
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.reference.sampling import SamplingState
-from pagewire.worker.ops.triton.device import dependent_launch
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
+from pagewire.worker.protocol.steps import adjustments
 
 CHUNK = 4096
 WARPS = 8

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.ops.triton.integers import cdiv
+from pagewire.worker.ops.integers import cdiv
 
 # Values that a program copies. Of 2 bytes each they are 16 for each thread at a time, four times,
 # which keeps enough reads under way to hide the bus.

@@ -1,7 +1,7 @@
 """Keys of kernels in Triton's cache that are the same in every process."""
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from triton.runtime.jit import JITFunction
 
@@ -15,8 +15,9 @@ def settle_cache_keys() -> None:
     were given theirs before. Left to the order of launches, a process would look in vain for what
     another has compiled.
     """
-    for name in sorted(module.name for module in iter_modules(package.__path__)):
-        module = import_module(f"{package.__name__}.{name}")
+    modules = walk_packages(package.__path__, f"{package.__name__}.")
+    for name in sorted(module.name for module in modules):
+        module = import_module(name)
         for value in vars(module).values():
             if isinstance(value, JITFunction) and value.__module__ == module.__name__:
                 _ = value.cache_key

@@ -16,10 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.cublas.gemm import product, product_add
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton.activation import silu_mul, silu_of
-from pagewire.worker.ops.triton.device import dependent_launch
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear_config import (
     Config,
     SkinnyConfig,
@@ -27,7 +28,6 @@ from pagewire.worker.ops.triton.linear_config import (
     linear_config,
 )
 from pagewire.worker.ops.triton.norm import rms_norm, scales_late
-from pagewire.worker.ops.triton.products import product, product_add
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagewire.worker.ops.triton.integers import next_power_of_2
+from pagewire.worker.ops.integers import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.limits import MAX_LOGPROBS
-from pagewire.worker.ops.triton.device import dependent_launch
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 CHUNK = 2048
 WARPS = 4

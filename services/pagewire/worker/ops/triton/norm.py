@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.triton.device import dependent_launch
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 MOST_SCALED_LATE = 1 << 19  # values
 

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.triton.device import dependent_launch
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
 from pagewire.worker.ops.triton.norm import inverse_rms, scales_late

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
+from pagewire.worker.ops.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import (
@@ -20,10 +22,8 @@ from pagewire.worker.ops.triton.adjustments import (
     adjustment_arguments,
     load_chunk,
 )
-from pagewire.worker.ops.triton.device import dependent_launch, multiprocessors
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.attention.paged import LOG2_E
 from pagewire.worker.ops.triton.logprobs import logprobs
-from pagewire.worker.ops.triton.paged import LOG2_E
 from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
 
 __all__ = ["SamplingState", "logprobs", "sample"]

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import adjustment_arguments, load_chunk
-from pagewire.worker.ops.triton.device import dependent_launch
-from pagewire.worker.ops.triton.integers import cdiv, next_power_of_2
 
 CHUNK = 4096
 WARPS = 4

@@ -1,0 +1,1 @@
+"""Benchmarks: load, timing and reports, for the command line and for `benchmarks/`."""

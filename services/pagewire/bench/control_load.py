@@ -1,0 +1,158 @@
+"""Constant load on a scheduler over one Multiplex stream, and what it costs there."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.cli.errors import CommandError
+from pagewire.rpc.credentials import NO_CREDENTIALS, SCHEDULER_TOKEN, read_token
+
+# Requests start within a few steps of each other; what they do then is given time to settle.
+_SETTLE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests that all run at once, none of which ends while it is measured."""
+
+    running: int
+    prompt_tokens: int
+    max_tokens: int
+    vocab_size: int
+    detokenize: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of steady decoding. CPU is in seconds, of whole processes."""
+
+    seconds: float
+    tokens: int
+    messages: int
+    cpu: dict[str, float]
+    # Milliseconds a token, one value a request: their median, and the slowest request's.
+    tpot_ms_median: float
+    tpot_ms_max: float
+    # Milliseconds between two messages for the same request.
+    gap_ms_p99: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens a second."""
+        return self.tokens / self.seconds
+
+
+async def measure(address: str, load: Load, seconds: float, pids: dict[str, int]) -> Window:
+    """Starts the load, waits until all of it decodes, and counts for some seconds."""
+    from pagewire.rpc.checksums import MULTIPLEX, open_stream
+    from pagewire.rpc.transport import open_channel
+
+    async with open_channel(address) as channel:
+        # As its scheduler does, it takes the token of this environment.
+        credentials = NO_CREDENTIALS.with_token(read_token(None, SCHEDULER_TOKEN))
+        call = open_stream(channel, MULTIPLEX, credentials.metadata)
+        writer = asyncio.create_task(_submit_all(call, load))
+        counter = _Counter(load.running)
+        while counter.started < load.running:
+            await counter.read(call)
+        await writer
+        settled = time.perf_counter() + _SETTLE_SECONDS
+        while time.perf_counter() < settled:
+            await counter.read(call)
+        window = await _count(call, counter, seconds, pids)
+        call.cancel()
+        return window
+
+
+async def _count(call: Any, counter: "_Counter", seconds: float, pids: dict[str, int]) -> Window:
+    import numpy as np
+
+    cpu = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    counter.reset()
+    began = time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        await counter.read(call)
+    took = time.perf_counter() - began
+    used = {name: cpu_seconds(pid) - cpu[name] for name, pid in pids.items()}
+    tpot = took * 1e3 / np.maximum(counter.tokens, 1)
+    gaps = np.concatenate(counter.gaps) * 1e3
+    return Window(
+        seconds=took,
+        tokens=int(counter.tokens.sum()),
+        messages=len(counter.gaps),
+        cpu=used,
+        tpot_ms_median=float(np.median(tpot)),
+        tpot_ms_max=float(tpot.max()),
+        gap_ms_p99=float(np.percentile(gaps, 99)),
+    )
+
+
+class _Counter:
+    """Counts tokens by request, a few array operations a message."""
+
+    def __init__(self, running: int) -> None:
+        import numpy as np
+
+        self._np = np
+        self._last = np.zeros(running)
+        self._seen = np.zeros(running, np.bool_)
+        self.tokens = np.zeros(running, np.int64)
+        self.gaps: list[Any] = []
+
+    @property
+    def started(self) -> int:
+        """Requests with a token."""
+        return int(self._seen.sum())
+
+    def reset(self) -> None:
+        """Begins a window."""
+        self.tokens[:] = 0
+        self.gaps.clear()
+
+    async def read(self, call: Any) -> None:
+        from pagewire.packing import unpack_unsigned
+        from pagewire.rpc.checksums import receive
+        from pagewire.v1 import inference_pb2 as pb
+
+        message = await receive(call)
+        if not isinstance(message, pb.MultiplexResponse):
+            raise CommandError(f"the scheduler ended the stream: {await call.details()}")
+        if message.finished:
+            finish = message.finished[0].finish
+            raise CommandError(
+                "a request ended while the load was measured: "
+                f"{finish.error.message or pb.FinishReason.Name(finish.reason)}"
+            )
+        if not message.streams:
+            return
+        now = time.perf_counter()
+        streams = unpack_unsigned(message.streams)
+        counts = self._np.array(message.token_counts, self._np.int64)
+        self.tokens[streams] += counts if len(counts) else 1
+        self.gaps.append(now - self._last[streams])
+        self._last[streams] = now
+        self._seen[streams] = True
+
+
+async def _submit_all(call: Any, load: Load) -> None:
+    import numpy as np
+
+    from pagewire.v1 import inference_pb2 as pb
+
+    generator = np.random.default_rng(0)
+    for stream in range(load.running):
+        ids = generator.integers(3, load.vocab_size, load.prompt_tokens).tolist()
+        request = pb.GenerateRequest(
+            prompt_token_ids=pb.TokenIds(ids=ids),
+            stop=pb.StopConditions(max_tokens=load.max_tokens, ignore_eos=True),
+            detokenize=load.detokenize,
+        )
+        submit = pb.Submit(stream=stream, request=request.SerializeToString())
+        await call.write(pb.MultiplexRequest(submit=submit))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used, with all its threads, in user and kernel mode."""
+    # The number that clock_getcpuclockid(3) has for a process on Linux. /proc counts in 10 ms.
+    return time.clock_gettime(~pid << 3 | 2)

@@ -1,0 +1,174 @@
+"""What is timed: each kernel at a shape, with the bytes or operations that bound it."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pagewire.bench.kernels.inputs import (
+    Heads,
+    Paged,
+    paged,
+    paged_with_shared_prefix,
+    penalties_and_biases,
+    prefill_starts,
+    rope_inputs,
+    sampling_state,
+)
+from pagewire.bench.kernels.shapes import Shapes, Sizes
+from pagewire.worker.ops import Ops
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Calls of one operation, which differ in their inputs alone."""
+
+    op: str  # a field of Ops
+    work: int  # bytes moved or floating-point operations of a call, at least
+    unit: Literal["TB/s", "TFLOP/s"]
+    inputs: list[tuple[Any, ...]]
+    options: dict[str, Any] = field(default_factory=dict)
+    # The twin in plain torch looks at its inputs on the host: no graph of it, no compilation.
+    twin_on_host: bool = False
+
+    def calls(self, ops: Ops) -> list[Callable[[], Tensor]]:
+        """A call for each of the inputs."""
+        function = getattr(ops, self.op)
+        return [partial(function, *given, **self.options) for given in self.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMaker:
+    """Makes the cases of a model's shapes; inputs are drawn when a case is made."""
+
+    shapes: Shapes
+    sizes: Sizes
+    device: torch.device
+    dtype: torch.dtype = torch.bfloat16
+
+    def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
+        """The name of each case and what makes it."""
+        sizes, tokens = self.sizes, self.sizes.tokens
+        yield f"RMSNorm, {tokens} tokens", self.rms_norm
+        yield f"add + RMSNorm, {tokens} tokens", self.add_rms_norm
+        rope = "QK-norm + RoPE + KV write" if self.shapes.qk_norm else "RoPE + KV write"
+        yield f"{rope}, {tokens} tokens", self.rope
+        yield f"SiLU*mul, {tokens} tokens", self.silu_mul
+        for rows, length in sizes.decode:
+            yield f"decode attention, {rows} x {length}", partial(self.decode, rows, length)
+        shared = sizes.shared_prefix
+        name = f"{shared.rows} rows in {shared.groups} groups of {shared.shared}, {shared.own} own"
+        yield f"decode attention, {name}", self.decode_shared
+        for chunks, length in sizes.prefill:
+            yield f"prefill attention, {chunks} x {length}", partial(self.prefill, chunks, length)
+        logits = f"{sizes.sampled_rows} x {self.shapes.vocabulary}"
+        yield f"sampling, {logits}", self.sample
+        yield f"sampling, top-k and top-p, {logits}", partial(self.sample, filtered=True)
+        yield f"sampling, penalties and biases, {logits}", partial(self.sample, adjusted=True)
+        for count in sizes.linear_tokens:
+            yield f"norm + gate/up + SiLU*mul, tokens: {count}", partial(self.linear, count)
+
+    def rms_norm(self) -> Case:
+        weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
+        inputs = [(x, weight, EPS) for x in self._several(*rows)]
+        return Case("rms_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
+
+    def add_rms_norm(self) -> Case:
+        weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
+        inputs = [(x, torch.randn_like(x), weight, EPS) for x in self._several(*rows)]
+        return Case("add_rms_norm", 4 * inputs[0][0].nbytes, "TB/s", inputs)
+
+    def rope(self) -> Case:
+        tokens = self.sizes.tokens
+        drawn = rope_inputs(self._heads, tokens, self.device)
+        between = drawn.arguments(self.shapes.qk_norm)
+        inputs = []
+        for qkv in self._several(*drawn.qkv.shape):
+            cache = (torch.zeros(drawn.shape, device=self.device, dtype=self.dtype) for _ in "kv")
+            inputs.append((qkv, *between, *cache))
+        work = 2 * drawn.qkv.nbytes + drawn.cos_sin.nbytes
+        return Case("qk_norm_rope_kv_write", work, "TB/s", inputs)
+
+    def silu_mul(self) -> Case:
+        inputs = [(x,) for x in self._several(self.sizes.tokens, 2 * self.shapes.intermediate)]
+        return Case("silu_mul", inputs[0][0].nbytes * 3 // 2, "TB/s", inputs)
+
+    def decode(self, rows: int, length: int) -> Case:
+        kv_bytes = self._heads.kv_bytes(rows * length)
+        cache = paged([length] * rows, self._heads, self.device, self._copies(kv_bytes))
+        return self._decode(cache, kv_bytes)
+
+    def decode_shared(self) -> Case:
+        """Shared positions count once: that is what the kernel reads."""
+        prefix = self.sizes.shared_prefix
+        positions = prefix.groups * prefix.shared + prefix.rows * prefix.own
+        kv_bytes = self._heads.kv_bytes(positions)
+        cache, shared = paged_with_shared_prefix(
+            prefix, self._heads, self.device, self._copies(kv_bytes)
+        )
+        return self._decode(cache, kv_bytes, shared=shared)
+
+    def _decode(self, cache: Paged, kv_bytes: int, **options: Any) -> Case:
+        q = self._queries(len(cache.lengths))
+        given = (cache.tables, cache.slots, cache.lengths, self._heads.dim**-0.5)
+        inputs = [(q, k, v, *given) for k, v in cache.caches]
+        work = kv_bytes + 2 * q.nbytes
+        return Case("decode_attention", work, "TB/s", inputs, options, twin_on_host=True)
+
+    def prefill(self, chunks: int, length: int) -> Case:
+        """Causal, without a cached prefix; the scores that the mask leaves are counted."""
+        lengths = [length] * chunks
+        cache = paged(lengths, self._heads, self.device, copies=2)
+        q, starts = self._queries(chunks * length), prefill_starts(lengths, self.device)
+        given = (cache.tables, cache.slots, starts, cache.lengths, self._heads.dim**-0.5, length)
+        inputs = [(q, k, v, *given) for k, v in cache.caches]
+        scores = chunks * length * (length + 1) // 2
+        work = 4 * scores * self._heads.query * self._heads.dim
+        return Case("prefill_attention", work, "TFLOP/s", inputs, twin_on_host=True)
+
+    def sample(self, filtered: bool = False, adjusted: bool = False) -> Case:
+        """At temperature 0.7; logits count once."""
+        rows, vocabulary = self.sizes.sampled_rows, self.shapes.vocabulary
+        filters = {"top_k": 50, "top_p": 0.95} if filtered else {}
+        state = sampling_state(rows, self.device, temperature=0.7, **filters)
+        if adjusted:
+            given = penalties_and_biases(rows, vocabulary, self.device)
+            state = replace(state, adjustments=given)
+        inputs = [(3 * x, state, filtered or adjusted) for x in self._several(rows, vocabulary)]
+        return Case("sample", inputs[0][0].nbytes, "TB/s", inputs, twin_on_host=True)
+
+    def linear(self, tokens: int) -> Case:
+        """The weight counts: at few tokens it is what is read. The norm is folded into it."""
+        hidden, rows = self.shapes.hidden, 2 * self.shapes.intermediate
+        x = self._randn(tokens, hidden)
+        inputs = [(x, None, EPS, w * hidden**-0.5) for w in self._several(rows, hidden)]
+        return Case("norm_gate_up_silu_mul", inputs[0][-1].nbytes, "TB/s", inputs)
+
+    @property
+    def _heads(self) -> Heads:
+        shapes = self.shapes
+        return Heads(shapes.query_heads, shapes.kv_heads, shapes.head_dim, self.dtype)
+
+    def _queries(self, tokens: int) -> Tensor:
+        return self._randn(tokens, self._heads.query, self._heads.dim)
+
+    def _randn(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
+
+    def _several(self, *shape: int) -> list[Tensor]:
+        first = self._randn(*shape)
+        return [first, *(torch.randn_like(first) for _ in range(1, self._copies(first.nbytes)))]
+
+    def _copies(self, size: int) -> int:
+        return max(2, min(64, -(-self.sizes.rotated_bytes // size)))
+
+
+def at_least(calls: Sequence[Callable[[], Tensor]], count: int) -> list[Callable[[], Tensor]]:
+    """The calls, in turns, until there are `count`: the start of a graph is not to be timed."""
+    return list(itertools.islice(itertools.cycle(calls), max(count, len(calls))))

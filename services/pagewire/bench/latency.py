@@ -1,0 +1,95 @@
+"""What a list of request timings adds up to.
+
+Definitions as in the field: TTFT is the time to the first chunk with text; TPOT the time from the
+first to the last chunk over the output tokens less one; ITL the time between chunks; E2E the time
+to the last chunk; goodput the requests a second that met every objective.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.bench.http_load import Timing
+
+_LATENCIES = ("ttft", "tpot", "itl", "e2e")
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """The most milliseconds that a request may take to count for goodput; None is no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def met_by(self, timing: Timing) -> bool:
+        """Whether a request that succeeded met every objective that is set; times are in ms."""
+        tpot = timing.tpot or 0.0
+        return (self.ttft_ms is None or timing.ttft * 1e3 <= self.ttft_ms) and (
+            self.tpot_ms is None or tpot * 1e3 <= self.tpot_ms
+        )
+
+
+def summarize(timings: list[Timing], objectives: Objectives) -> dict[str, Any]:
+    """Counts, rates over the time from the first request to the last chunk, and latencies."""
+    good = [timing for timing in timings if timing.error is None]
+    seconds = _span(good)
+    output_tokens = sum(timing.output_tokens for timing in good)
+    prompt_tokens = sum(timing.prompt_tokens for timing in good)
+    samples: dict[str, list[float]] = {
+        "ttft": [timing.ttft for timing in good],
+        "tpot": [tpot for timing in good if (tpot := timing.tpot) is not None],
+        "itl": [itl for timing in good for itl in timing.itls],
+        "e2e": [timing.e2e for timing in good],
+    }
+    return {
+        "requests": len(timings),
+        "failed": len(timings) - len(good),
+        "seconds": seconds,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "requests_per_second": _rate(len(good), seconds),
+        "output_tokens_per_second": _rate(output_tokens, seconds),
+        "total_tokens_per_second": _rate(prompt_tokens + output_tokens, seconds),
+        "goodput_requests_per_second": _rate(sum(map(objectives.met_by, good)), seconds),
+        **{f"{name}_ms": _statistics(values) for name, values in samples.items()},
+    }
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """A summary as a table."""
+    lines = [
+        f"  requests {summary['requests']}, failed {summary['failed']}, "
+        f"{summary['seconds']:.2f} s, {summary['prompt_tokens']:,} prompt tokens, "
+        f"{summary['output_tokens']:,} output tokens",
+        f"  {summary['output_tokens_per_second']:,.1f} output tokens/s, "
+        f"{summary['total_tokens_per_second']:,.1f} total tokens/s, "
+        f"{summary['requests_per_second']:.2f} requests/s, "
+        f"goodput {summary['goodput_requests_per_second']:.2f} requests/s",
+        "           " + "".join(f"{name:>11}" for name in ("mean", "median", "p90", "p99")),
+    ]
+    for name in _LATENCIES:
+        values = summary[f"{name}_ms"].values()
+        lines.append(f"  {name.upper():<4} (ms)" + "".join(f"{value:11.2f}" for value in values))
+    return "\n".join(lines)
+
+
+def _statistics(seconds: list[float]) -> dict[str, float]:
+    """Milliseconds; zeros without samples."""
+    import numpy as np  # here, so that commands that measure nothing start faster
+
+    values = np.array(seconds or [0.0]) * 1e3
+    return {
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "p90": float(np.percentile(values, 90)),
+        "p99": float(np.percentile(values, 99)),
+    }
+
+
+def _span(timings: list[Timing]) -> float:
+    if not timings:
+        return 0.0
+    return max(t.started + t.e2e for t in timings) - min(t.started for t in timings)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,106 @@
+"""`pagewire bench kernels`: each kernel on this machine's GPU, beside plain torch."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagewire.bench.results import write_json
+from pagewire.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from pagewire.bench.kernels.measure import Result
+
+_HEADER = (
+    f"{'':58} {'us':>9} {'rate':>15} {'of ceiling':>10} {'over eager':>10} {'over compile':>12}"
+)
+
+
+def kernels(
+    model: Annotated[
+        str, typer.Option(help="Whose shapes: qwen3-0.6b or llama-3.1-8b.")
+    ] = "qwen3-0.6b",
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Leave torch.compile out: it takes a while.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+) -> None:
+    """Time each Triton kernel in a CUDA graph over inputs that the L2 cache cannot hold, beside
+    its twin in eager torch and under torch.compile, in bf16. The ceiling is the rate of a copy or
+    of a matrix product on the same GPU. Twins that read their inputs on the host run without a
+    graph and are not compiled ("-")."""
+    from pagewire.bench.kernels.shapes import MODELS
+
+    if model not in MODELS:
+        raise typer.BadParameter(
+            f"{model!r} is none of the known shapes; give {' or '.join(MODELS)}",
+            param_hint="--model",
+        )
+    require_gpu()
+    import torch
+
+    from pagewire.bench.kernels.measure import bench_kernels, gpu_ceilings
+
+    gpu, ceilings = gpu_ceilings()
+    print(
+        f"{gpu}, shapes of {model}: copies {ceilings.copy_tb_per_s:.2f} TB/s, "
+        f"multiplies bf16 at {ceilings.matmul_tflop_per_s:.0f} TFLOP/s\n{_HEADER}",
+        flush=True,
+    )
+    results = []
+    for result in bench_kernels(model, not no_compile, ceilings, torch.device("cuda")):
+        print(line(result), flush=True)
+        results.append(result)
+    if output is not None:
+        command = f"pagewire bench kernels --model {model}" + " --no-compile" * no_compile
+        what = {"command": command, "gpu": gpu, "ceilings": asdict(ceilings)}
+        write_json(output, {**what, "results": [as_json(result) for result in results]})
+    failed = [result for result in results if result.error]
+    if failed:
+        raise CommandError(f"{len(failed)} of {len(results)} cases failed, see above")
+
+
+def require_gpu() -> None:
+    """CommandError where torch is missing or finds no NVIDIA GPU."""
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise CommandError(
+            f"{error}: install the worker, pip install 'pagewire[worker]'"
+        ) from error
+    if not torch.cuda.is_available():
+        raise CommandError(
+            f"torch {torch.__version__} finds no NVIDIA GPU here: the kernels are timed on one; "
+            "run this on a GPU machine with a CUDA build of torch"
+        )
+
+
+def line(result: "Result") -> str:
+    """A row of the table, and what failed below it."""
+    rate = None if result.rate is None else f"{result.rate:.2f} {result.unit}"
+    eager = result.speedup_over(result.eager_microseconds)
+    compiled = result.speedup_over(result.compiled_microseconds)
+    text = (
+        f"{result.name:58} {_shown(result.microseconds, '.1f'):>9} {rate or '-':>15} "
+        f"{_shown(result.of_ceiling, '.0%'):>10} {_times(eager):>10} {_times(compiled):>12}"
+    )
+    return text if result.error is None else f"{text}\n  {result.error}"
+
+
+def as_json(result: "Result") -> dict[str, object]:
+    """The result with its speed-ups; what was not measured is null."""
+    return {
+        **asdict(result),
+        "speedup_over_eager": result.speedup_over(result.eager_microseconds),
+        "speedup_over_compile": result.speedup_over(result.compiled_microseconds),
+    }
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}x"

@@ -1,0 +1,66 @@
+"""`pagewire generate`: one prompt, one answer."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from pagewire.cli.client import DEFAULT_URL, Answer, chat_answer, served_models, text_answer
+from pagewire.cli.launch.launch import launch, quiet
+from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
+from pagewire.models import EMBEDDED
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    url: Annotated[
+        str, typer.Option(help="The server's URL. Where none answers one is started for this.")
+    ] = DEFAULT_URL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a running server: the name it serves, by default its first. Of one that is "
+            "started: a model folder, by default the model that comes with Pagewire."
+        ),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")
+    ] = False,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
+) -> None:
+    """Print the answer to one prompt, as it is generated."""
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    models = asyncio.run(served_models(url))
+    if models:
+        asyncio.run(_print(_ask(url, model or models[0], prompt, raw, options)))
+        return
+
+    async def on_own_stack(stack: Stack) -> bool:
+        assert stack.url is not None
+        names = await served_models(stack.url)
+        assert names  # it is ready
+        await _print(_ask(stack.url, names[0], prompt, raw, options))
+        return True
+
+    values = temporary_stack(model=model or EMBEDDED)
+    if launch(full_stack, values, quiet, on_own_stack) is None:
+        raise typer.Exit(130)
+
+
+def temporary_stack(**given: Any) -> dict[str, Any]:
+    """The settings of a stack for one command: free ports, nothing but warnings logged."""
+    defaults = {name: setting.default for name, setting in stack_settings().items()}
+    return {**defaults, "port": 0, "grpc_port": 0, "log_level": "warning", **given}
+
+
+def _ask(url: str, model: str, prompt: str, raw: bool, options: dict[str, Any]) -> Answer:
+    if raw:
+        return text_answer(url, model, prompt, **options)
+    return chat_answer(url, model, [{"role": "user", "content": prompt}], **options)
+
+
+async def _print(answer: Answer) -> None:
+    async for piece in answer:
+        print(piece, end="", flush=True)
+    print()

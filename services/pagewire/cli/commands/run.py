@@ -1,0 +1,65 @@
+"""`pagewire run`: everything on one machine."""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from pagewire.cli.launch.launch import launch
+from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
+from pagewire.cli.launch.supervisor import SUPERVISOR
+from pagewire.cli.settings.options import configured
+from pagewire.models import served_name
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
+
+
+@configured(stack_settings())
+def run(values: dict[str, Any]) -> None:
+    """Run everything on this machine: workers, a scheduler and the HTTP gateway.
+
+    Processes that end unexpectedly are started again. Ctrl-C ends all of them.
+    """
+    started = time.monotonic()
+
+    async def serve(stack: Stack) -> None:
+        name = served_name(values["model"], values["served_model_name"])
+        print(_ready_block(name, stack, time.monotonic() - started), flush=True)
+        await asyncio.Event().wait()
+
+    launch(full_stack, values, _Log(), serve)
+
+
+class _Log:
+    """Passes the lines of all services on to standard error, each under its service's name."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # here, so that other commands start faster
+
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._styles: dict[str, str] = {SUPERVISOR: "bold"}
+
+    def __call__(self, name: str, line: str) -> None:
+        style = self._styles.setdefault(name, _COLOURS[len(self._styles) % len(_COLOURS)])
+        self._console.print(f"{name:<9} | ", style=style, end="")
+        # What services write is not markup.
+        self._console.print(line, markup=False)
+
+
+def _ready_block(model: str, stack: Stack, seconds: float) -> str:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hello! What can you do?"}],
+        "stream": True,
+    }
+    return f"""
+  Pagewire is ready: {model} at {stack.url} (started in {seconds:.1f} s)
+
+  Try it:
+    curl -N {stack.url}/v1/chat/completions -H 'Content-Type: application/json' \\
+      -d '{json.dumps(body)}'
+    pagewire chat --url {stack.url}
+
+  gRPC: {stack.grpc_address}    Ctrl-C ends everything.
+"""

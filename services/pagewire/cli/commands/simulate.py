@@ -1,0 +1,276 @@
+"""`pagewire simulate`: a trace through the scheduler's core, on simulated workers, in minutes."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagewire.bench.results import write_file, write_json
+from pagewire.cli.commands.replays import Setup, replay
+from pagewire.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from pagewire.simulator.trace import TraceRequest
+
+_PANELS = {
+    "TTFT p99, ms": "ttft_ms_p99",
+    "TPOT p99, ms": "tpot_ms_p99",
+    "hit rate of prompt tokens": "token_hit_rate",
+    "output tokens/s": "output_tokens_per_second",
+    "device utilization": "device_utilization",
+    "KV blocks in use, of all": "kv_utilization",
+    "requests waiting": "waiting",
+}
+
+
+def simulate(
+    trace: Annotated[
+        Path,
+        typer.Option(
+            help="CSV with TIMESTAMP,ContextTokens,GeneratedTokens, or .jsonl with timestamp, "
+            "input_length, output_length, hash_ids."
+        ),
+    ],
+    workers: Annotated[int, typer.Option(min=1, help="Simulated workers.")] = 1,
+    policy: Annotated[str, typer.Option(help="Scheduling policy, as of the scheduler.")] = "fcfs",
+    routing: Annotated[
+        str, typer.Option(help="Choice of worker; several, separated by commas, are compared.")
+    ] = "prefix-aware",
+    cache_blocks: Annotated[
+        str | None,
+        typer.Option(
+            help="KV blocks of a worker, 0 for unlimited; several, separated by commas, are "
+            "compared. By default what the profile's device holds."
+        ),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Device and model.")] = "h200-llama-3.1-8b",
+    host_memory_gb: Annotated[
+        str,
+        typer.Option(
+            help="Host memory of a worker for KV, in GB; several, separated by commas, are "
+            "compared. 0 for none."
+        ),
+    ] = "0",
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens a KV block.")] = 16,
+    num_slots: Annotated[int, typer.Option(min=1, help="Most sequences on a worker.")] = 256,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens a step; by default the profile's.")
+    ] = None,
+    memory_threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of the blocks up to which is admitted.")
+    ] = 0.9,
+    no_prefix_caching: Annotated[
+        bool, typer.Option("--no-prefix-caching", help="Reuse no KV.")
+    ] = False,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Speed of the arrivals; 0 lets all come at once.")
+    ] = 1.0,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many requests.")
+    ] = None,
+    ttft_slo_ms: Annotated[float, typer.Option(min=0, help="For goodput.")] = 2000.0,
+    tpot_slo_ms: Annotated[float, typer.Option(min=0, help="For goodput.")] = 50.0,
+    compare_static: Annotated[
+        bool,
+        typer.Option(
+            "--compare-static",
+            help="All requests at once on one worker, against static batching at the same batch "
+            "limit; and KV utilization with a fourth of the memory that the batch needs.",
+        ),
+    ] = False,
+    compare_preemption: Annotated[
+        bool,
+        typer.Option(
+            "--compare-preemption",
+            help="All requests at once on one worker with a fourth of the memory that the batch "
+            "needs: preemption by recompute, and with host memory, against a queue that admits "
+            "what fits whole.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    output: Annotated[Path | None, typer.Option(help="JSON file for figures and curves.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="SVG file with the figures over time.")] = None,
+) -> None:
+    """Replay a trace through the real scheduling core: simulated workers, a virtual clock."""
+    from pagewire.simulator.profile import load_profile
+    from pagewire.simulator.report import Objectives
+
+    try:
+        loaded = _read(trace, requests, rate)
+        device = load_profile(profile)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    setup = Setup(
+        profile=profile,
+        workers=workers,
+        policy=policy,
+        routing="",
+        cache_blocks=device.blocks(block_size),
+        block_size=block_size,
+        num_slots=num_slots,
+        max_num_batched_tokens=max_num_batched_tokens or device.max_num_batched_tokens,
+        memory_threshold=memory_threshold,
+        prefix_caching=not no_prefix_caching,
+    )
+    objectives = Objectives(ttft_slo_ms, tpot_slo_ms)
+    if compare_static and compare_preemption:
+        raise CommandError("give one of --compare-static and --compare-preemption")
+    host_sizes = _gigabytes(host_memory_gb)
+    if compare_static or compare_preemption:
+        from pagewire.cli.commands import simulate_comparisons as comparisons
+
+        if len(host_sizes) > 1:
+            raise CommandError("--host-memory-gb: a comparison takes one size")
+        setup = replace(setup, routing="least-loaded", host_memory_gb=host_sizes[0])
+        if compare_static:
+            result = comparisons.compare_static(loaded, setup, device)
+            comparisons.print_static(result, as_json)
+        else:
+            result = comparisons.compare_preemption(loaded, setup, device)
+            comparisons.print_preemption(result, as_json)
+        if output is not None:
+            write_json(output, {"command": _command(), **result})
+        return
+    sizes = _sizes(cache_blocks) or [setup.cache_blocks]
+    setups = [
+        replace(setup, routing=name.strip(), cache_blocks=size, host_memory_gb=host)
+        for size in sizes
+        for host in host_sizes
+        for name in routing.split(",")
+    ]
+    runs = {}
+    curves = {}
+    for each in setups:
+        from pagewire.simulator.report import over_time, summarize
+
+        recording = replay(loaded, each, device)
+        runs[each.name] = summarize(recording, objectives)
+        curves[each.name] = over_time(recording)
+    _print_runs(trace, loaded, runs, as_json)
+    if output is not None:
+        document = {
+            "command": _command(),
+            "trace": trace.name,
+            "ideal_block_hit_rate": _ideal(loaded),
+            "runs": runs,
+            "over_time": curves,
+        }
+        write_json(output, document)
+    if plot is not None:
+        _plot(plot, f"{trace.name}: {workers} workers, {profile}, {policy}", curves)
+
+
+def _read(path: Path, count: int | None, rate: float) -> "list[TraceRequest]":
+    from pagewire.simulator.trace import read_trace
+
+    requests = read_trace(path)[:count]
+    return [replace(r, arrival=r.arrival / rate if rate else 0.0) for r in requests]
+
+
+def _gigabytes(text: str) -> list[float]:
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.replace(".", "", 1).isdecimal()]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no number of gigabytes; give 0 for none, or more",
+            param_hint="--host-memory-gb",
+        )
+    return [float(part) for part in parts]
+
+
+def _sizes(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal() or part == "1"]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no number of blocks; give 0 for unlimited, or 2 and more",
+            param_hint="--cache-blocks",
+        )
+    return [int(part) for part in parts]
+
+
+def _ideal(requests: "list[TraceRequest]") -> float | None:
+    from pagewire.simulator.trace import ideal_block_hit_rate
+
+    return ideal_block_hit_rate(requests)
+
+
+def _print_runs(
+    trace: Path, requests: "list[TraceRequest]", runs: dict[str, dict[str, Any]], as_json: bool
+) -> None:
+    ideal = _ideal(requests)
+    if as_json:
+        print(json.dumps({"ideal_block_hit_rate": ideal, "runs": runs}, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{trace.name}, {len(requests):,} requests"
+    if ideal is not None:
+        title += f"; ideal block hit rate {ideal:.1%}"
+    table = Table(title=title)
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for label, cells in _rows(list(runs.values())):
+        table.add_row(label, *cells)
+    Console(width=None if sys.stdout.isatty() else 40 + 32 * len(runs)).print(table)
+
+
+def _rows(runs: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    def row(label: str, form: str, *path: str) -> tuple[str, list[str]]:
+        cells = []
+        for run in runs:
+            value: Any = run
+            for part in path:
+                value = value[part]
+            cells.append("-" if value is None else format(value, form))
+        return label, cells
+
+    latencies = [
+        row(f"{name} {p}, ms", ",.1f", f"{name.lower()}_ms", p)
+        for name in ("TTFT", "TPOT")
+        for p in ("mean", "p50", "p90", "p99")
+    ]
+    return [
+        row("finished", ",", "finished"),
+        row("refused as too large", ",", "refused"),
+        row("seconds", ",.0f", "seconds"),
+        row("output tokens/s", ",.0f", "output_tokens_per_second"),
+        row("requests/s", ",.2f", "requests_per_second"),
+        row("goodput, requests/s", ",.2f", "goodput_requests_per_second"),
+        *latencies,
+        row("block hit rate", ".1%", "block_hit_rate"),
+        row("token hit rate", ".1%", "token_hit_rate"),
+        row("  from the host", ".1%", "host_hit_rate"),
+        row("device utilization", ".1%", "device_utilization"),
+        row("KV utilization", ".1%", "kv_utilization"),
+        row("  while requests wait", ".1%", "kv_utilization_under_pressure"),
+        row("KV waste", ".2%", "kv_waste"),
+        row("preemptions", ",", "preemptions"),
+        row("blocks saved to the host", ",", "saved_blocks"),
+        row("  loaded from there", ",", "loaded_blocks"),
+        row("longest wait, s", ",.1f", "longest_wait_seconds"),
+        row("longest pause, s", ",.1f", "longest_pause_seconds"),
+    ]
+
+
+def _plot(path: Path, title: str, curves: dict[str, dict[str, Any]]) -> None:
+    from pagewire.simulator.plot import plot_svg
+
+    panels = {
+        label: {run: curve[key] for run, curve in curves.items()} for label, key in _PANELS.items()
+    }
+    seconds = {run: curve["seconds"] for run, curve in curves.items()}
+    write_file(path, plot_svg(title, panels, seconds))
+
+
+def _command() -> str:
+    """The command line, files by their names alone."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return " ".join(["pagewire", *words])

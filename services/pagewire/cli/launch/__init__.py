@@ -1,0 +1,1 @@
+"""Service processes on this machine: started, watched, restarted and ended."""

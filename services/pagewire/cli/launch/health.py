@@ -1,0 +1,68 @@
+"""Asks a service whether it is healthy."""
+
+import asyncio
+
+from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
+
+_POLL_SECONDS = 0.05
+
+
+async def problem_of(
+    address: str, seconds: float = 2.0, credentials: Credentials = NO_CREDENTIALS
+) -> str | None:
+    """Why the service at an address is not healthy, None if it is.
+
+    `http://...` is fetched (with /healthz where the URL has no path) and must answer 200;
+    `host:port` and `unix:PATH` are asked by the gRPC health protocol.
+    """
+    if address.startswith(("http://", "https://")):
+        return await asyncio.to_thread(_http_problem, address, seconds)
+    return await _grpc_problem(address, seconds, credentials)
+
+
+async def until_healthy(address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+    """Returns when the service is healthy. Waits without limit: the caller knows a better one."""
+    while await problem_of(address, credentials=credentials) is not None:  # noqa: ASYNC110 - it is another process's state
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _http_problem(url: str, seconds: float) -> str | None:
+    import http.client
+    import ssl
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    try:
+        connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
+    except http.client.InvalidURL as error:
+        return str(error)
+    if parts.scheme == "https":
+        # Nothing secret is sent, and a service is asked by numbers its certificate does not know.
+        unverified = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=seconds, context=unverified)
+    try:
+        connection.request("GET", parts.path or "/healthz")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer: {error!r}"
+    finally:
+        connection.close()
+    return None if status == 200 else f"HTTP status {status}"
+
+
+async def _grpc_problem(address: str, seconds: float, credentials: Credentials) -> str | None:
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from pagewire.rpc.transport import open_channel
+
+    async with open_channel(address, credentials) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            return f"no answer: {error.code().name}: {error.details()}"
+    serving = health_pb2.HealthCheckResponse.SERVING
+    if answer.status == serving:
+        return None
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

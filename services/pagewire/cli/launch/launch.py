@@ -1,0 +1,58 @@
+"""Runs a body of work beside a stack of services, whatever happens to either."""
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pagewire.cli.launch.stack import Stack
+from pagewire.cli.launch.supervisor import Report, Supervisor, running
+
+Result = TypeVar("Result")
+Body = Callable[[Stack], Coroutine[Any, Any, Result]]
+
+
+def launch(
+    make_stack: Callable[[Mapping[str, Any], Path], Stack],
+    values: Mapping[str, Any],
+    report: Report,
+    body: Body[Result],
+) -> Result | None:
+    """What `body(stack)` returns once the stack is ready; the stack has ended by then.
+
+    SIGINT or SIGTERM cancels the body and ends the stack in good order, and a second one at once;
+    None is returned then. CommandError when the stack does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
+        return asyncio.run(_launch(make_stack(values, Path(folder)), report, body))
+
+
+def quiet(_name: str, _line: str) -> None:
+    """A report that shows nothing: of a stack that fails to start the last lines are shown
+    anyway."""
+
+
+async def _launch(stack: Stack, report: Report, body: Body[Result]) -> Result | None:
+    supervisor = Supervisor(stack.tiers, report)
+    task = asyncio.ensure_future(_run(supervisor, stack, body))
+
+    def on_signal() -> None:
+        if task.cancelling():
+            supervisor.kill()
+        else:
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+async def _run(supervisor: Supervisor, stack: Stack, body: Body[Result]) -> Result:
+    async with running(supervisor):
+        return await body(stack)

@@ -1,0 +1,140 @@
+"""What a whole Pagewire on one machine consists of: workers, one scheduler, one gateway."""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pagewire.auth.keys import ENVIRONMENT
+from pagewire.cli.errors import CommandError
+from pagewire.cli.launch.gpus import visible_gpus
+from pagewire.cli.launch.ports import claim_port, reachable_host
+from pagewire.cli.launch.supervisor import Service
+from pagewire.cli.settings.settings import Setting, arguments, build, settings_of, union_of
+from pagewire.config import GatewayConfig, ProcessConfig, SchedulerConfig, WorkerConfig, setting
+from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials
+
+# A service that has drained still has to end: close its sockets, free its device.
+_GRACE_AFTER_DRAIN = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """What only a whole stack has."""
+
+    workers: int = setting(1, "Worker processes, one a GPU where there are GPUs.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Services in tiers, each depending on those before it, and where they are reached."""
+
+    tiers: Sequence[Sequence[Service]]
+    grpc_address: str
+    # None without a gateway.
+    url: str | None
+
+
+def stack_settings() -> dict[str, Setting]:
+    """The settings of a full stack, less the addresses that it chooses itself."""
+    return _settings(WorkerConfig, SchedulerConfig, GatewayConfig)
+
+
+def control_settings() -> dict[str, Setting]:
+    """The settings of workers and a scheduler, less the addresses that the stack chooses."""
+    return _settings(WorkerConfig, SchedulerConfig)
+
+
+def _settings(*configs: type) -> dict[str, Setting]:
+    union = union_of(configs, without=("worker_address", "workers", "schedulers"))
+    # PAGEWIRE_WORKERS is the scheduler's list of addresses.
+    workers = settings_of(StackConfig)["workers"]
+    return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
+
+
+def control_stack(
+    values: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None
+) -> Stack:
+    """Workers and a scheduler, without a gateway; `folder` holds the workers' sockets.
+
+    `environment` are further variables of the scheduler.
+    """
+    worker = build(WorkerConfig, _of_worker(values))
+    addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(values["workers"])]
+    workers = [
+        _worker_service(replace(worker, worker_address=address), index, len(addresses))
+        for index, address in enumerate(addresses)
+    ]
+    scheduler = build(SchedulerConfig, values, workers=",".join(addresses))
+    scheduler = replace(
+        scheduler,
+        grpc_port=claim_port(scheduler.grpc_host, scheduler.grpc_port, "--grpc-port"),
+    )
+    address = f"{reachable_host(scheduler.grpc_host)}:{scheduler.grpc_port}"
+    services = [_service("scheduler", scheduler, address, environment)]
+    return Stack((workers, services), address, None)
+
+
+def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
+    """Workers, a scheduler and a gateway; `folder` holds the workers' sockets."""
+    environment = _token_of_its_own(values)
+    control = control_stack(values, folder, environment)
+    gateway = build(GatewayConfig, values, schedulers=control.grpc_address)
+    gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
+    scheme = "https" if gateway.https_cert else "http"
+    url = f"{scheme}://{reachable_host(gateway.host)}:{gateway.port}"
+    services = [_service("gateway", gateway, f"{url}/readyz", environment)]
+    return Stack((*control.tiers, services), control.grpc_address, url)
+
+
+def _token_of_its_own(values: Mapping[str, Any]) -> dict[str, str]:
+    """With API keys the scheduler must know its gateway by something, or others could call as one
+    without a key."""
+    keys = values["api_keys_file"] or os.environ.get(ENVIRONMENT, "").strip()
+    given = values["scheduler_token_file"] or os.environ.get(SCHEDULER_TOKEN, "").strip()
+    return {SCHEDULER_TOKEN: secrets.token_hex(32)} if keys and not given else {}
+
+
+def _of_worker(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Unless told otherwise workers share the cores, less one for scheduler and gateway: torch's
+    threads wait busily, and on a core that is contended every step would wait for them."""
+    threads = values["torch_threads"]
+    if threads is None:
+        threads = max(1, ((os.cpu_count() or 1) - 1) // values["workers"])
+    return {**values, "torch_threads": threads}
+
+
+def _worker_service(config: WorkerConfig, index: int, count: int) -> Service:
+    """Worker `index` of `count`: a metrics port and, where there are some, a GPU of its own."""
+    if config.worker_metrics_port is not None:
+        config = replace(config, worker_metrics_port=config.worker_metrics_port + index)
+    gpus = visible_gpus() if count > 1 and config.device in ("auto", "cuda") else []
+    environment = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
+    return _service(f"worker-{index}", config, config.worker_address, environment)
+
+
+def _service(
+    name: str,
+    config: GatewayConfig | SchedulerConfig | WorkerConfig,
+    health: str,
+    environment: Mapping[str, str] | None = None,
+) -> Service:
+    command = name.split("-")[0]
+    return Service(
+        name=name,
+        command=(sys.executable, "-m", "pagewire.cli.main", command, *arguments(config)),
+        health=health,
+        credentials=_credentials(config),
+        grace=config.drain_timeout + _GRACE_AFTER_DRAIN,
+        environment=environment or {},
+    )
+
+
+def _credentials(config: ProcessConfig) -> Credentials:
+    try:
+        return Credentials.of(config)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Settings: fields of configuration classes as options, environment variables and files."""

@@ -1,0 +1,253 @@
+"""The vocabulary of /v1/chat/completions."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from google.protobuf.struct_pb2 import Struct
+from pydantic import Discriminator, Field, JsonValue, Tag, create_model
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, Strict
+from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
+from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.unsupported import CHAT, MESSAGE, refuse_extras
+from pagewire.gateway.generation.input import Input
+from pagewire.gateway.generation.logprobs import Candidate, TokenLogprobs
+from pagewire.v1 import inference_pb2 as pb
+
+# The role that the template sees. `tool` needs tools, which are not there yet.
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_UNSUPPORTED_ROLES = ("tool", "function")
+_UNSUPPORTED_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal")
+# A level of nesting is three of protobuf's, whose parsers stop at 100.
+_DEEPEST_KWARGS = 16
+
+
+class ContentPart(Strict):
+    """One part of a message; only text is taken."""
+
+    type: str
+    text: str | None = None
+
+
+def _content_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<parts>" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[ContentPart], Field(fail_fast=True), Tag("<parts>")],
+    Discriminator(
+        _content_kind,
+        custom_error_type="content",
+        custom_error_message="it must be a string or an array of content parts",
+    ),
+]
+
+
+class Message(Strict):
+    """One turn."""
+
+    role: str
+    content: Content
+    name: str | None = None
+
+    def to_proto(self, path: str) -> pb.ChatMessage:
+        """The turn as the scheduler's template gets it; RequestError for what is not text."""
+        refuse_extras(self, MESSAGE, f"{path}.")
+        return pb.ChatMessage(
+            role=self._template_role(path), content=self._text(path), name=self.name
+        )
+
+    def _template_role(self, path: str) -> str:
+        if self.role in _UNSUPPORTED_ROLES:
+            raise invalid(f"{path}.role", f"messages of role {self.role!r} are not supported yet")
+        if self.role not in _ROLES:
+            known = ", ".join(_ROLES)
+            raise invalid(
+                f"{path}.role", f"{path}.role is {self.role!r}; it must be one of {known}"
+            )
+        return _ROLES[self.role]
+
+    def _text(self, path: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(
+            _part_text(part, f"{path}.content[{i}]") for i, part in enumerate(self.content)
+        )
+
+
+class ChatRequest(GenerationFields):
+    """The body of a request."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True)]
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+
+    def job(self, model: str, limits: BodyLimits) -> Job:
+        """The work for the schedulers; RequestError names the field at fault."""
+        refuse_extras(self, CHAT)
+        self.check_stream_options()
+        envelope = Envelope(
+            "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
+        )
+        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self._most_tokens())
+        chat = self._chat_input(limits)
+        request = self.own_fields(envelope.id, model, stop, logprobs)
+        common = self.common_fields(stop)
+        prompt = pb.GenerateRequest(model=model, cache_salt=self.cache_salt or "", chat=chat)
+        n = self.num_choices()
+        return Job(
+            requests=candidates([request], n),
+            inputs=[Input.of(common, prompt)],
+            candidates=n,
+            n=n,
+            reply=ChatReply(envelope),
+            stream=bool(self.stream),
+            include_usage=self.include_usage,
+            shows_logprobs=logprobs is not None,
+        )
+
+    def _most_tokens(self) -> int | None:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
+        return old if new is None else new
+
+    def _wanted_logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise invalid(
+                "top_logprobs",
+                f"top_logprobs is {self.top_logprobs}, which needs logprobs: true; set it or "
+                "remove top_logprobs",
+            )
+        return None
+
+    def _chat_input(self, limits: BodyLimits) -> pb.ChatInput:
+        if not self.messages:
+            raise invalid("messages", "messages is empty; give at least one")
+        chat = pb.ChatInput(
+            messages=[m.to_proto(f"messages[{i}]") for i, m in enumerate(self.messages)],
+            add_generation_prompt=self.add_generation_prompt is not False,
+        )
+        if self.chat_template_kwargs:
+            chat.template_kwargs.CopyFrom(_struct(self.chat_template_kwargs, limits))
+        return chat
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type in _UNSUPPORTED_PARTS:
+        raise invalid(f"{path}.type", f"content of type {part.type!r} is not supported yet")
+    if part.type != "text":
+        raise invalid(f"{path}.type", f"{path}.type is {part.type!r}; it must be text")
+    if part.text is None:
+        raise invalid(f"{path}.text", f"{path}.text is required")
+    refuse_extras(part, {}, f"{path}.")
+    return part.text
+
+
+def _struct(kwargs: dict[str, JsonValue], limits: BodyLimits) -> Struct:
+    _check_size(kwargs, limits)
+    _check_kwargs(kwargs, _DEEPEST_KWARGS)
+    struct = Struct()
+    struct.update(kwargs)
+    return struct
+
+
+def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
+    field = "chat_template_kwargs"
+    nodes = 0
+    waiting: list[dict[str, JsonValue] | list[JsonValue]] = [kwargs]
+    while waiting:
+        value = waiting.pop()
+        nodes += len(value)
+        if nodes > limits.max_template_nodes:
+            raise invalid(
+                field,
+                f"{field} has more than {limits.max_template_nodes} values; send fewer, or raise "
+                "--max-template-nodes",
+            )
+        items = value.values() if isinstance(value, dict) else value
+        waiting += [item for item in items if isinstance(item, dict | list)]
+    size = len(json.dumps(kwargs, ensure_ascii=False, separators=(",", ":")).encode())
+    if size > limits.max_template_bytes:
+        raise invalid(
+            field,
+            f"{field} has {size} bytes; at most {limits.max_template_bytes} are allowed: shorten "
+            "it, or raise --max-template-bytes",
+        )
+
+
+def _check_kwargs(value: JsonValue, levels: int) -> None:
+    """Refuses what cannot travel: NaN, infinity, deep nesting."""
+    field = "chat_template_kwargs"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise invalid(field, f"{field} holds {value}; numbers must be finite")
+    if isinstance(value, int) and abs(value) > 2**53:
+        raise invalid(field, f"{field} holds an integer above 2^53; give it as a string")
+    if isinstance(value, dict | list) and levels == 0:
+        raise invalid(field, f"{field} is nested deeper than {_DEEPEST_KWARGS} levels; flatten it")
+    if isinstance(value, dict):
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        _check_kwargs(item, levels - 1)
+
+
+def chat_vocabulary(max_messages: int) -> type[ChatRequest]:
+    """The vocabulary with a bound on messages that holds while they are being read."""
+    messages = Annotated[list[Message], Field(fail_fast=True, max_length=max_messages)]
+    return create_model("ChatRequest", __base__=ChatRequest, messages=(messages, ...))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """Answers with messages, or with deltas of one."""
+
+    envelope: Envelope
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The role, before any text."""
+        return _chunk(index, {"role": "assistant", "content": ""})
+
+    def piece(self, index: int, text: str) -> dict[str, Any]:
+        """A delta with text."""
+        return _chunk(index, {"content": text})
+
+    def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
+        """The delta with the reason of the end."""
+        return {**_chunk(index, {"content": text} if text else {}), **ended_by(finish)}
+
+    def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
+        """The complete message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, **ended_by(finish)}
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        """An entry a token; a stop token has one too, and a special token's text is its name."""
+        content = [
+            {**_entry(news.token), "top_logprobs": [_entry(other) for other in news.top]}
+            for news in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _entry(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "token": candidate.text,
+        "logprob": json_logprob(candidate.logprob),
+        "bytes": list(candidate.data),
+    }
+
+
+def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

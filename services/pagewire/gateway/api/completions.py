@@ -1,0 +1,205 @@
+"""The vocabulary of /v1/completions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
+from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
+from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.unsupported import COMPLETION, refuse_extras
+from pagewire.gateway.generation.input import Input
+from pagewire.gateway.generation.logprobs import Candidate, TokenLogprobs
+from pagewire.limits import MAX_CHOICES
+from pagewire.v1 import inference_pb2 as pb
+
+DEFAULT_MAX_TOKENS = 16
+MAX_OUTPUTS = 1024
+
+
+def _prompt_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    if not isinstance(value, list):
+        return None
+    if not value or isinstance(value[0], str):
+        return "<strings>"
+    return "<lists of token ids>" if isinstance(value[0], list) else "<token ids>"
+
+
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
+Prompt = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_OUTPUTS), Tag("<strings>")]
+    | Annotated[list[TokenId], Field(fail_fast=True), Tag("<token ids>")]
+    | Annotated[
+        list[Tokens], Field(fail_fast=True, max_length=MAX_OUTPUTS), Tag("<lists of token ids>")
+    ],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt",
+        custom_error_message="it must be a string, token ids, or an array of either",
+    ),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """The body of a request."""
+
+    prompt: Prompt
+    logprobs: NumLogprobs | None = None
+    best_of: Int32 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+
+    def job(self, model: str, max_model_len: int) -> Job:
+        """The work for the schedulers; RequestError names the field at fault."""
+        refuse_extras(self, COMPLETION)
+        self.check_stream_options()
+        envelope = Envelope("cmpl", "text_completion", model)
+        most_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        stop = self.stop_conditions(most_tokens)
+        n, count = self.num_choices(), self._num_candidates()
+        beam_search = self._beam_search(n, count)
+        # Among more candidates than choices the log probabilities decide.
+        logprobs = 0 if count > n and not beam_search and self.logprobs is None else self.logprobs
+        prompts = self._prompts()
+        if len(prompts) * count > MAX_OUTPUTS:
+            raise invalid(
+                "n" if self.best_of is None else "best_of",
+                f"{count} outputs of each of {len(prompts)} prompts are {len(prompts) * count}; at "
+                f"most {MAX_OUTPUTS} are allowed",
+            )
+        requests_each = 1 if beam_search else count
+        common, salt = self.common_fields(stop), self.cache_salt or ""
+        inputs = [
+            Input.of(
+                common,
+                pb.GenerateRequest(
+                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len)
+                ),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        requests = [
+            self.own_fields(f"{envelope.id}-{index}", model, stop, logprobs, beam_search)
+            for index in range(len(prompts))
+        ]
+        return Job(
+            requests=candidates(requests, requests_each),
+            inputs=inputs,
+            candidates=requests_each,
+            n=n,
+            reply=CompletionReply(envelope),
+            stream=bool(self.stream),
+            include_usage=self.include_usage,
+            shows_logprobs=self.logprobs is not None,
+        )
+
+    def _beam_search(self, n: int, width: int) -> pb.BeamSearch | None:
+        """The search that is asked for; the scheduler checks it against the model."""
+        if not self.use_beam_search:
+            for field, given in (
+                ("length_penalty", self.length_penalty not in (None, 1.0)),
+                ("early_stopping", bool(self.early_stopping)),
+            ):
+                if given:
+                    raise invalid(field, f"{field} needs use_beam_search: true; remove it")
+            return None
+        if self.stream:
+            raise invalid(
+                "stream", "the outputs of a beam search are known at its end only; leave stream out"
+            )
+        return pb.BeamSearch(
+            width=width,
+            num_returned=n,
+            length_penalty=self.length_penalty,
+            early_stopping=bool(self.early_stopping),
+        )
+
+    def _num_candidates(self) -> int:
+        """Outputs of a prompt, of which the best n are given."""
+        n = self.num_choices()
+        if self.best_of is None:
+            return n
+        if not n <= self.best_of <= MAX_CHOICES:
+            raise invalid(
+                "best_of",
+                f"best_of is {self.best_of}; it must be between n, which is {n}, and {MAX_CHOICES}",
+            )
+        if self.stream and self.best_of > n and not self.use_beam_search:
+            raise invalid(
+                "best_of",
+                f"best_of is {self.best_of} and n is {n}: which output is best is known at the "
+                "end only; set stream to false or best_of to n",
+            )
+        return self.best_of
+
+    def _prompts(self) -> list[Any]:
+        single = isinstance(self.prompt, str) or (
+            bool(self.prompt) and isinstance(self.prompt[0], int)
+        )
+        prompts: list[Any] = [self.prompt] if single else list(self.prompt)
+        if not prompts:
+            raise invalid("prompt", "prompt is empty; give at least one token")
+        return prompts
+
+
+def _input(prompt: str | list[int], index: int, max_model_len: int) -> dict[str, Any]:
+    if not prompt:
+        raise invalid("prompt", f"prompt {index} is empty; give at least one token")
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if len(prompt) >= max_model_len:
+        raise invalid(
+            "prompt",
+            f"prompt {index} has {len(prompt)} tokens, which leaves no room for output in the "
+            f"model's length of {max_model_len}; shorten it",
+        )
+    return {"prompt_token_ids": pb.TokenIds(ids=prompt)}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReply:
+    """Answers with text."""
+
+    envelope: Envelope
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Nothing comes before the text."""
+        return None
+
+    def piece(self, index: int, text: str) -> dict[str, Any]:
+        """Some text."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
+        """The last text, with the reason of the end."""
+        return {**self.piece(index, text), **ended_by(finish)}
+
+    def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
+        """All of the text; the same keys as a last chunk's."""
+        return self.ending(index, text, finish)
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        """Four arrays parallel to the tokens; the token itself is always among its `top`.
+
+        Tokens of the same text, such as parts of characters, are one in `top`: the likeliest.
+        """
+        return {
+            "tokens": [news.token.text for news in tokens],
+            "token_logprobs": [json_logprob(news.token.logprob) for news in tokens],
+            "top_logprobs": [_by_text((*news.top, news.token)) for news in tokens],
+            "text_offset": [news.offset for news in tokens],
+        }
+
+
+def _by_text(candidates: Iterable[Candidate]) -> dict[str, float]:
+    logprobs: dict[str, float] = {}
+    for candidate in candidates:
+        logprobs.setdefault(candidate.text, json_logprob(candidate.logprob))
+    return logprobs

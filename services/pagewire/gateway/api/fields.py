@@ -1,0 +1,186 @@
+"""The fields that chat and completions share, and what they become for a scheduler."""
+
+import re
+import secrets
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.unsupported import STREAM_OPTIONS, refuse_extras
+from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
+from pagewire.sampling import SamplingParams, StopConditions
+from pagewire.v1 import inference_pb2 as pb
+
+Int32 = Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_SHOWN_CHARACTERS = 60
+_MOST_METADATA = 1024
+
+
+class Strict(BaseModel):
+    """A JSON object without conversions: "5" is no number, true is no integer, NaN is refused.
+
+    Extra fields are kept so that `refuse_extras` can tell unknown ones from unsupported ones.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """Options that only a streamed answer has."""
+
+    include_usage: bool | None = None
+
+
+def _stop_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<strings>" if isinstance(value, list) else None
+
+
+Stop = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[str], Field(fail_fast=True), Tag("<strings>")],
+    Discriminator(
+        _stop_kind,
+        custom_error_type="stop",
+        custom_error_message="it must be a string or an array of strings",
+    ),
+]
+
+
+class GenerationFields(Strict):
+    """How to generate, whatever the prompt looks like. null is the same as absence."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    # By token id.
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    n: Int32 | None = None
+    max_tokens: Int32 | None = None
+    min_tokens: Count | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    # Who asks and what for; by definition without effect on what is generated.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA)] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed answer ends with a chunk of token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_stream_options(self) -> None:
+        """Raises RequestError for stream options without a stream, or unknown ones."""
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise invalid(
+                "stream_options", "stream_options needs stream: true; set it or remove the options"
+            )
+        refuse_extras(self.stream_options, STREAM_OPTIONS, "stream_options.")
+
+    def num_choices(self) -> int:
+        """Choices a prompt; RequestError if `n` is out of range."""
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_CHOICES:
+            raise invalid("n", f"n is {n}; it must be between 1 and {MAX_CHOICES}")
+        return n
+
+    def own_fields(
+        self,
+        request_id: str,
+        model: str,
+        stop: pb.StopConditions,
+        logprobs: int | None,
+        beam_search: pb.BeamSearch | None = None,
+    ) -> pb.GenerateRequest:
+        """The first candidate's fields: what differs between candidates, and what the gateway
+        itself reads. A seed is drawn if none is given.
+
+        The seed is drawn here so that a request whose scheduler is lost goes on elsewhere with
+        the noise that it would have had.
+        """
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return pb.GenerateRequest(
+            request_id=request_id,
+            model=model,
+            sampling=pb.SamplingParams(seed=seed),
+            stop=pb.StopConditions(
+                max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None
+            ),
+            priority=self.priority or 0,
+            logprobs=logprobs,
+            deadline_ms=self.deadline_ms,
+            beam_search=beam_search,
+        )
+
+    def common_fields(self, stop: pb.StopConditions) -> bytes:
+        """What all candidates of all prompts have in common, serialized: checked sampling
+        parameters without the seed, and stop conditions."""
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,  # both mean off
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": _by_token_id(self.logit_bias or {}),
+        }
+        params = {name: value for name, value in given.items() if value is not None}
+        SamplingParams(**params)
+        return pb.GenerateRequest(
+            sampling=pb.SamplingParams(**params), stop=stop
+        ).SerializeToString()
+
+    def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
+        """Checked stop conditions; `max_tokens` None is up to the model's length."""
+        checked = StopConditions(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
+        return pb.StopConditions(
+            max_tokens=checked.max_tokens,
+            min_tokens=checked.min_tokens,
+            stop=checked.stop,
+            stop_token_ids=checked.stop_token_ids,
+            ignore_eos=checked.ignore_eos,
+            include_stop_str_in_output=checked.include_stop_str_in_output,
+        )
+
+
+def _by_token_id(biases: dict[str, float]) -> dict[int, float]:
+    """`logit_bias` with numbers for keys, which JSON only has as strings."""
+    for key in biases:
+        if not _TOKEN_ID.fullmatch(key) or int(key) > INT32_MAX:
+            shown = key[:_SHOWN_CHARACTERS]
+            raise invalid(
+                "logit_bias",
+                f'logit_bias has the key {shown!r}; give token ids, such as {{"42": -100}}',
+            )
+    return {int(key): bias for key, bias in biases.items()}

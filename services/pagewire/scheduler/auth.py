@@ -1,0 +1,66 @@
+"""Who may call a scheduler, and how much each may ask for."""
+
+import os
+from functools import partial
+
+import grpc
+
+from pagewire.auth.callers import Callers
+from pagewire.auth.keys import ENVIRONMENT, read_keys
+from pagewire.config import SchedulerConfig
+from pagewire.hosts import is_local
+from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
+from pagewire.rpc.key_interceptor import KeyGate, KeyRules
+from pagewire.rpc.transport import LARGEST_REQUEST_BYTES, make_server
+from pagewire.scheduler.service import RawRequests
+
+SERVICE_NAME = "pagewire.v1.Inference"
+_MAX_CALLS = 8192
+
+
+def read_callers(config: SchedulerConfig) -> Callers:
+    """The API keys that are asked for. OSError or ValueError if they are no use."""
+    # Keys are no setting: a flag would show them to everybody on this machine.
+    return Callers(partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, "")))
+
+
+def public_credentials(config: SchedulerConfig, address: str, have_keys: bool) -> Credentials:
+    """What a scheduler that listens on `address` asks of gateways, which are bound by no limits.
+
+    ValueError where it has keys, strangers could reach it, and nothing tells them from gateways.
+    OSError or ValueError for files that are no use.
+    """
+    token = read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
+    credentials = Credentials.of(config).with_token(token)
+    if have_keys and not is_local(address) and not credentials.refuses_strangers:
+        raise ValueError(
+            f"{address} is open to other machines and has API keys, and gateways have no key; set "
+            f"{SCHEDULER_TOKEN} (or --scheduler-token-file) here and at the gateways, or give "
+            "--tls-cert, --tls-key and --tls-ca"
+        )
+    return credentials
+
+
+def public_server(
+    config: SchedulerConfig, credentials: Credentials, callers: Callers
+) -> grpc.aio.Server:
+    """The server of the public service, without it yet."""
+    gate = None
+    if callers.have_keys:
+        gate = KeyGate(callers, credentials, _key_rules(config))
+    return make_server(credentials, gate, [RawRequests()], LARGEST_REQUEST_BYTES)
+
+
+def _key_rules(config: SchedulerConfig) -> KeyRules:
+    return KeyRules(
+        generating=_methods("Generate"),
+        counted=_methods("Tokenize", "Detokenize"),
+        peers_only=_methods("GetLoad", "Multiplex"),
+        max_calls=config.max_open_requests or _MAX_CALLS,
+        max_message_bytes=config.max_body_bytes,
+        max_open_bytes=max(config.max_open_body_bytes, config.max_body_bytes),
+    )
+
+
+def _methods(*names: str) -> frozenset[str]:
+    return frozenset(f"/{SERVICE_NAME}/{name}" for name in names)

@@ -1,0 +1,209 @@
+"""The KV blocks of one worker: which are free, which are held, which are cached for reuse.
+
+A full block can be cached: it is then found again by the tokens it holds and those before them
+(see `PrefixTree`). A cached block that nobody holds is idle: it keeps its contents until its room
+is needed. Then they go to the host's memory, if there is some and it pays (see `HostTier`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from pagewire.scheduler.core.kv.host_tier import (
+    NO_HOST_MEMORY,
+    HostCopies,
+    HostMemory,
+    HostTier,
+)
+from pagewire.scheduler.core.kv.prefix_tree import PrefixTree
+
+SCRATCH_BLOCK = 0
+_TOKEN_BYTES = 4
+
+
+class OutOfBlocksError(Exception):
+    """More blocks were asked for than are available."""
+
+
+class BlockPool:
+    """Hands out block numbers 1 to num_blocks - 1; block 0 is the worker's scratch block.
+
+    Numbers from num_blocks on are blocks of the host, which only `match` returns.
+
+    Invariants: every block but the scratch block is free, held or idle: `free + used + idle ==
+    total`. Who holds a block holds the blocks before it too, so below an idle block all are idle.
+    Lists of blocks are in the order of a sequence, from its beginning.
+    """
+
+    __slots__ = ("_free", "_references", "_tree", "host", "idle", "loading", "total")
+
+    def __init__(
+        self, num_blocks: int, block_size: int, memory: HostMemory = NO_HOST_MEMORY
+    ) -> None:
+        """`num_blocks` counts the scratch block, at least one more is needed."""
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks is {num_blocks}; the scratch block and one more needed")
+        self.total = num_blocks - 1
+        self.idle = 0
+        # Popped from the end: low numbers first, and a block just released is used again first,
+        # while it may still be in a cache.
+        self._free = list(range(num_blocks - 1, SCRATCH_BLOCK, -1))
+        # Blocks of texts that are held because the next step loads the last of them.
+        self.loading: list[list[int]] = []
+        self.host = HostTier(num_blocks, memory)
+        self._references = np.zeros(num_blocks + memory.num_blocks, dtype=np.int32)
+        self._tree = PrefixTree(self._references, block_size * _TOKEN_BYTES, self.host)
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated: free ones, and idle ones in exchange for their contents."""
+        return len(self._free) + self.idle
+
+    @property
+    def used(self) -> int:
+        """Blocks that are held."""
+        return self.total - len(self._free) - self.idle
+
+    @property
+    def version(self) -> int:
+        """Grows whenever `match` could find something else."""
+        return self._tree.version
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` blocks, evicting idle ones, the least recently used first.
+
+        Raises OutOfBlocksError and takes none if fewer are available.
+        """
+        if count > self.available:
+            raise OutOfBlocksError(f"{count} blocks wanted, {self.available} available")
+        if count > len(self._free):
+            evicted = self._tree.evict(count - len(self._free))
+            self.idle -= len(evicted)
+            self._free += evicted
+        rest = len(self._free) - count
+        blocks = self._free[rest:]
+        del self._free[rest:]
+        blocks.reverse()
+        self._references[blocks] = 1
+        return blocks
+
+    def acquire(self, blocks: Sequence[int]) -> None:
+        """Holds cached blocks, as `match` found them, once more."""
+        held = np.array(blocks, dtype=np.int64)
+        counts = self._references[held]
+        self.idle -= len(held) - int(np.count_nonzero(counts))
+        self._references[held] = counts + 1
+        self._tree.use(held)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """A sequence that was preempted will want these again, as far as they are cached."""
+        self._tree.expect(np.array(blocks, dtype=np.int64))
+
+    def bring(self, before: list[int], host_blocks: list[int], more: int) -> list[int]:
+        """Takes a block for each of `host_blocks`, then `more`.
+
+        `host_blocks` follow in a text on `before`, all of which the caller holds; `match` found
+        both. The next step copies their contents to the first blocks taken, see `take_copies`;
+        until then these and those before are held once more, so that nothing can be saved from
+        them before it was loaded.
+        """
+        if not host_blocks:
+            return self.allocate(more)
+        leaving = np.array(host_blocks, dtype=np.int64)
+        self._references[leaving] = 1  # so that what is evicted now does not take their place
+        blocks = self.allocate(len(leaving) + more)
+        loaded = blocks[: len(leaving)]
+        self._tree.load(leaving, np.array(loaded, dtype=np.int64))
+        self._references[leaving] = 0
+        self.host.load(host_blocks, loaded)
+        self.loading.append(before + loaded)
+        self.acquire(self.loading[-1])
+        return blocks
+
+    def take_copies(self) -> HostCopies | None:
+        """The copies between device and host that the step being planned makes."""
+        loading, self.loading = self.loading, []
+        for blocks in loading:
+            self.release(blocks)
+        return self.host.take()
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Gives up one hold of each of a sequence's blocks; ValueError if one is not held."""
+        held = np.array(blocks, dtype=np.int64)
+        counts = self._references[held] - 1
+        if (counts < 0).any():
+            raise ValueError(f"block {held[counts < 0][0]} is released but not held")
+        self._references[held] = counts
+        left = held[counts == 0]
+        cached = self._tree.cached(left)
+        self._free += left[~cached][::-1].tolist()
+        rested = left[cached]
+        if len(rested):
+            self.idle += len(rested)
+            self._tree.rest(rested)
+
+    def match(self, data: bytes, salt: Hashable = "") -> list[int]:
+        """The cached blocks that hold the longest prefix of `data`, whole blocks only: those of
+        the device, then those of the host.
+
+        `data` are token ids as little-endian int32. Only what was cached with an equal `salt` is
+        found.
+        """
+        return self._tree.match(data, salt)
+
+    def num_on_device(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks`, as `match` found them, are the device's: the first ones."""
+        return bisect_left(blocks, True, key=lambda block: block > self.total)
+
+    def num_idle(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` are idle."""
+        return len(blocks) - int(np.count_nonzero(self._references[blocks])) if blocks else 0
+
+    def cache(
+        self, blocks: Sequence[int], data: bytes, salt: Hashable = "", *, proven: bool = True
+    ) -> None:
+        """Makes held full blocks findable by their tokens `data`, in the order of a sequence.
+
+        Tokens that another block holds already end it early. `proven` says whether their KV is
+        known to be sound; if not it may still be on its way, see `prove` and `drop_unproven`.
+        """
+        self._tree.insert(np.array(blocks, dtype=np.int64), data, salt, proven)
+
+    def prove(self, blocks: Sequence[int]) -> None:
+        """A token was sampled from these blocks: what is cached of them is sound."""
+        self._tree.prove(np.array(blocks, dtype=np.int64))
+
+    def drop_unproven(self, blocks: Sequence[int]) -> set[int]:
+        """A sequence failed: what is cached from the first unproven of its blocks on is not found
+        any more. Returns these blocks, of which others may hold some."""
+        dropped = self._tree.cut_unproven(np.array(blocks, dtype=np.int64))
+        freed = dropped[self._references[dropped] == 0].tolist()
+        self.idle -= len(freed)
+        self._free += freed
+        return set(dropped.tolist())
+
+    def check(self) -> None:
+        """Asserts the invariants."""
+        free = np.zeros(self.total + 1, dtype=bool)
+        free[self._free] = True
+        assert int(free.sum()) == len(self._free), "a block is free twice"
+        assert not free[SCRATCH_BLOCK], "the scratch block is free"
+        assert self._references[SCRATCH_BLOCK] == 0, "the scratch block is held"
+        assert (self._references >= 0).all(), "a block is held less than not at all"
+        held = self._references[: self.total + 1] > 0
+        cached = self._tree.cached(np.arange(self.total + 1, dtype=np.int64))
+        assert not (free & (held | cached)).any(), "a free block is held or cached"
+        assert (free | held | cached)[1:].all(), "a block is lost"
+        assert not cached[SCRATCH_BLOCK], "the scratch block is cached"
+        assert int((cached & ~held).sum()) == self.idle, "the count of idle blocks is wrong"
+        self._tree.check()
+
+    def references(self, block: int) -> int:
+        """How often a block is held."""
+        return int(self._references[block])

@@ -1,0 +1,73 @@
+"""The last blocks of sequences, found by their tokens: whoever begins alike starts with a copy.
+
+A full block never changes and is shared itself, through the prefix cache. A block that is not full
+belongs to one sequence, which goes on writing behind its first tokens; those never change, so they
+can be copied while the sequence holds the block.
+"""
+
+from typing import NamedTuple
+
+from pagewire.scheduler.core.kv.block_pool import SCRATCH_BLOCK
+
+_TOKEN_BYTES = 4
+
+# The salt, the full block before it (SCRATCH_BLOCK for none), and its first tokens as bytes.
+PartialKey = tuple[str, int, bytes]
+
+
+class PartialPrefix(NamedTuple):
+    """A block, and how many of its first tokens were asked for."""
+
+    block: int
+    tokens: int
+
+
+class PartialBlocks:
+    """At most one block of each owner, which must hold it and all blocks before it."""
+
+    __slots__ = ("_index", "_keys")
+
+    def __init__(self) -> None:
+        self._index: dict[PartialKey, int] = {}
+        self._keys: dict[int, PartialKey] = {}
+
+    def add(
+        self, owner: int, blocks: list[int], data: bytes, block_bytes: int, salt: str
+    ) -> int | None:
+        """Makes the block with the end of `data` findable, and returns it.
+
+        Does nothing if that block is full or another has the same tokens. `data` are the owner's
+        first tokens as little-endian int32, `blocks` at least all of its blocks that hold them.
+        Takes the place of what the owner added before.
+        """
+        self.remove(owner)
+        full = len(data) // block_bytes
+        rest = data[full * block_bytes :]
+        key = (salt, blocks[full - 1] if full else SCRATCH_BLOCK, rest)
+        if not rest or key in self._index:
+            return None
+        self._index[key] = blocks[full]
+        self._keys[owner] = key
+        return blocks[full]
+
+    def remove(self, owner: int) -> None:
+        """Forgets the owner's block; called before it lets go of its blocks."""
+        key = self._keys.pop(owner, None)
+        if key is not None:
+            del self._index[key]
+
+    def find(self, before: list[int], rest: bytes, salt: str) -> PartialPrefix | None:
+        """The block behind the full blocks `before` that holds the most first tokens of `rest`."""
+        last = before[-1] if before else SCRATCH_BLOCK
+        for size in range(len(rest), 0, -_TOKEN_BYTES):
+            block = self._index.get((salt, last, rest[:size]))
+            if block is not None:
+                return PartialPrefix(block, size // _TOKEN_BYTES)
+        return None
+
+    def check(self, held: set[int]) -> None:
+        """Asserts the invariants; `held` are all blocks that sequences hold."""
+        assert len(self._keys) == len(self._index), "an entry has no owner, or an owner two"
+        for (_, before, _), block in self._index.items():
+            assert block in held, "a partial block that nobody holds can be found"
+            assert before in held or before == SCRATCH_BLOCK, "the block before it is not held"

@@ -1,0 +1,1 @@
+"""The queue: which waiting sequence is admitted next, by which policy."""

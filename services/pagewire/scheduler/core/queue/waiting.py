@@ -1,0 +1,90 @@
+"""The sequences that wait for admission, in the order of a policy."""
+
+import heapq
+from collections.abc import Iterator
+
+from pagewire.scheduler.core.queue.policy import SchedulingPolicy
+from pagewire.scheduler.core.sequence import Sequence
+
+Entry = tuple[tuple[int, ...], Sequence]
+
+
+class WaitingQueue:
+    """A heap a group with lazy removal: a removed sequence is skipped when it comes to the top.
+
+    Invariants: each group has a sequence that waits, at the top of its heap; a heap has few more
+    than twice as many entries as sequences wait, or those that leave from behind a head that stays
+    would never be let go of.
+    """
+
+    __slots__ = ("_groups", "_policy", "_waiting", "tokens")
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        self._groups: dict[str, list[Entry]] = {}
+        # By arrival: an entry of a heap that is not here was removed.
+        self._waiting: dict[int, Entry] = {}
+        self.tokens = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in the order in which they came to wait; they may be removed."""
+        return iter([sequence for _, sequence in self._waiting.values()])
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, sequence: Sequence) -> None:
+        """Adds a sequence that is not in the queue."""
+        assert sequence.arrival not in self._waiting, "a sequence is queued twice"
+        group = self._policy.group(sequence)
+        if group not in self._groups:
+            self._policy.woken(sequence)
+        entry = (self._policy.key(sequence), sequence)
+        self._waiting[sequence.arrival] = entry
+        self.tokens += sequence.num_known
+        heapq.heappush(self._groups.setdefault(group, []), entry)
+
+    def head(self) -> Sequence | None:
+        """The first in the policy's order; None when nothing waits."""
+        entry = self._head()
+        return None if entry is None else entry[1]
+
+    def first(self, count: int) -> list[Sequence]:
+        """Up to `count` of the head's group, in order; none only when nothing waits."""
+        head = self._head()
+        if head is None or count == 1:
+            return [] if head is None else [head[1]]
+        heap = self._groups[self._policy.group(head[1])]
+        found: list[Entry] = []
+        while heap and len(found) < count:
+            entry = heapq.heappop(heap)
+            if self._waits(entry):
+                found.append(entry)
+        for entry in found:
+            heapq.heappush(heap, entry)
+        return [sequence for _, sequence in found]
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Takes a sequence out; False if it was not waiting."""
+        if self._waiting.pop(sequence.arrival, None) is None:
+            return False
+        self.tokens -= sequence.num_known
+        group = self._policy.group(sequence)
+        heap = self._groups[group]
+        while heap and not self._waits(heap[0]):
+            heapq.heappop(heap)
+        if not heap:
+            del self._groups[group]
+        elif len(heap) > 2 * len(self._waiting) + 16:
+            heap[:] = [entry for entry in heap if self._waits(entry)]
+            heapq.heapify(heap)
+        return True
+
+    def _head(self) -> Entry | None:
+        if len(self._groups) <= 1:
+            return next((heap[0] for heap in self._groups.values()), None)
+        heads = (heap[0] for heap in self._groups.values())
+        return min(heads, key=lambda entry: (self._policy.rank(entry[1]), entry[0]))
+
+    def _waits(self, entry: Entry) -> bool:
+        return self._waiting.get(entry[1].arrival) is entry

@@ -1,0 +1,58 @@
+"""How busy a scheduler is: read when it is asked for, which costs a step nothing.
+
+Metrics are asked for on a thread of their own: what they call must allow that.
+"""
+
+import math
+from functools import partial
+
+from pagewire.scheduler import metrics
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.sequence import State
+from pagewire.scheduler.requests.open_requests import OpenRequests
+from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.workers.ready_workers import ReadyWorkers
+from pagewire.v1 import inference_pb2 as pb
+
+
+def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb.Load:
+    """What gateways choose schedulers by."""
+    batches = workers.batches()
+    full = bounds.refusal(moved=False, tokens=1)
+    return pb.Load(
+        waiting=len(admission.waiting) + len(admission.held),
+        running=sum(batch.num_running for batch in batches),
+        used_blocks=sum(batch.pool.used for batch in batches),
+        total_blocks=sum(batch.pool.total for batch in batches),
+        ready_workers=len(admission.workers),
+        preemptions=admission.preemptions,
+        waiting_tokens=admission.waiting.tokens,
+        retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
+    )
+
+
+def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission) -> None:
+    """Lets metrics read the state of an engine."""
+    for state in (State.PENDING, State.PREFILL, State.DECODE):
+        gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
+        gauge.set_function(partial(requests.in_state, state))
+    metrics.BLOCKS.labels("used").set_function(
+        lambda: sum(batch.pool.used for batch in workers.batches())
+    )
+    metrics.BLOCKS.labels("total").set_function(
+        lambda: sum(batch.pool.total for batch in workers.batches())
+    )
+    metrics.HOST_BLOCKS.labels("used").set_function(
+        lambda: sum(batch.pool.host.used for batch in workers.batches())
+    )
+    metrics.HOST_BLOCKS.labels("total").set_function(
+        lambda: sum(batch.pool.host.memory.num_blocks for batch in workers.batches())
+    )
+    metrics.KV_WASTE.set_function(partial(_kv_waste, workers))
+    metrics.READY_WORKERS.set_function(lambda: len(admission.workers))
+
+
+def _kv_waste(workers: ReadyWorkers) -> float:
+    batches = workers.batches()
+    places = sum(batch.pool.used * batch.limits.block_size for batch in batches)
+    return sum(batch.unused_places for batch in batches) / max(1, places)

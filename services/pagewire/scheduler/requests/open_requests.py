@@ -1,0 +1,99 @@
+"""The requests that have not ended, as their clients know them, and how they end."""
+
+import asyncio
+
+from pagewire.errors import Code, RequestError
+from pagewire.scheduler import metrics
+from pagewire.scheduler.core.sequence import State
+from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.open_request import Request
+from pagewire.v1 import inference_pb2 as pb
+
+
+class OpenRequests:
+    """By client and stream number, and by id."""
+
+    def __init__(self) -> None:
+        # Set while no request is open.
+        self.all_closed = asyncio.Event()
+        self.all_closed.set()
+        self._by_stream: dict[tuple[int, int], Request] = {}
+        self._by_id: dict[str, dict[str, Request]] = {}  # then by owner
+
+    def __len__(self) -> int:
+        return len(self._by_stream)
+
+    def conflict(self, request: Request) -> RequestError | None:
+        """Why the request cannot be told from another one that is open."""
+        if (id(request.buffer), request.stream) in self._by_stream:
+            return RequestError(
+                Code.INVALID_ARGUMENT, f"stream {request.stream} is in use; choose a free number"
+            )
+        if request.owner in self._by_id.get(request.request_id, ()):
+            return RequestError(
+                Code.INVALID_ARGUMENT,
+                f"request_id {request.request_id!r} is running already; choose another",
+                "request_id",
+            )
+        return None
+
+    def add(self, request: Request) -> None:
+        """Opens a request that is in no conflict."""
+        self._by_stream[id(request.buffer), request.stream] = request
+        self._by_id.setdefault(request.request_id, {})[request.owner] = request
+        self.all_closed.clear()
+
+    def at(self, buffer: DeltaBuffer, stream: int) -> Request | None:
+        """The request of a client's stream number."""
+        return self._by_stream.get((id(buffer), stream))
+
+    def named(self, request_id: str, owner: str | None = None) -> list[Request]:
+        """The requests of an id, of one owner or of all."""
+        found = self._by_id.get(request_id, {})
+        return [r for name, r in found.items() if owner is None or name == owner]
+
+    def of(self, buffer: DeltaBuffer) -> list[Request]:
+        """All of a client."""
+        return [request for request in self._by_stream.values() if request.buffer is buffer]
+
+    def that_move(self) -> list[Request]:
+        """Those whose clients continue them elsewhere."""
+        return [request for request in self._by_stream.values() if request.buffer.moves]
+
+    def are_all_of(self, buffer: DeltaBuffer) -> bool:
+        """Whether no other client has one."""
+        return all(request.buffer is buffer for request in self._by_stream.values())
+
+    def in_state(self, state: State) -> int:
+        """How many have a sequence in a state; may be asked on any thread."""
+        requests = list(self._by_stream.values())  # one operation under the interpreter's lock
+        return sum(any(s.state is state for s in r.sequences) for r in requests)
+
+    def close(self, request: Request, state: State, finish: pb.Finish) -> None:
+        """Ends a request, whose sequences must not run any more, and tells its client."""
+        request.open = False
+        if request.deadline is not None:
+            request.deadline.cancel()
+        del self._by_stream[id(request.buffer), request.stream]
+        namesakes = self._by_id[request.request_id]
+        del namesakes[request.owner]
+        if not namesakes:
+            del self._by_id[request.request_id]
+        metrics.REQUESTS.labels(state.name.lower()).inc()
+        completion_tokens = 0
+        if request.beams is not None:
+            finish.usage.CopyFrom(request.beams.usage())
+        elif request.sequence is not None:
+            request.sequence.state = state
+            completion_tokens = len(request.sequence.output)
+            finish.usage.prompt_tokens = len(request.sequence.prompt)
+            finish.usage.completion_tokens = completion_tokens
+            finish.usage.cached_tokens = request.sequence.cached_tokens or 0
+            if request.sequence.sampling.logprobs is not None:
+                finish.cumulative_logprob = request.cumulative_logprob
+        if request.queue_seconds is not None:
+            finish.queue_seconds = request.queue_seconds
+        rest = request.text.flush() if request.text is not None and not request.beams else ""
+        request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
+        if not self._by_stream:
+            self.all_closed.set()

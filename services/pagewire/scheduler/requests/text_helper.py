@@ -1,0 +1,138 @@
+"""What a helper process of the scheduler computes: the token ids of large requests.
+
+A task is one byte that says what is wanted, the limits, and a serialized message.
+"""
+
+import struct
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from pagewire.config import SchedulerConfig
+from pagewire.errors import invalid
+from pagewire.helpers.pool import HelperError, HelperPool
+from pagewire.models import resolve_model, served_name
+from pagewire.packing import unpack
+from pagewire.rpc.interceptors import UNDECODABLE
+from pagewire.scheduler.requests import failures
+from pagewire.scheduler.requests.parsing import (
+    ModelLimits,
+    RequestTokens,
+    check_model,
+    parse_request,
+    tokenize_input,
+)
+from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenizer
+from pagewire.v1 import inference_pb2 as pb
+
+_TASK = struct.Struct("<cQQQ")
+_COUNT = struct.Struct("<Q")
+_GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
+# Above it a task may take seconds.
+_LARGE_BYTES = 256 << 10
+
+
+def read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
+    """The tokenizer of the model that a scheduler serves."""
+    folder = resolve_model(config.model)
+    return TokenIdsOnly(folder) if config.skip_tokenizer else Tokenizer(folder, bounds_of(config))
+
+
+def bounds_of(config: SchedulerConfig) -> TextBounds:
+    """What a scheduler takes of text."""
+    return TextBounds(
+        max_prompt_chars=config.max_prompt_chars,
+        max_messages=config.max_messages,
+        max_template_bytes=config.max_template_bytes,
+        max_template_nodes=config.max_template_nodes,
+    )
+
+
+class TextHelpers:
+    """The processes that read large requests for a scheduler."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._pool = HelperPool(
+            "tokenization",
+            f"{__name__}:compute_with",
+            config,
+            size=config.tokenizer_processes,
+            timeout=config.parse_timeout,
+        )
+
+    async def start(self) -> None:
+        """Starts the first process, without waiting for it."""
+        await self._pool.start()
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        await self._pool.close()
+
+    async def tokens(self, data: bytes, limits: ModelLimits) -> RequestTokens:
+        """Those of a serialized GenerateRequest that can be run; RequestError if it cannot."""
+        answer = await self._run(_GENERATE, data, limits)
+        (count,) = _COUNT.unpack_from(answer)
+        ids = unpack(answer[_COUNT.size :])
+        return RequestTokens(ids[:count], ids[count:])
+
+    async def tokenize(self, data: bytes) -> bytes:
+        """The serialized answer to a serialized TokenizeRequest."""
+        return await self._run(_TOKENIZE, data)
+
+    async def detokenize(self, data: bytes) -> bytes:
+        """The serialized answer to a serialized DetokenizeRequest."""
+        return await self._run(_DETOKENIZE, data)
+
+    async def _run(self, kind: bytes, data: bytes, limits: ModelLimits | None = None) -> bytes:
+        numbers = (0, 0, 0)
+        if limits is not None:
+            numbers = (limits.max_model_len, limits.max_pool_tokens, limits.vocab_size)
+        task = _TASK.pack(kind, *numbers) + data
+        try:
+            return await self._pool.run(task, large=len(data) > _LARGE_BYTES)
+        except HelperError as error:
+            raise failures.unread(str(error)) from error
+
+
+def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
+    """Answers tasks, in a helper process."""
+    tokenizer = read_tokenizer(config)
+    model = served_name(config.model, config.served_model_name)
+
+    def compute(task: bytes) -> bytes:
+        kind, *numbers = _TASK.unpack_from(task)
+        try:
+            data = task[_TASK.size :]
+            if kind == _TOKENIZE:
+                asked = pb.TokenizeRequest.FromString(data)
+                return tokenized(asked, tokenizer, model).SerializeToString()
+            if kind == _DETOKENIZE:
+                given = pb.DetokenizeRequest.FromString(data)
+                return detokenized(given, tokenizer, model).SerializeToString()
+            message = pb.GenerateRequest.FromString(data)
+            return _tokens(parse_request(message, tokenizer, ModelLimits(*numbers)).tokens)
+        except DecodeError as error:
+            raise invalid("", UNDECODABLE) from error
+
+    return compute
+
+
+def _tokens(tokens: RequestTokens) -> bytes:
+    return _COUNT.pack(len(tokens.prompt)) + tokens.prompt.tobytes() + tokens.resumed.tobytes()
+
+
+def tokenized(
+    message: pb.TokenizeRequest, tokenizer: Tokenizer | TokenIdsOnly, model: str
+) -> pb.TokenizeResponse:
+    """The token ids of a text or a conversation; `model` is the name of the one served."""
+    check_model(message.model, model)
+    return pb.TokenizeResponse(token_ids=tokenize_input(message, tokenizer).tolist())
+
+
+def detokenized(
+    message: pb.DetokenizeRequest, tokenizer: Tokenizer | TokenIdsOnly, model: str
+) -> pb.DetokenizeResponse:
+    """The text of token ids."""
+    check_model(message.model, model)
+    skip = not message.HasField("skip_special_tokens") or message.skip_special_tokens
+    return pb.DetokenizeResponse(text=tokenizer.decode(list(message.token_ids), skip))

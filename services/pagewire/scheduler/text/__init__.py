@@ -1,0 +1,1 @@
+"""Text: the tokenizer, chat templates, incremental detokenization and stop strings."""

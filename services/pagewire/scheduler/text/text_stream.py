@@ -1,0 +1,66 @@
+"""The text of one running sequence: incremental decoding and stop strings."""
+
+from pagewire.scheduler.text.tokenizer import Detokenizer
+
+
+class TextStream:
+    """Turns tokens into text that may be sent, and notices stop strings.
+
+    Text that could be the beginning of a stop string is held back until it is known not to be.
+    What has been emitted is a pure function of the tokens fed, so a resumed sequence that is fed
+    the same tokens stands at the same place.
+    """
+
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_stop", "stop_string")
+
+    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...], include_stop: bool) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._include_stop = include_stop
+        self._held = ""
+        self.stop_string: str | None = None
+
+    @property
+    def by_table(self) -> bool:
+        """Whether the text of the next token is the one in TokenTexts, if it has one there.
+
+        Such a token need not be fed: it leaves nothing behind.
+        """
+        return not self._stop and self._detokenizer.at_character
+
+    def feed(self, token: int) -> str:
+        """The text that may be sent after this token; sets `stop_string` when one is complete."""
+        piece = self._detokenizer.feed(token)
+        if not self._stop or not piece:
+            return piece
+        return self._release(piece)
+
+    def flush(self) -> str:
+        """The rest of the text when generation ends for another reason than a stop string."""
+        if self.stop_string is not None:
+            return ""
+        rest = self._detokenizer.flush()
+        if self._stop:
+            rest = self._release(rest)
+            if self.stop_string is None:
+                rest, self._held = rest + self._held, ""
+        return rest
+
+    def _release(self, piece: str) -> str:
+        text = self._held + piece
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.stop_string = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
+            self._held = ""
+            return text[: at + len(self.stop_string)] if self._include_stop else text[:at]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,98 @@
+"""The workers that a scheduler knows: they join and leave while it runs."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from pagewire.addresses import Address, Resolve, resolve
+from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
+from pagewire.scheduler.workers.link import WorkerEvents, WorkerLink
+
+log = logging.getLogger(__name__)
+
+RESOLVE_SECONDS = 2.0
+
+
+class Workers:
+    """A link to each worker that is listed or that a listed name resolves to."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        events: WorkerEvents,
+        grace: float,
+        resolve_names: Resolve = resolve,
+        credentials: Credentials = NO_CREDENTIALS,
+        step_timeout: float = 60.0,
+    ) -> None:
+        """`grace` are the seconds that sequences have to finish on a worker that was removed,
+        `step_timeout` those that a worker has for a step."""
+        self._addresses = addresses
+        self._events = events
+        self._grace = grace
+        self._step_timeout = step_timeout
+        self._resolve = resolve_names
+        self._credentials = credentials
+        self._targets: dict[Address, list[str]] = {}
+        self._links: dict[str, WorkerLink] = {}
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Until it is cancelled, or raises the fault of a link; then every link is closed."""
+        try:
+            while True:
+                await self.refresh()
+                try:
+                    fault = await asyncio.wait_for(self._faults.get(), RESOLVE_SECONDS)
+                except TimeoutError:
+                    continue
+                raise fault
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Resolves the names again: links to what is new, and lets go of what is gone."""
+        for address in self._addresses:
+            try:
+                self._targets[address] = await self._resolve(address)
+            except OSError as error:
+                # Those found earlier stay: a name server's hiccup must not end sequences.
+                log.warning("cannot resolve worker address %s: %s", address.text, error)
+        wanted = {target for targets in self._targets.values() for target in targets}
+        for target in sorted(wanted - self._links.keys()):
+            self._add(target)
+        for target in sorted(self._links.keys() - wanted):
+            self._remove(self._links[target])
+
+    def _add(self, target: str) -> None:
+        link = WorkerLink(target, self._events, self._credentials, self._step_timeout)
+        self._links[target] = link
+        task = asyncio.create_task(link.run(), name=f"worker {target}")
+        self._tasks[link] = task
+        task.add_done_callback(lambda _: self._forget(link))
+
+    def _remove(self, link: WorkerLink) -> None:
+        """Lets the worker's sequences finish; what has not by the end of the grace moves."""
+        if link.retired:
+            return
+        log.info("worker %s is no longer listed", link.address)
+        link.retire()
+        task = self._tasks.get(link)
+        if task is None:
+            del self._links[link.address]
+        elif link.connected:
+            asyncio.get_running_loop().call_later(self._grace, task.cancel)
+        else:
+            task.cancel()
+
+    def _forget(self, link: WorkerLink) -> None:
+        """A link has ended. One that lost its worker to another scheduler stays known while it is
+        listed, or both would take it from each other in turns."""
+        task = self._tasks.pop(link)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._faults.put_nowait(fault)
+        if link.retired:
+            del self._links[link.address]

@@ -1,0 +1,177 @@
+"""Where the tokens of one worker's slots go, as arrays: clients, stream numbers, text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewire.limits import INT32_MAX
+from pagewire.packing import Int32Array, pack_unsigned
+from pagewire.scheduler.core.batching.slot_table import Slots
+from pagewire.scheduler.core.batching.step_plan import StepOutcome
+from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.logprobs import Candidates
+from pagewire.scheduler.requests.open_request import Request
+from pagewire.scheduler.text.text_stream import TextStream
+from pagewire.scheduler.text.token_texts import TokenTexts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Client:
+    """Which of some rows are one client's."""
+
+    buffer: DeltaBuffer
+    rows: Slots | None  # None for all
+    streams: bytes  # their stream numbers, as they travel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Addresses:
+    """Where the tokens of `slots [n]` go: the same in every step as long as the slots are."""
+
+    slots: Slots
+    silence: Int32Array | None  # [n], or-ed to the tokens; None if nobody goes without text
+    clients: list[_Client]
+
+
+class SlotStreams:
+    """The requests in the slots of one worker, and what delivering a step asks of them.
+
+    A steady step is a few array operations. Python looks at a single request when its first token
+    arrives, or a token's text depends on the tokens before or may contain a stop string.
+    """
+
+    def __init__(self, num_slots: int, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._requests: list[Request | None] = [None] * num_slots
+        self._text: list[TextStream | None] = [None] * num_slots
+        self._streams = np.zeros(num_slots, np.int64)
+        self._clients = np.zeros(num_slots, np.int64)  # identities of their buffers
+        # Or-ed to the tokens of a request without text: ids outside the vocabulary have none.
+        self._silence = np.zeros(num_slots, np.int32)
+        # Whose next token's text is not that of the table, whatever the token.
+        self._one_by_one = np.zeros(num_slots, np.bool_)
+        # Slots whose request has not been told the size of its prompt.
+        self._fresh: set[int] = set()
+        self._latest: _Addresses | None = None
+
+    def occupy(self, slot: int, request: Request) -> None:
+        """A request takes a slot."""
+        self._latest = None
+        self._requests[slot] = request
+        self._text[slot] = request.text
+        self._streams[slot] = request.stream
+        self._clients[slot] = id(request.buffer)
+        self._silence[slot] = INT32_MAX if request.text is None else 0
+        self._one_by_one[slot] = request.text is not None and not request.text.by_table
+        if request.unreported_prompt:
+            self._fresh.add(slot)
+        else:
+            self._fresh.discard(slot)
+
+    def owner(self, slot: int) -> Request:
+        """The request in a live slot."""
+        request = self._requests[slot]
+        assert request is not None, f"slot {slot} has no owner"
+        return request
+
+    def owners(self, slots: Slots) -> list[Request]:
+        """The requests in live slots [n]."""
+        return [self.owner(slot) for slot in slots.tolist()]
+
+    def first_tokens(self, slots: Slots) -> list[Request]:
+        """The requests in `slots [n]` of which no token has been delivered."""
+        if not self._fresh:
+            return []
+        return [self.owner(slot) for slot in slots.tolist() if slot in self._fresh]
+
+    def deliver(self, outcome: StepOutcome, candidates: Mapping[int, Candidates]) -> list[int]:
+        """Hands each row's token to its client; the rows whose sequences have ended.
+
+        `candidates` has those of the rows that have some.
+        """
+        slots = outcome.slots
+        to = self._latest
+        if to is None or to.slots is not slots:
+            to = self._latest = self._addresses(slots)
+        tokens = outcome.tokens if to.silence is None else outcome.tokens | to.silence
+        texts, sizes = self._texts.lookup(tokens)
+        singly = (self._one_by_one[slots] | (sizes < 0)).nonzero()[0].tolist()
+        if outcome.stopped:
+            singly = sorted({*singly, *outcome.stopped})
+        ended = {*outcome.stopped, *outcome.ended}
+        if singly:
+            self._decode(outcome, singly, texts, sizes, ended)
+        self._hand_out(outcome, to.clients, texts, sizes, candidates)
+        return sorted(ended)
+
+    def _addresses(self, slots: Slots) -> _Addresses:
+        streams, ids = self._streams[slots], self._clients[slots]
+        clients = []
+        for client in dict.fromkeys(ids.tolist()):
+            rows = (ids == client).nonzero()[0]
+            buffer = self.owner(int(slots[rows[0]])).buffer
+            alone = len(rows) == len(slots)
+            clients.append(_Client(buffer, None if alone else rows, pack_unsigned(streams[rows])))
+        silence = self._silence[slots]
+        return _Addresses(slots, silence if silence.any() else None, clients)
+
+    def _decode(
+        self,
+        outcome: StepOutcome,
+        rows: list[int],
+        texts: list[bytes],
+        sizes: Int32Array,
+        ended: set[int],
+    ) -> None:
+        """Replaces the texts of some rows and their sizes; adds to `ended` the rows that a stop
+        string has ended."""
+        slots, tokens = outcome.slots[rows].tolist(), outcome.tokens[rows].tolist()
+        for row, slot, token in zip(rows, slots, tokens, strict=True):
+            text = self._text[slot]
+            piece = b""
+            at_stop = row in outcome.stopped
+            if text is not None and not (at_stop and not self.owner(slot).include_stop_token):
+                piece = text.feed(token).encode()
+                self._one_by_one[slot] = not text.by_table
+                if text.stop_string is not None:
+                    ended.add(row)
+            texts[row] = piece
+        sizes[rows] = [len(texts[row]) for row in rows]
+
+    def _hand_out(
+        self,
+        outcome: StepOutcome,
+        clients: list[_Client],
+        texts: list[bytes],
+        sizes: Int32Array,
+        candidates: Mapping[int, Candidates],
+    ) -> None:
+        """Gives each client the rows of its requests."""
+        indices, tokens = outcome.indices, outcome.tokens
+        prompts = self._report_prompts(outcome.slots) if self._fresh else {}
+        for client in clients:
+            rows, streams = client.rows, client.streams
+            if rows is None:
+                client.buffer.add_rows(streams, indices, tokens, texts, sizes, prompts, candidates)
+                return
+            named = rows.tolist()
+            client.buffer.add_rows(
+                streams,
+                indices[rows],
+                tokens[rows],
+                [texts[row] for row in named],
+                sizes[rows],
+                {i: prompts[row] for i, row in enumerate(named) if row in prompts},
+                {i: candidates[row] for i, row in enumerate(named) if row in candidates},
+            )
+
+    def _report_prompts(self, slots: Slots) -> dict[int, int]:
+        """The sizes of prompts not told yet, by row."""
+        found = {}
+        for row, slot in enumerate(slots.tolist()):
+            if slot in self._fresh:
+                self._fresh.remove(slot)
+                request = self.owner(slot)
+                found[row], request.unreported_prompt = request.unreported_prompt, 0
+        return found

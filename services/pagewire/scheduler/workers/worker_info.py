@@ -1,0 +1,44 @@
+"""What a worker says of itself, as the scheduling core takes it."""
+
+from pagewire.config import SchedulerConfig
+from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
+from pagewire.v1 import worker_pb2 as pb
+
+
+def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
+    """The sizes to plan with; ValueError if the worker's cannot be true."""
+    for name in ("block_size", "num_slots", "max_model_len", "max_num_batched_tokens"):
+        if not getattr(info, name):
+            raise ValueError(f"its {name} is 0")
+    budget = min(config.max_num_batched_tokens or 2**31, info.max_num_batched_tokens)
+    return WorkerLimits(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        num_slots=min(config.max_num_seqs or 2**31, info.num_slots, budget),
+        max_num_batched_tokens=budget,
+        max_model_len=info.max_model_len,
+        ridge_tokens=min(info.ridge_tokens, budget),
+        memory_threshold=config.memory_threshold,
+        prefix_caching=config.prefix_caching,
+        prefix_groups=info.prefix_groups,
+        # What is on the host is found by the prefix cache.
+        host=_host_memory(info) if config.prefix_caching else NO_HOST_MEMORY,
+    )
+
+
+def _host_memory(info: pb.WorkerInfo) -> HostMemory:
+    if not info.host_blocks:
+        return NO_HOST_MEMORY
+    for name in ("save_block_seconds", "load_block_seconds", "prefill_token_seconds"):
+        if not getattr(info, name) > 0:
+            raise ValueError(f"it has {info.host_blocks} host_blocks and no {name}")
+    if not info.prefill_pair_seconds >= 0:
+        raise ValueError(f"its prefill_pair_seconds is {info.prefill_pair_seconds}")
+    return HostMemory(
+        num_blocks=info.host_blocks,
+        save_block=info.save_block_seconds,
+        load_block=info.load_block_seconds,
+        prefill_token=info.prefill_token_seconds,
+        prefill_pair=info.prefill_pair_seconds,
+    )

@@ -1,0 +1,125 @@
+"""Reading weights from safetensors files in Hugging Face layout, one file or sharded."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.weights import Weights, empty_weights, named_views, with_norms_folded
+
+log = logging.getLogger(__name__)
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_READABLE = ("F32", "F16", "BF16")
+# Values that older exporters stored although they follow from the configuration.
+_DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+
+
+def load_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """The weights in `folder`, converted to `dtype`, on `device`.
+
+    SetupError names a tensor that is missing, has another shape or type, or belongs to no place
+    in the model, and a file that cannot be read.
+    """
+    weights = empty_weights(config, dtype, device)
+    views = named_views(config, weights)
+    files = _files(folder)
+    missing = dict(views)
+    with _progress(sum(path.stat().st_size for path in files)) as advance:
+        for path in files:
+            for name in _fill(path, views, config.tied_head, advance):
+                missing.pop(name, None)
+    if missing:
+        name, view = next(iter(missing.items()))
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise SetupError(f"{folder}: tensor {name} {list(view.shape)} is missing{more}")
+    return with_norms_folded(weights)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The checkpoint's files, in order: those of its index, else the single one."""
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise SetupError(
+                f"{folder} has neither {SINGLE} nor {INDEX}; only safetensors weights are read, "
+                "and --load-format dummy needs none"
+            )
+        return [folder / SINGLE]
+    try:
+        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise SetupError(f"{folder / INDEX} is not an index of safetensors files") from error
+    files = [folder / name for name in sorted(set(shards))]
+    for path in files:
+        if not path.is_file():
+            raise SetupError(f"{path} is missing, which {INDEX} names; complete the checkpoint")
+    return files
+
+
+def _fill(
+    path: Path, views: dict[str, Tensor], tied_head: bool, advance: Callable[[int], None]
+) -> Iterator[str]:
+    """Copies every tensor of one file to its view, and yields the names."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
+                view = _view(path, name, views, tied_head)
+                if view is None:
+                    continue
+                part = file.get_slice(name)
+                _check(path, name, part.get_shape(), part.get_dtype(), view)
+                view.copy_(file.get_tensor(name))
+                advance(view.numel() * (4 if part.get_dtype() == "F32" else 2))
+                yield name
+    except (SafetensorError, OSError) as error:
+        raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _view(path: Path, name: str, views: dict[str, Tensor], tied_head: bool) -> Tensor | None:
+    """Where a tensor belongs; None for one that is not needed."""
+    if name in views:
+        return views[name]
+    if name.endswith(_DERIVED) or (tied_head and name == "lm_head.weight"):
+        return None
+    raise SetupError(
+        f"{path}: tensor {name} has no place in the model that config.json describes; "
+        "check that both belong together"
+    )
+
+
+def _check(path: Path, name: str, shape: list[int], dtype: str, view: Tensor) -> None:
+    if list(shape) != list(view.shape):
+        raise SetupError(
+            f"{path}: tensor {name} has shape {list(shape)}, config.json wants {list(view.shape)}"
+        )
+    if dtype not in _READABLE:
+        raise SetupError(
+            f"{path}: tensor {name} is of type {dtype}; supported are {', '.join(_READABLE)}"
+        )
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error where that is a terminal, a line in the log otherwise."""
+    if not sys.stderr.isatty():
+        log.info("loading weights, %.2f GB", total / 1e9)
+        yield lambda done: None
+        return
+    columns = (TextColumn("weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("weights", total=total)
+        yield lambda done: bar.advance(task, done)

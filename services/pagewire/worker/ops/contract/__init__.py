@@ -1,0 +1,1 @@
+"""What the runtime and every implementation of the operations agree on."""

@@ -1,0 +1,277 @@
+"""The loop of decode attention.
+
+A program walks the *segments* (one row, one KV head) that its share touches, in one loop over all
+of their tiles, so that the next segment's keys and values are on their way while one ends. A tile
+is some runs of positions, each within one block: what a thread adds to the address of a run is the
+same in every tile.
+
+Lengths, the plan of shares and block tables are read while the kernel in front, the one that makes
+the queries, may still run: what wrote them must have ended before that.
+
+Products are `k @ q.T` and `v.T @ weights.T`: a tensor core takes 16 rows by 8 columns at least, and
+a group of query heads fills less of 16 than of 8. That halves what is multiplied for nothing, which
+matters where an H200 is at its power limit, and the registers of queries and outputs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.triton.attention.paged import LOWEST
+from pagewire.worker.ops.triton.attention.shares import cut
+
+
+@triton.jit
+def _kv_of_row(
+    row,
+    tables_ptr,
+    slots_ptr,
+    lengths_ptr,
+    shared_ptr,
+    table_stride,
+    RANGES: tl.constexpr,
+):
+    """Return a row's length, where its own KV begins, and its block table."""
+    length = tl.load(lengths_ptr + row)
+    begin = 0
+    if RANGES:
+        begin = tl.load(shared_ptr + row)
+    return length, begin, tables_ptr + tl.load(slots_ptr + row) * table_stride
+
+
+@triton.jit
+def _blocks(
+    table_ptr,
+    position,
+    length,
+    BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return the blocks of a tile's runs, scratch block 0 past the end."""
+    blocks = ()
+    for run in tl.static_range(TILE // RUN):
+        at = position + run * RUN
+        blocks += (tl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0),)  # type: ignore[assignment]
+    return blocks
+
+
+@triton.jit
+def _line(
+    block,
+    position,
+    head,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Return the offset of a head's cached vector at `position`, which lies in `block`."""
+    page = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
+    return page + position % BLOCK_SIZE * HEAD_DIM
+
+
+@triton.jit
+def _queries(q_ptrs, segment, present, SIZE: tl.constexpr):
+    """Return a segment's queries, `[BLOCK_N, head_dim]`.
+
+    From L2, like keys and values: what a multiprocessor holds may be older without a wait.
+    """
+    return tl.load(q_ptrs + segment * SIZE, mask=present, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _store_segment(
+    out_ptr,
+    pieces_ptr,
+    sums_ptr,
+    range_pieces_ptr,
+    range_sums_ptr,
+    counts_ptr,
+    segment,
+    begins,
+    ends,
+    out,
+    lse,
+    head_row,
+    at,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANGES: tl.constexpr,
+):
+    """Store `out [BLOCK_N, head_dim]` of a segment of which the share has its beginning, end, both.
+
+    `lse [BLOCK_N]` is its log-sum-exp, `head_row [BLOCK_N]` and `at [BLOCK_N, head_dim]` where the
+    group's heads lie.
+    """
+    held = head_row < GROUP
+    present = held[:, None]
+    count = 0
+    if RANGES:
+        count = tl.load(counts_ptr + segment // KV_HEADS)
+    if begins & ends & (count == 0):
+        to = out_ptr + segment * (GROUP * HEAD_DIM) + at
+        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=present)
+    elif begins & ends:  # one more piece of the row's ranges
+        row, head = segment // KV_HEADS, segment % KV_HEADS
+        piece = (row * (RANGES + 1) + count) * (KV_HEADS * GROUP) + head * GROUP
+        tl.store(range_pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
+        tl.store(range_sums_ptr + piece + head_row, lse, mask=held)
+    else:
+        piece = (tl.program_id(0) * 2 + tl.where(begins, 1, 0)) * GROUP
+        tl.store(pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
+        tl.store(sums_ptr + piece + head_row, lse, mask=held)
+
+
+@triton.jit(do_not_specialize=["least_share", "beside"])
+def decode_kernel(
+    out_ptr,  # [rows, kv_heads * group, head_dim]
+    pieces_ptr,  # [programs, 2, group, head_dim]
+    sums_ptr,  # [programs, 2, group]
+    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
+    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    tables_ptr,
+    slots_ptr,
+    lengths_ptr,
+    shared_ptr,
+    counts_ptr,
+    rows_ptr,  # these three are the plan, if PLANNED
+    units_ptr,
+    begins_ptr,
+    scale_log2,
+    least_share,  # units
+    beside,  # whether the kernel in front runs on meanwhile
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    RUN: tl.constexpr,
+    PLANNED: tl.constexpr,
+    RANGES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    program = tl.program_id(0)
+    # Where the share begins: a row, a head of it, a tile of that. Tables are, like lengths and the
+    # plan, older than the kernel in front: the first blocks are on their way before that has ended.
+    number = 0
+    row = 0
+    if PLANNED:
+        number = tl.load(begins_ptr + program * 2)
+        row = tl.load(rows_ptr + number)
+    length, begin, table_ptr = _kv_of_row(
+        row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES
+    )
+    tiles = tl.maximum(tl.cdiv(length - begin, TILE), 0)
+    if PLANNED:
+        within = tl.load(begins_ptr + program * 2 + 1)
+        unit = tl.load(units_ptr + program)
+        stop = tl.load(units_ptr + program + 1)
+    else:
+        total = tiles * KV_HEADS
+        share, longer = cut(total, tl.num_programs(0), least_share)
+        # Programs past the last share begin at the end of the line or behind it.
+        unit = program * share + tl.minimum(program, longer)
+        stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
+        within = unit
+    tiles = tl.maximum(tiles, 1)  # a program may have no share
+    head = within // tiles
+    tile = within % tiles
+    position = begin + tile * TILE
+    blocks = _blocks(table_ptr, position, length, BLOCK_SIZE, RUN, TILE)
+
+    head_row = tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, HEAD_DIM)
+    present = (head_row < GROUP)[:, None]
+    at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_N, head_dim]
+    line = tl.arange(0, RUN) * HEAD_DIM
+    k_ptrs = k_ptr + (line[:, None] + dim[None, :])  # [RUN, head_dim]
+    v_ptrs = v_ptr + (dim[:, None] + line[None, :])  # [head_dim, RUN]
+    if PDL:
+        if beside == 0:
+            gdc_wait()
+        gdc_launch_dependents()
+
+    segment = row * KV_HEADS + head
+    begins = tile == 0  # whether the share has the segment's first tile
+    q_ptrs = q_ptr + at
+    q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
+    highest = tl.full([BLOCK_N], LOWEST, tl.float32)
+    norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+    out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
+    for _ in range(unit, stop):
+        left = (length - position) * HEAD_DIM
+        values = ()
+        scores = ()
+        for run in tl.static_range(TILE // RUN):
+            start = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+            valid = line < left - run * RUN * HEAD_DIM
+            # Nobody reads them again in this layer: in L2 they give way to what is.
+            k = tl.load(
+                k_ptrs + start, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
+            )
+            v = tl.load(
+                v_ptrs + start, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
+            )
+            of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
+            scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
+            values += (v,)  # type: ignore[assignment]
+
+        # The next tile, whose keys and values are on their way while this one is computed: it may
+        # be of another head or row.
+        unit += 1
+        tile += 1
+        position += TILE
+        ended = tile == tiles
+        if ended:
+            tile = 0
+            head += 1
+            if PLANNED and (head == KV_HEADS) & (unit < stop):
+                head = 0
+                number += 1
+                row = tl.load(rows_ptr + number)
+                length, begin, table_ptr = _kv_of_row(
+                    row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES
+                )
+                tiles = tl.cdiv(length - begin, TILE)
+            position = begin
+        blocks = _blocks(table_ptr, position, length, BLOCK_SIZE, RUN, TILE)
+
+        best = scores[0]  # type: ignore[misc]
+        for run in tl.static_range(1, TILE // RUN):
+            best = tl.maximum(best, scores[run])
+        new_highest = tl.maximum(highest, tl.max(best, 0) * scale_log2)
+        decay = tl.exp2(highest - new_highest)
+        norm = norm * decay[None, :]  # summed over its RUN parts at the end only
+        out = out * decay[None, :]
+        for run in tl.static_range(TILE // RUN):
+            weights = tl.exp2(scores[run] * scale_log2 - new_highest[None, :])
+            norm += weights
+            v = values[run]
+            out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
+        highest = new_highest
+
+        if ended | (unit == stop):
+            sum_ = tl.sum(norm, 0)
+            attended = tl.trans(out * (1 / sum_)[None, :])
+            _store_segment(
+                out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, counts_ptr,
+                segment, begins, ended, attended, highest + tl.log2(sum_), head_row, at,
+                HEAD_DIM, KV_HEADS, GROUP, RANGES,
+            )  # fmt: skip
+            segment = row * KV_HEADS + head
+            begins = True
+            q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
+            highest = tl.full([BLOCK_N], LOWEST, tl.float32)
+            norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+            out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
+    if PDL:
+        gdc_wait()  # for a neighbour; a second time, it costs nothing

@@ -1,0 +1,233 @@
+"""Merging what programs of decode attention leave of a row and KV head that was cut.
+
+A *segment* (one row, one KV head) that is cut leaves a *piece* in each share: an output normalized
+over its own KV range, float32, with its log-sum-exp (base 2, of the scaled scores). Pieces of one
+segment merge by
+
+    lse = log2(sum_i 2^lse_i)        out = sum_i 2^(lse_i - lse) out_i
+
+A share holds two pieces at most: one whose segment began in an earlier share (index 0), and one
+whose segment goes on in the next (index 1). `(out, lse)` of a KV range is also what a prefix
+shared by several rows leaves (`attention_shared.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.triton.attention.paged import LOWEST
+from pagewire.worker.ops.triton.attention.shared import Pieces
+from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, share_of
+
+WARP_VALUES = 4096  # of pieces, that a warp holds
+MANY_HEADS = 8  # that a program merges at most, unless a group has more
+
+
+@dataclass(frozen=True, slots=True)
+class MergeConfig:
+    """A program merges `step` pieces at a time of each of `heads` query heads of a row."""
+
+    step: int
+    heads: int
+
+    def programs(self, programs: int, kv_heads: int) -> int:
+        """How many of `programs` attend to a single row: its pieces are merged in whole steps.
+
+        Its heads have about as many pieces each, and a few more than a step takes would cost
+        another.
+        """
+        at_once = self.step * kv_heads
+        return programs - programs % at_once if programs > at_once else programs
+
+
+def merge_config(rows: int, kv_heads: int, group: int, programs: int) -> MergeConfig:
+    """Choose how what `programs` leave is merged, in few ways, so that few variants are compiled.
+
+    The more segments there are, the fewer pieces each has; where most are whole, a program has
+    several. Those of a single row may have many pieces.
+    """
+    if rows == 1:
+        return MergeConfig(64, 1)
+    segments = rows * kv_heads
+    pieces = programs // segments + 2  # of a segment, about
+    if pieces > 8:
+        return MergeConfig(16, 2 if group % 2 == 0 else 1)
+    if pieces > 4:
+        return MergeConfig(8, group)
+    several = 1
+    while (
+        several * programs < segments
+        and 2 * several * group <= MANY_HEADS
+        and kv_heads % (2 * several) == 0
+    ):
+        several *= 2
+    return MergeConfig(4, several * group)
+
+
+def merge_pieces(
+    out: Tensor,
+    pieces: Tensor,
+    sums: Tensor,
+    ranges: Pieces,
+    lengths: Tensor,
+    shared_lengths: Tensor,
+    counts: Tensor,
+    plan: DecodePlan,
+    least_share: int,
+    config: MergeConfig,
+    **common: int | bool,
+) -> None:
+    """Write to `out [rows, query_heads, head_dim]` the rows and heads that are in pieces.
+
+    Args:
+        out: where the others are already.
+        pieces, sums: `[programs, 2, group, head_dim]` and `[programs, 2, group]` float32, outputs
+            and log-sum-exps of each share.
+        ranges: the pieces of ranges that rows share; not read where `RANGES` is 0.
+        lengths, shared_lengths, counts: `[rows]` int32: cached tokens, those in shared ranges, and
+            how many ranges these are; the last two are not read where `RANGES` is 0.
+        plan: how decode attention has cut the rows; not read unless `PLANNED`.
+        least_share: units of a share at least, as decode attention has cut them.
+        config: how they are merged.
+        common: constants and launch options that decode attention has been launched with, too.
+    """
+    rows, query_heads, head_dim = out.shape
+    padded_heads = next_power_of_2(config.heads)
+    _merge_kernel[(rows, query_heads // config.heads)](
+        out,
+        pieces,
+        sums,
+        ranges.out,
+        ranges.lse,
+        lengths,
+        shared_lengths,
+        counts,
+        plan.shares,
+        plan.ends,
+        least_share,
+        len(pieces),
+        HEADS=config.heads,
+        PADDED_HEADS=padded_heads,
+        STEP=config.step,
+        num_warps=max(1, config.step * padded_heads * head_dim // WARP_VALUES),
+        **common,
+    )
+
+
+@triton.jit(do_not_specialize=["least_share", "programs"])
+def _merge_kernel(
+    out_ptr,  # [rows, kv_heads * group, head_dim]
+    pieces_ptr,  # [programs, 2, group, head_dim]
+    sums_ptr,  # [programs, 2, group]
+    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
+    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
+    lengths_ptr,
+    shared_ptr,
+    counts_ptr,
+    shares_ptr,
+    ends_ptr,
+    least_share,  # units
+    programs,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    PLANNED: tl.constexpr,
+    RANGES: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Merge the pieces of HEADS query heads of one row, `STEP` at a time."""
+    row = tl.program_id(0)
+    length = tl.load(lengths_ptr + row)
+    if length < 0:  # most rows of a small batch in a large graph
+        if PDL:
+            gdc_wait()
+        return
+    count = 0
+    begin = 0
+    if RANGES:
+        count = tl.load(counts_ptr + row)
+        begin = tl.load(shared_ptr + row)
+    tiles = tl.cdiv(length - begin, TILE)
+    row_begin = 0
+    if PLANNED:
+        share = tl.load(shares_ptr)
+        longer = tl.load(shares_ptr + 1)
+        row_begin = tl.load(ends_ptr + row) - tiles * KV_HEADS
+    else:
+        share, longer = cut(tiles * KV_HEADS, programs, least_share)
+    index = tl.arange(0, PADDED_HEADS)
+    head = tl.program_id(1) * HEADS + index
+    segment = row_begin + head // GROUP * tiles
+    first = share_of(segment, share, longer)  # [heads], like all that follows
+    last = share_of(segment + tiles - 1, share, longer)
+    present = index < HEADS
+    merged = present & ((first < last) | (count > 0))
+    pieces = tl.max(tl.where(present, last - first, 0), 0) + 1
+    to = out_ptr + (row * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM
+    to += tl.arange(0, HEAD_DIM)[None, :]
+    if PDL:  # by every program: who waits for this kernel waits for those before it, too
+        gdc_wait()
+        gdc_launch_dependents()
+    if length == 0:  # no share has met this row
+        zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
+        tl.store(to, zeros, mask=present[:, None])
+        return
+    if (pieces == 1) & (count == 0):
+        return
+
+    highest = tl.full([PADDED_HEADS], LOWEST, tl.float32)
+    norm = tl.zeros([PADDED_HEADS], tl.float32)
+    out = tl.zeros([PADDED_HEADS, HEAD_DIM], tl.float32)
+    if pieces > 1:
+        for done in range(0, pieces, STEP):
+            program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
+            # The segment begins in its first share, as that share's last piece.
+            begins = (program == first[None, :]).to(tl.int32)
+            piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
+            held = (program <= last[None, :]) & (present & (first < last))[None, :]
+            highest, norm, out = _add_pieces(
+                highest, norm, out, pieces_ptr, sums_ptr, piece, held, HEAD_DIM
+            )
+    if RANGES:
+        number = tl.arange(0, RANGES + 1)[:, None]
+        held = (number < count + (first == last).to(tl.int32)[None, :]) & present[None, :]
+        piece = (row * (RANGES + 1) + number) * (KV_HEADS * GROUP) + head[None, :]
+        if count > 0:
+            highest, norm, out = _add_pieces(
+                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, HEAD_DIM
+            )
+    out = (out / norm[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(to, out, mask=merged[:, None])
+
+
+@triton.jit
+def _add_pieces(
+    highest,  # [heads]
+    norm,  # [heads]
+    out,  # [heads, head_dim]
+    pieces_ptr,
+    sums_ptr,
+    piece,  # [n, heads]
+    held,  # [n, heads]
+    HEAD_DIM: tl.constexpr,
+):
+    """Add those pieces of each head to a merge under way that are `held`."""
+    lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
+    at = piece[:, :, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, None, :]
+    part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, head_dim]
+    new_highest = tl.maximum(highest, tl.max(lse, 0))
+    decay = tl.exp2(highest - new_highest)
+    weight = tl.exp2(lse - new_highest[None, :])
+    norm = norm * decay + tl.sum(weight, 0)
+    out = out * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
+    return new_highest, norm, out

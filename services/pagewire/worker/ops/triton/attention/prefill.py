@@ -1,0 +1,280 @@
+"""Prefill attention over the paged KV cache: chunks of new tokens behind a cached prefix.
+
+A program computes one tile of query rows for one KV head. Rows of a tile are the query heads of
+that KV head for some consecutive tokens of one chunk (row r is token r // group, head r % group),
+so keys and values are read once for the whole group, and a short chunk still fills its tile.
+
+The grid needs no length from the device: chunks of `n_i` tokens have at most
+`tokens // tile_tokens + chunks` tiles. Tile `starts[i] // tile_tokens + i` is the first of chunk
+i, which leaves room for all tiles of the chunks before it; programs without tokens end at once.
+Where chunks begin and end is read while the kernel in front may still run, as in decode attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
+from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST, check_layout, lines, lookup
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """How prefill attention is cut: `rows` of queries by `tile` KV positions a step.
+
+    `registers` is the most that a thread may have, which says how many programs run at once.
+    """
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    registers: int | None = None
+    pdl: bool = True
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    query_starts: Tensor,
+    lengths: Tensor,
+    scale: float,
+    max_query_length: int,
+    *,
+    out: Tensor | None = None,
+    config: PrefillConfig | None = None,
+) -> Tensor:
+    """Attend causally from N chunks of new tokens, each to its cached prefix and to itself.
+
+    Query j of chunk i stands at position `lengths[i] - (query_starts[i+1] - query_starts[i]) + j`
+    of its sequence and sees all positions up to its own.
+
+    Args:
+        q: `[tokens, query_heads, head_dim]`, contiguous: tokens of no chunk, the chunks one
+            after another, tokens of no chunk.
+        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous; the keys
+            and values of the chunks are already written.
+        block_tables: `[slots, max_blocks]` int32.
+        slots: `[chunks]` int32.
+        query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, and the end of the last.
+        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together. A
+            chunk of length 0 gives zeros: its tokens are padding.
+        scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+        max_query_length: no chunk is longer, padding aside. Short chunks are cut into smaller
+            tiles.
+        out: like `q`, takes the result; a new tensor when None.
+        config: the tiles; chosen by dtype, head size and `max_query_length` when None. Hopper then
+            has a kernel of its own for most shapes, `attention_prefill_hopper`.
+
+    Returns:
+        `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if it was given. Rows before
+        the first chunk are left as they are, rows after the last are zero.
+
+    Raises:
+        ValueError: the tensors' layout is not the one described.
+    """
+    check_layout(q, k_cache, v_cache)
+    tokens, query_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    chunks = slots.shape[0]
+    group = query_heads // kv_heads
+    out = torch.empty_like(q) if out is None else out
+    if config is None and hopper.is_supported(q, k_cache, chunks, max_query_length):
+        hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
+        return out
+    config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
+    tile_rows = max(config.rows, next_power_of_2(group))
+    tile_tokens = tile_rows // group
+    pdl = config.pdl and dependent_launch(q.device)
+    launch = {"launch_pdl": True} if pdl else {}
+
+    # One more than the chunks' tiles, because the tokens after the last chunk form one too.
+    tiles = tokens // tile_tokens + chunks + 1
+    _prefill_kernel[(kv_heads, tiles)](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        slots,
+        query_starts,
+        lengths,
+        scale * LOG2_E,
+        tokens,
+        chunks,
+        block_tables.stride(0),
+        HEAD_DIM=head_dim,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        BLOCK_SIZE=block_size,
+        ROWS=tile_rows,
+        TILE=config.tile,
+        PADDED_CHUNKS=padded_chunks(chunks + 1),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PDL=pdl,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        maxnreg=config.registers,
+        **launch,
+    )
+    return out
+
+
+def padded_chunks(chunks: int) -> int:
+    """Round a chunk count up to one of a few sizes, so that few variants are compiled."""
+    return max(256, next_power_of_2(chunks))
+
+
+def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
+    """Choose tiles, as `benchmarks/kernels/attention.py --sweep` found them on an H200.
+
+    `rows` is the most rows of queries, heads of a group included, that a chunk has.
+    """
+    if dtype == torch.float32:
+        return PrefillConfig(rows=16, tile=16, warps=4, stages=1)
+    if head_dim > 128:
+        return PrefillConfig(rows=128, tile=32, warps=8, stages=2)
+    if rows <= 1024:  # of few tokens: tiles that keep more multiprocessors busy
+        return PrefillConfig(rows=64, tile=64, warps=4, stages=3)
+    tile = 64 if head_dim <= 64 else 32  # two programs have half the registers each
+    return PrefillConfig(rows=128, tile=tile, warps=8, stages=3, registers=128)
+
+
+@triton.jit
+def attend_tiles(
+    out,  # [ROWS, head_dim]
+    highest,  # [ROWS], of the scores so far
+    norm,  # [ROWS], sum of the weights so far
+    q,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    head,
+    positions,
+    scale_log2,
+    length,
+    begin,
+    end,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend from the tile's queries to KV tiles `begin` to `end`.
+
+    A softmax waits for the scores and the next product for the softmax. What runs on the tensor
+    cores meanwhile is another program on the same multiprocessor: two or more fit (`registers`).
+    """
+    at = begin * TILE + tl.arange(0, TILE)
+    block = lookup(table_ptr, at, length, BLOCK_SIZE)
+    for _ in range(begin, end):
+        line = lines(block, at, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
+        k = tl.load(k_ptr + line)
+        if MASKED:
+            v = tl.load(v_ptr + line, mask=(at < length)[:, None], other=0.0)
+        else:
+            v = tl.load(v_ptr + line)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+        if MASKED:
+            scores = tl.where(at[None, :] <= positions[:, None], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
+        decay = tl.exp2(highest - new_highest)
+        weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+        norm = norm * decay + tl.sum(weights, 1)
+        highest = new_highest
+        out = out * decay[:, None]
+        out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
+        at += TILE
+        block = lookup(table_ptr, at, length, BLOCK_SIZE)
+    return out, highest, norm
+
+
+@triton.jit(do_not_specialize=["tokens", "chunks"])
+def _prefill_kernel(
+    out_ptr,  # [tokens, kv_heads * group, head_dim]
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    tables_ptr,
+    slots_ptr,
+    starts_ptr,
+    lengths_ptr,
+    scale_log2,
+    tokens,
+    chunks,
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED_CHUNKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    TOKENS: tl.constexpr = ROWS // GROUP
+    head = tl.program_id(0)
+    # Late tiles of a chunk see the most positions: they start first, the light ones fill the end.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    index = tl.arange(0, PADDED_CHUNKS)
+    # The tokens after the last chunk are chunk number `chunks`.
+    starts = tl.load(starts_ptr + index, mask=index <= chunks, other=2**30)
+    chunk = tl.sum((starts // TOKENS + index <= tile).to(tl.int32), 0) - 1
+    begin = tl.load(starts_ptr + chunk, mask=chunk >= 0, other=0)
+    end = tl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=tokens)
+    token_begin = begin + (tile - begin // TOKENS - chunk) * TOKENS
+    length = tl.load(lengths_ptr + chunk, mask=(chunk >= 0) & (chunk < chunks), other=0)
+    if PDL:  # by every program: whoever waits for this kernel waits for the one before it, too
+        gdc_wait()
+        gdc_launch_dependents()
+    if (chunk < 0) | (token_begin >= end):  # chunk -1 are the tokens before the first one
+        return
+
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, HEAD_DIM)
+    token = token_begin + row // GROUP
+    present = ((token < end) & (row < TOKENS * GROUP))[:, None]
+    query_head = head * GROUP + row % GROUP
+    at = ((token * (KV_HEADS * GROUP) + query_head) * HEAD_DIM)[:, None] + dim[None, :]
+    if length == 0:
+        tl.store(out_ptr + at, tl.zeros([ROWS, HEAD_DIM], out_ptr.dtype.element_ty), mask=present)
+        return
+
+    table_ptr = tables_ptr + tl.load(slots_ptr + chunk) * table_stride
+    prefix = length - (end - begin)
+    positions = prefix + token - begin  # [ROWS]
+    first_position = prefix + token_begin - begin
+    last_position = tl.minimum(first_position + TOKENS, length) - 1
+    q = tl.load(q_ptr + at, mask=present, other=0.0)
+
+    highest = tl.full([ROWS], LOWEST, tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    tiles = last_position // TILE + 1
+    diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
+    out, highest, norm = attend_tiles(
+        out, highest, norm,
+        q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
+        0, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
+    )  # fmt: skip
+    out, highest, norm = attend_tiles(
+        out, highest, norm,
+        q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
+        diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
+    )  # fmt: skip
+    out = out / norm[:, None]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=present)

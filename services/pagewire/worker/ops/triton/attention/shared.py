@@ -1,0 +1,162 @@
+"""Decode attention over KV ranges that several rows share: keys and values are read once for all.
+
+An item is a KV range and the rows that share it (`SharedRanges`). For each KV head its query rows,
+the heads of the group included, fill a tile of the tensor cores, as in prefill; the result is a
+piece of each row: an output normalized over the range, float32, with its log-sum-exp, which the
+merge of decode attention joins with the piece of the row's own positions. A fixed number of
+programs takes the items in turn, so the grid depends on nothing but the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.contract.shared_ranges import ITEM_FIELDS, MAX_RANGES, SharedRanges
+from pagewire.worker.ops.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST
+from pagewire.worker.ops.triton.attention.prefill import (
+    PrefillConfig,
+    attend_tiles,
+    prefill_config,
+)
+
+# As many as run at once with the tiles of a long prefill.
+PROGRAMS_A_PROCESSOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Of each row and query head: outputs over parts of its KV, float32, to be merged."""
+
+    out: Tensor  # [rows, MAX_RANGES + 1, query_heads, head_dim]
+    lse: Tensor  # [rows, MAX_RANGES + 1, query_heads], base 2, of the scaled scores
+
+
+def rows_of_an_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
+    """How many rows an item has at most, of `group` query heads a KV head each."""
+    return max(1, _config(dtype, head_dim).rows // group)
+
+
+def _config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
+    """That of a long prefill: the rows of an item are many, or its time is that of its KV."""
+    return prefill_config(dtype, head_dim, rows=2**16)
+
+
+def attend_shared_ranges(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    shared: SharedRanges,
+    scale: float,
+) -> Pieces:
+    """The pieces of all ranges; the arguments are those of `decode_attention`."""
+    rows, query_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    group = query_heads // kv_heads
+    config = _config(q.dtype, head_dim)
+    pdl = dependent_launch(q.device)
+    launch = {"launch_pdl": True} if pdl else {}
+    pieces = Pieces(
+        out=q.new_empty((rows, MAX_RANGES + 1, query_heads, head_dim), dtype=torch.float32),
+        lse=q.new_empty((rows, MAX_RANGES + 1, query_heads), dtype=torch.float32),
+    )
+    _shared_kernel[(PROGRAMS_A_PROCESSOR * multiprocessors(q.device),)](
+        pieces.out,
+        pieces.lse,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        shared.num_items,
+        shared.items,
+        shared.entries,
+        scale * LOG2_E,
+        block_tables.stride(0),
+        HEAD_DIM=head_dim,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        BLOCK_SIZE=block_size,
+        ROWS=max(config.rows, next_power_of_2(group)),
+        TILE=config.tile,
+        RANGES=MAX_RANGES,
+        FIELDS=ITEM_FIELDS,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PDL=pdl,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        maxnreg=config.registers,
+        **launch,
+    )
+    return pieces
+
+
+@triton.jit
+def _shared_kernel(
+    pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
+    sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    tables_ptr,
+    num_items_ptr,
+    items_ptr,
+    entries_ptr,
+    scale_log2,
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    RANGES: tl.constexpr,
+    FIELDS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    MEMBERS: tl.constexpr = ROWS // GROUP
+    query = tl.arange(0, ROWS)
+    dim = tl.arange(0, HEAD_DIM)
+    total = tl.load(num_items_ptr) * KV_HEADS
+    for work in range(tl.program_id(0), total, tl.num_programs(0)):
+        item_ptr = items_ptr + work // KV_HEADS * FIELDS
+        head = work % KV_HEADS
+        table_ptr = tables_ptr + tl.load(item_ptr) * table_stride
+        begin = tl.load(item_ptr + 1)
+        end = tl.load(item_ptr + 2)
+        first = tl.load(item_ptr + 3)
+        members = tl.load(item_ptr + 4)
+        ordinal = tl.load(item_ptr + 5)
+
+        member = query // GROUP
+        present = (member < members) & (query < MEMBERS * GROUP)
+        row = tl.load(entries_ptr + first + member, mask=present, other=0)
+        query_head = head * GROUP + query % GROUP
+        at = (row * HEADS + query_head)[:, None] * HEAD_DIM + dim[None, :]
+        q = tl.load(q_ptr + at, mask=present[:, None], other=0.0)
+
+        highest = tl.full([ROWS], LOWEST, tl.float32)
+        norm = tl.zeros([ROWS], tl.float32)
+        out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+        out, highest, norm = attend_tiles(
+            out, highest, norm,
+            q, k_ptr, v_ptr, table_ptr, head, query, scale_log2, end,
+            begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
+        )  # fmt: skip
+
+        piece = (row * (RANGES + 1) + ordinal) * HEADS + query_head
+        to = piece[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(pieces_ptr + to, out / norm[:, None], mask=present[:, None])
+        tl.store(sums_ptr + piece, highest + tl.log2(norm), mask=present)

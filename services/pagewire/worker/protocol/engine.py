@@ -1,0 +1,194 @@
+"""The engine: takes the steps of a stream through the backend, in order, off the event loop."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from pagewire.errors import Code, RequestError
+from pagewire.lifecycle.watchdog import Watched
+from pagewire.packing import pack
+from pagewire.rpc.checksums import summary
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.backend import Backend, Outcome
+from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.session import Session
+from pagewire.worker.protocol.steps.plan import StepPlan
+from pagewire.worker.protocol.steps.slots import Failure, PlannedStep
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Every method may be called from any thread and only queues.
+
+    `launcher` plans and submits steps. Where the backend does not compute in `submit`, a second
+    thread waits for the device, so that launching never does. Whatever ends up in a stream goes
+    through the same queue as its steps, which keeps answers in order.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        launcher: SerialThread,
+        instruments: Instruments,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """`on_fatal` is told when the device is lost; it should end the process."""
+        self._backend = backend
+        self._launcher = launcher
+        self._collector = None if backend.synchronous else SerialThread("collector", on_fatal)
+        self._instruments = instruments
+        self._on_fatal = on_fatal
+
+    def step(self, session: Session, message: pb.Step) -> None:
+        """Computes a step and posts its answer."""
+        self._launcher.post(partial(self._launch, session, message))
+
+    def finish(self, session: Session, error: RequestError | None) -> None:
+        """Ends a stream after the answers of the steps before: with an error, or regularly."""
+        self._launcher.post(partial(self._then, partial(session.post, error)))
+
+    def watched(self) -> list[Watched]:
+        """What a watchdog looks at: the threads that compute."""
+        threads = [self._launcher, self._collector]
+        return [thread.watched() for thread in threads if thread is not None]
+
+    def close(self) -> None:
+        """Computes what is queued, then ends the threads."""
+        self._launcher.close()
+        if self._collector is not None:
+            self._collector.close()
+
+    def _launch(self, session: Session, message: pb.Step) -> None:
+        if session.closed:
+            return
+        try:
+            planned = session.plan(message)
+        except RequestError as error:
+            log.warning("step %d is refused, %s: %s", message.step, summary(message), error)
+            self._break_off(session, error)
+            return
+        except Exception as error:
+            log.exception("step %d cannot be planned, %s", message.step, summary(message))
+            self._break_off(session, RequestError(Code.INTERNAL, f"step {message.step}: {error}"))
+            return
+        copies = planned.plan.host_copies
+        if copies is not None:
+            try:
+                self._backend.copy(copies)
+            except Exception as error:
+                # Blocks of the host would hold something else than the scheduler takes them for.
+                self._on_fatal(error)
+                return
+            self._instruments.saved_blocks.inc(len(copies.saved))
+            self._instruments.loaded_blocks.inc(len(copies.loaded))
+        answer = partial(self._answer, session, message.step, planned)
+        try:
+            handle = self._backend.submit(planned.plan)
+        except Exception as error:
+            failed = self._failed_step(planned.plan, error)
+            self._then(partial(answer, failed))
+        else:
+            self._then(partial(self._collect, planned.plan, handle, answer))
+
+    def _break_off(self, session: Session, error: RequestError) -> None:
+        self._then(partial(session.post, error))
+        # The host's mirror is of no use after this; steps already queued are dropped.
+        self._then(partial(setattr, session, "closed", True))
+
+    def _then(self, call: Callable[[], object]) -> None:
+        """Runs what follows on a launched step, in the order of the steps."""
+        if self._collector is None:
+            call()
+        else:
+            self._collector.post(call)
+
+    def _collect(
+        self, plan: StepPlan, handle: object, answer: Callable[[Outcome | RequestError], None]
+    ) -> None:
+        try:
+            outcome = self._backend.wait(handle)
+        except Exception as error:
+            answer(self._failed_step(plan, error))
+        else:
+            self._measure(plan, outcome)
+            answer(outcome)
+
+    def _failed_step(self, plan: StepPlan, error: Exception) -> RequestError:
+        if self._backend.is_fatal(error):
+            self._on_fatal(error)
+        log.error("a step of %d rows failed", len(plan.sample_slots), exc_info=error)
+        return RequestError(Code.INTERNAL, f"the step failed: {type(error).__name__}: {error}")
+
+    def _answer(
+        self,
+        session: Session,
+        number: int,
+        planned: PlannedStep,
+        outcome: Outcome | RequestError,
+    ) -> None:
+        failures = list(planned.failures)
+        logprobs: dict[str, bytes] = {}
+        if isinstance(outcome, RequestError):
+            failures += _fail_all(session, planned.plan, outcome.message)
+            tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
+        else:
+            failures += self._fail_rows(session, planned.plan, outcome)
+            failed = session.slots.failed(planned.plan.sample_slots)
+            tokens = np.where(failed, np.int32(-1), outcome.tokens)
+            duration = outcome.duration_us
+            if outcome.logprobs is not None:
+                logprobs = outcome.logprobs.fields(tokens, planned.rows)
+        if planned.rows is not None:
+            tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended one
+        self._instruments.failures.inc(len(failures))
+        session.post(
+            pb.StepResult(
+                step=number,
+                token_ids=pack(tokens),
+                errors=[
+                    pb.SlotError(slot=f.slot, message=f.message, retryable=f.retryable)
+                    for f in failures
+                ],
+                duration_us=duration,
+                **logprobs,
+            )
+        )
+
+    def _fail_rows(self, session: Session, plan: StepPlan, outcome: Outcome) -> list[Failure]:
+        failures = []
+        for failure in outcome.failures:
+            slot = int(plan.sample_slots[failure.row])
+            if session.slots.fail(slot):
+                failures.append(Failure(slot, failure.message, failure.retryable))
+                # Queued before the answer, so before any step that gives the blocks away.
+                self._launcher.post(partial(self._scrub, session, slot))
+        return failures
+
+    def _scrub(self, session: Session, slot: int) -> None:
+        try:
+            self._backend.scrub(session.slots.blocks(slot))
+        except Exception as error:
+            # NaNs left in the pool would spread to sequences that did nothing wrong.
+            self._on_fatal(error)
+
+    def _measure(self, plan: StepPlan, outcome: Outcome) -> None:
+        instruments = self._instruments
+        instruments.steps.inc()
+        instruments.decode_tokens.inc(plan.num_decodes)
+        instruments.prefill_tokens.inc(plan.num_prefilled)
+        instruments.step_seconds.observe(outcome.duration_us / 1e6)
+        instruments.slots_in_use.set(
+            plan.num_decodes + (0 if plan.chunks is None else len(plan.chunks.slots))
+        )
+
+
+def _fail_all(session: Session, plan: StepPlan, message: str) -> list[Failure]:
+    """Fails every sequence that a step touched; running them again may succeed."""
+    touched = [plan.decode_slots]
+    touched += [part.slots for part in (plan.starts, plan.writes, plan.chunks) if part is not None]
+    slots = dict.fromkeys(np.concatenate(touched).tolist())  # in order, each once
+    return [Failure(slot, message, retryable=True) for slot in slots if session.slots.fail(slot)]

@@ -1,0 +1,52 @@
+"""What a worker tells Prometheus."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from pagewire.lifecycle.metrics import TOKEN_SECONDS
+
+
+class Instruments:
+    """The metrics of one worker process."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def name(what: str) -> str:
+            return f"pagewire_worker_{what}"
+
+        self.steps = Counter(name("steps"), "Steps computed.", registry=registry)
+        tokens = Counter(name("tokens"), "Tokens computed.", ["phase"], registry=registry)
+        self.prefill_tokens = tokens.labels("prefill")
+        self.decode_tokens = tokens.labels("decode")
+        self.step_seconds = Histogram(
+            name("step_seconds"),
+            "Time from the start of a step's computation to its last token.",
+            buckets=(0.0005, *TOKEN_SECONDS),
+            registry=registry,
+        )
+        self.failures = Counter(
+            name("failed_sequences"), "Sequences that failed on this worker.", registry=registry
+        )
+        self.late_compilations = Counter(
+            name("late_compilations"),
+            "Kernel variants that were compiled while serving.",
+            registry=registry,
+        )
+        self.slots_in_use = Gauge(
+            name("slots_in_use"), "Sequences in the latest step.", registry=registry
+        )
+        self.slots = Gauge(name("slots"), "Most sequences at once.", registry=registry)
+        self.weight_bytes = Gauge(name("weight_bytes"), "Bytes of the weights.", registry=registry)
+        self.kv_cache_bytes = Gauge(
+            name("kv_cache_bytes"), "Bytes of the KV cache.", registry=registry
+        )
+        self.kv_cache_blocks = Gauge(
+            name("kv_cache_blocks"), "Blocks of the KV cache.", registry=registry
+        )
+        self.host_blocks = Gauge(
+            name("host_blocks"), "KV blocks in the host's memory.", registry=registry
+        )
+        self.saved_blocks = Counter(
+            name("saved_blocks"), "KV blocks copied to the host's memory.", registry=registry
+        )
+        self.loaded_blocks = Counter(
+            name("loaded_blocks"), "KV blocks copied from the host's memory.", registry=registry
+        )

@@ -1,0 +1,75 @@
+"""A thread that runs calls one after another, in the order they came."""
+
+import asyncio
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+from pagewire.lifecycle.watchdog import Watched
+
+T = TypeVar("T")
+
+
+class SerialThread:
+    """Runs posted calls in order. A call that raises has nobody to tell: see `on_error`."""
+
+    def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
+        """`on_error` runs on this thread with what a posted call raised."""
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._on_error = on_error
+        # Calls begun and ended: they differ while one is running.
+        self.begun = self.ended = 0
+        # A daemon, so that a process can end while a long load is still under way.
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Runs `call` after everything posted before."""
+        self._calls.put(call)
+
+    def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Runs `function` likewise; a future of the running event loop for what it returns."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                result = function()
+            except BaseException as error:
+                loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                loop.call_soon_threadsafe(_settle, future, result)
+
+        self.post(run)
+        return future
+
+    def watched(self) -> Watched:
+        """What a watchdog looks at: no call should take for ever."""
+        return Watched(
+            f"the {self._thread.name}", lambda: self.ended, lambda: self.begun > self.ended
+        )
+
+    def close(self) -> None:
+        """Runs what has been posted, then ends the thread."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            self.begun += 1
+            try:
+                call()
+            except BaseException as error:
+                self._on_error(error)
+            self.ended += 1
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.cancelled():
+        future.set_exception(error)

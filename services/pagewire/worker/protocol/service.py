@@ -1,0 +1,194 @@
+"""The gRPC service of a worker: who may stream steps, and the stream itself."""
+
+import asyncio
+import logging
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from pagewire.errors import Code, RequestError, invalid
+from pagewire.rpc.checksums import CorruptMessageError
+from pagewire.rpc.interceptors import UNDECODABLE
+from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.protocol.backend import HostCosts
+from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.session import Session
+from pagewire.worker.protocol.steps.limits import Limits
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
+
+# For the status of streams that have ended to be sent, before a server is stopped.
+LAST_WORDS_SECONDS = 0.2
+
+_STUCK = "this worker is stuck in a step; its log has the stacks"
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Serves one scheduler at a time, the one whose stream has the newest epoch."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._info: pb.WorkerInfo | None = None
+        self._limits: Limits | None = None
+        self._session: Session | None = None
+        self._newest_epoch = 0
+        self._draining = False
+        self._moving = True
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def load(self, info: pb.WorkerInfo) -> None:
+        """The model is loaded: `info` may be asked for."""
+        self._info = info
+
+    def serve(self, engine: Engine, limits: Limits) -> None:
+        """The worker is warm: streams may open."""
+        self._engine, self._limits = engine, limits
+
+    async def drain(self, seconds: float) -> None:
+        """Refuses new streams, and waits until the open one ends, `seconds` at most."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            log.warning("the scheduler's stream is still open after %g s", seconds)
+            if self._session is not None:
+                late = f"this worker is shutting down and has waited for {seconds:g} s"
+                self._session.end(RequestError(Code.DEADLINE_EXCEEDED, late))
+
+    def set_moving(self, moving: bool) -> None:
+        """While steps do not get on, the worker serves nobody: its stream ends, none opens."""
+        self._moving = moving
+        if not moving and self._session is not None:
+            self._session.end(RequestError(Code.UNAVAILABLE, _STUCK))
+
+    async def GetWorkerInfo(  # noqa: N802, the name is gRPC's
+        self, request: pb.GetWorkerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.WorkerInfo:
+        """See worker.proto; UNAVAILABLE while the model loads."""
+        if self._info is None:
+            await _abort(context, RequestError(Code.UNAVAILABLE, "the model is still loading"))
+        assert self._info is not None
+        return self._info
+
+    async def Run(  # noqa: N802
+        self, requests: object, context: grpc.aio.ServicerContext
+    ) -> None:
+        """See worker.proto."""
+        try:
+            session = self._open(await _hello(context))
+        except RequestError as error:
+            await _abort(context, error)
+        tasks = [
+            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(session.say_alive(HEARTBEAT_SECONDS)),
+        ]
+        try:
+            await context.write(pb.RunResponse(ready=self._info))
+            while (answer := await session.answers.get()) is not None:
+                if isinstance(answer, RequestError):
+                    await _abort(context, answer)
+                elif isinstance(answer, pb.Alive):
+                    await context.write(pb.RunResponse(alive=answer))
+                else:
+                    await context.write(pb.RunResponse(result=answer))
+                    session.window.release()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._close(session)
+
+    def _open(self, hello: pb.Hello) -> Session:
+        """The session of a new stream, which takes over from an older one."""
+        if self._draining:
+            raise RequestError(Code.UNAVAILABLE, "this worker is shutting down; use another")
+        if self._engine is None or self._limits is None:
+            raise RequestError(Code.UNAVAILABLE, "the model is still loading")
+        if not self._moving:
+            raise RequestError(Code.UNAVAILABLE, _STUCK)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"protocol version {hello.protocol_version}; this worker speaks "
+                f"{PROTOCOL_VERSION}, use a scheduler of the same release",
+            )
+        if hello.epoch <= self._newest_epoch:
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"epoch {hello.epoch} is not newer than {self._newest_epoch}, which another "
+                "stream opened with; open one with a newer epoch",
+            )
+        self._newest_epoch = hello.epoch
+        if self._session is not None:
+            log.warning("epoch %d takes over from epoch %d", hello.epoch, self._session.epoch)
+            self._session.end(
+                RequestError(
+                    Code.ABORTED, f"a stream with the newer epoch {hello.epoch} took this worker"
+                )
+            )
+        else:
+            log.info("a scheduler connected, epoch %d", hello.epoch)
+        self._session = Session(hello.epoch, self._limits)
+        self._idle.clear()
+        return self._session
+
+    def _close(self, session: Session) -> None:
+        session.closed = True
+        if self._session is session:
+            log.info("the stream of epoch %d ended", session.epoch)
+            self._session = None
+            self._idle.set()
+
+    async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+        """Hands the stream's steps to the engine until the scheduler ends it."""
+        assert self._engine is not None
+        while True:
+            await session.window.acquire()
+            try:
+                request = await context.read()
+            except (DecodeError, CorruptMessageError) as fault:
+                return self._engine.finish(session, _unreadable("message", fault))
+            if request is grpc.aio.EOF:
+                return self._engine.finish(session, None)
+            if request.WhichOneof("message") != "step":
+                error = invalid("message", "every message after the first must be a step")
+                return self._engine.finish(session, error)
+            session.received_steps += 1
+            self._engine.step(session, request.step)
+
+
+def add_host_costs(info: pb.WorkerInfo, costs: HostCosts | None) -> None:
+    """Adds what was measured to what a worker says of itself."""
+    if costs is not None:
+        info.save_block_seconds = costs.save_block
+        info.load_block_seconds = costs.load_block
+        info.prefill_token_seconds = costs.prefill_token
+        info.prefill_pair_seconds = costs.prefill_pair
+
+
+async def _hello(context: grpc.aio.ServicerContext) -> pb.Hello:
+    try:
+        request = await context.read()
+    except (DecodeError, CorruptMessageError) as error:
+        raise _unreadable("hello", error) from error
+    if request is grpc.aio.EOF or request.WhichOneof("message") != "hello":
+        raise invalid("hello", "the first message of a stream must be hello")
+    hello: pb.Hello = request.hello
+    return hello
+
+
+def _unreadable(field: str, error: Exception) -> RequestError:
+    """What ends the stream of a message that is damaged or none of its type."""
+    if isinstance(error, CorruptMessageError):
+        log.warning("the stream ends: %s", error)
+        return RequestError(Code.DATA_LOSS, str(error))
+    return invalid(field, UNDECODABLE)
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:
+    await context.abort(_STATUS[error.code], error.message)

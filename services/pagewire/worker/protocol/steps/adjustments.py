@@ -1,0 +1,104 @@
+"""Penalties and biases of the slots that take a sequence, on their way to the device."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.limits import INT32_MAX, MAX_BIASES
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.steps.step import Sampling, Start
+
+# Which adjustments a slot has, as bits.
+BIASED, PENALIZED = 1, 2
+# What a sequence has of a token, in 16 bits: how often its output has it, at most as often as can
+# be counted, and as the sign whether its prompt does.
+MOST_COUNTED = 2**15 - 1
+IN_PROMPT = -(2**15)
+# Stands behind the last token with a bias; above every token id.
+NO_TOKEN = INT32_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class PenalizedStarts:
+    """Slots that take a sequence with penalties, and what the sequences have of which tokens."""
+
+    slots: Int32Array  # [penalized]
+    penalties: NDArray[np.float32]  # [penalized, 3]: repetition, frequency, presence
+    seen_slots: Int32Array  # [seen]
+    seen_ids: Int32Array  # [seen], distinct within a slot
+    seen_counts: Int32Array  # [seen], see MOST_COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedStarts:
+    """Slots that take a sequence with biases."""
+
+    slots: Int32Array  # [biased]
+    ids: Int32Array  # [biased, 300], ascending, then NO_TOKEN
+    biases: NDArray[np.float32]  # [biased, 300]
+
+
+def adjustment_kinds(sampling: Sampling) -> int:
+    """BIASED, PENALIZED, both or neither."""
+    return BIASED * (len(sampling.bias_ids) > 0) | PENALIZED * sampling.penalized
+
+
+def adjustment_fault(sampling: Sampling, vocab_size: int) -> str | None:
+    """What is wrong with the penalties or biases of a sequence, None if nothing is."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            return f"{name} {getattr(sampling, name)} is not a number"
+    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
+        return f"repetition_penalty {sampling.repetition_penalty} is not a number above 0"
+    ids, biases = sampling.bias_ids, sampling.biases
+    if len(ids) > MAX_BIASES or len(ids) != len(biases):
+        return f"{len(ids)} bias_ids and {len(biases)} biases; {MAX_BIASES} of each are the most"
+    if len(ids) and (ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any()):
+        return f"bias_ids do not ascend in the vocabulary of {vocab_size}"
+    if not np.isfinite(biases).all():
+        return "biases are not all numbers"
+    return None
+
+
+def penalized_starts(starts: list[Start]) -> PenalizedStarts | None:
+    """Of the starts with penalties; None if there are none."""
+    penalized = [start for start in starts if start.sampling.penalized]
+    if not penalized:
+        return None
+    seen = [_seen(start.token_ids, start.num_generated) for start in penalized]
+    slots = np.array([start.slot for start in penalized], np.int32)
+    drawn = [start.sampling for start in penalized]
+    return PenalizedStarts(
+        slots=slots,
+        penalties=np.array(
+            [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in drawn],
+            np.float32,
+        ),
+        seen_slots=np.repeat(slots, [len(ids) for ids, _ in seen]),
+        seen_ids=np.concatenate([ids for ids, _ in seen]),
+        seen_counts=np.concatenate([counts for _, counts in seen]),
+    )
+
+
+def biased_starts(starts: list[Start]) -> BiasedStarts | None:
+    """Of the starts with biases; None if there are none."""
+    biased = [start for start in starts if len(start.sampling.bias_ids)]
+    if not biased:
+        return None
+    ids = np.full((len(biased), MAX_BIASES), NO_TOKEN, np.int32)
+    biases = np.zeros((len(biased), MAX_BIASES), np.float32)
+    for row, start in enumerate(biased):
+        ids[row, : len(start.sampling.bias_ids)] = start.sampling.bias_ids
+        biases[row, : len(start.sampling.biases)] = start.sampling.biases
+    return BiasedStarts(np.array([start.slot for start in biased], np.int32), ids, biases)
+
+
+def _seen(tokens: Int32Array, num_generated: int) -> tuple[Int32Array, Int32Array]:
+    """The distinct ids among known tokens, and what the sequence has of each."""
+    prompt = len(tokens) - num_generated
+    ids, places = np.unique(tokens, return_inverse=True)
+    counts = np.bincount(places[prompt:], minlength=len(ids)).clip(max=MOST_COUNTED)
+    counts[places[:prompt]] += IN_PROMPT  # once, however often a place is named
+    return ids, counts.astype(np.int32)

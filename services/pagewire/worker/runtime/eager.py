@@ -1,0 +1,215 @@
+"""The eager backend: each step is a plain sequence of ops, on a CPU or a GPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.packing import Int32Array
+from pagewire.worker.measurement.host_costs import measure_costs
+from pagewire.worker.model.decoder import Batch, Decoder, Prefill, Wanted
+from pagewire.worker.model.kv_cache import empty_cache
+from pagewire.worker.ops.reference.step import FAILED
+from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.logprobs import LogprobRows
+from pagewire.worker.protocol.steps.plan import Chunks, StepPlan, rehearsal
+from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.runtime import device_errors
+from pagewire.worker.runtime.cpu_threads import CpuThreads
+from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
+from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.host_cache import HostCache
+from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
+from pagewire.worker.runtime.upload import upload
+
+
+@dataclass(frozen=True, slots=True)
+class EagerHandle:
+    """A submitted step. On a GPU its tensors are pinned memory, valid once `timer` has waited."""
+
+    tokens: Tensor  # [rows] int32 on the host, FAILED for a row without a token
+    indices: Int32Array  # [rows]
+    timer: HostTimer | DeviceTimer
+    logprobs: PendingLogprobs | None
+
+
+class EagerBackend:
+    """See `Backend`. On a CPU `submit` computes the step, on a GPU it queues it."""
+
+    prefix_groups = False
+    ridge_tokens = 0  # a CPU computes at its limit, and without graphs launching takes the time
+
+    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+        """Takes memory for the slots and for the KV cache on the device of the weights."""
+        self.limits = limits
+        self.device = decoder.weights.embedding.device
+        self.synchronous = self.device.type == "cpu"
+        self._decoder = decoder
+        self._slots = DeviceSlots(limits, self.device)
+        self._cache = empty_cache(
+            decoder.config, limits.num_blocks, limits.block_size, dtype, self.device
+        )
+        self._host = (
+            HostCache(self._cache, limits.host_blocks, decoder.ops) if limits.host_blocks else None
+        )
+        self.host_cache_bytes = 0 if self._host is None else self._host.nbytes
+        self.host_costs: HostCosts | None = None
+        self.weight_bytes = decoder.weights.nbytes
+        self.kv_cache_bytes = self._cache.nbytes
+        parameters = self.weight_bytes // decoder.weights.embedding.itemsize
+        self._threads = CpuThreads(torch.get_num_threads(), parameters)
+
+    def warm_up(self) -> None:
+        """One small step of both kinds of row."""
+        self.wait(self.submit(rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0)))
+        self.wait(self.submit(rehearsal(self.limits, decodes=0, chunks=1, chunk_length=1)))
+        self._measure_costs()
+
+    def copy(self, copies: HostCopies) -> None:
+        """See `Backend`."""
+        if self._host is None:
+            raise RuntimeError("this worker has no blocks in the host's memory")
+        with torch.inference_mode():
+            self._host.copy(copies)
+
+    def submit(self, plan: StepPlan) -> EagerHandle:
+        """See `Backend`."""
+        if self.synchronous:
+            self._threads.adapt(plan.num_decodes + plan.num_prefilled)
+        timer = HostTimer() if self.synchronous else DeviceTimer()
+        with torch.inference_mode():
+            self._apply(plan)
+            tokens, logprobs = self._compute(plan)
+            tokens = self._to_host(tokens)
+        timer.stop()
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
+
+    def wait(self, handle: EagerHandle) -> Outcome:
+        """See `Backend`."""
+        seconds = handle.timer.wait()
+        tokens = handle.tokens.numpy()
+        failures = tuple(
+            RowFailure(int(row), non_finite(int(handle.indices[row])), retryable=False)
+            for row in np.flatnonzero(tokens == FAILED)
+        )
+        logprobs = None if handle.logprobs is None else handle.logprobs.read()
+        return Outcome(tokens, failures, int(seconds * 1e6), logprobs)
+
+    def scrub(self, blocks: Int32Array) -> None:
+        """See `Backend`."""
+        with torch.inference_mode():
+            self._cache.scrub(*upload(self.device, blocks))
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """See `Backend`."""
+        return device_errors.is_fatal(error)
+
+    def _measure_costs(self) -> None:
+        if self._host is not None:
+            self.host_costs = measure_costs(self, self.limits, self._seconds_of)
+
+    def _seconds_of(self, run: Callable[[], None]) -> float:
+        """How long what `run` computes or queues takes."""
+        timer = HostTimer() if self.synchronous else DeviceTimer()
+        run()
+        timer.stop()
+        return timer.wait()
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Takes over what a plan changes before it computes."""
+        self._slots.apply(plan)
+        if plan.copies is not None:
+            copies = plan.copies
+            self._cache.copy(*upload(self.device, copies.sources, copies.targets))
+
+    def _to_host(self, results: Tensor) -> Tensor:
+        """`results` on the host; from a GPU without waiting, valid once the step is done."""
+        if self.synchronous:
+            return results
+        pinned = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        return pinned.copy_(results, non_blocking=True)
+
+    def _logprobs(
+        self, logits: Tensor, tokens: Tensor, wanted: LogprobRows | None
+    ) -> PendingLogprobs | None:
+        """The log probabilities of the rows `wanted` of `logits [rows, vocab]`."""
+        if wanted is None:
+            return None
+        packed = compute(self._decoder.ops, logits, tokens, wanted)
+        return PendingLogprobs(wanted, self._to_host(packed))
+
+    def _compute(self, plan: StepPlan) -> tuple[Tensor, PendingLogprobs | None]:
+        """Forward pass and sampling; `[rows]` int32 tokens on the device."""
+        if not plan.num_decodes + plan.num_prefilled:
+            return torch.empty(0, dtype=torch.int32, device=self.device), None
+        batch, sample_slots, indices = self._batch(plan)
+        hidden = self._decoder.hidden(batch, self._cache, self._slots.block_tables)
+        if not len(plan.sample_slots):
+            return indices, None  # [0]
+        logits = self._decoder.logits(hidden)
+        tokens = self._slots.draw(
+            self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
+        )
+        return tokens, self._logprobs(logits, tokens, plan.logprobs)
+
+    def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor, Tensor]:
+        """The decoder's batch, and the slots and token indices `[rows]` of the sampling rows."""
+        if plan.chunks is not None:
+            return self._mixed_batch(plan, plan.chunks)
+        positions, slots, lengths, indices = upload(
+            self.device,
+            plan.decode_positions,
+            plan.decode_slots,
+            plan.decode_positions + 1,
+            plan.sample_indices,
+        )
+        batch = Batch(
+            token_ids=self._slots.last_tokens[slots],  # what the steps before sampled
+            positions=positions,
+            slots=slots,
+            num_decodes=plan.num_decodes,
+            decode_lengths=lengths,
+            prefill=None,
+        )
+        return batch, slots, indices
+
+    def _mixed_batch(self, plan: StepPlan, chunks: Chunks) -> tuple[Batch, Tensor, Tensor]:
+        decodes = plan.num_decodes
+        counts = np.diff(chunks.starts)
+        (
+            positions,
+            slots,
+            indices,
+            sample_rows,
+            sample_slots,
+            sample_lengths,
+            prompt,
+            chunk_slots,
+            chunk_starts,
+            chunk_lengths,
+        ) = upload(
+            self.device,
+            np.concatenate((plan.decode_positions, chunks.positions)),
+            np.concatenate((plan.decode_slots, np.repeat(chunks.slots, counts))),
+            plan.sample_indices,
+            plan.sample_rows(),
+            plan.sample_slots,
+            plan.sample_lengths(),
+            chunks.tokens,
+            chunks.slots,
+            chunks.starts + np.int32(decodes),
+            chunks.lengths,
+        )
+        batch = Batch(
+            token_ids=torch.cat((self._slots.last_tokens[slots[:decodes]], prompt)),
+            positions=positions,
+            slots=slots,
+            num_decodes=decodes,
+            decode_lengths=sample_lengths[:decodes],  # those rows come first
+            prefill=Prefill(chunk_slots, chunk_starts, chunk_lengths, int(counts.max())),
+            wanted=Wanted(sample_rows, sample_slots, sample_lengths),
+        )
+        return batch, sample_slots, indices

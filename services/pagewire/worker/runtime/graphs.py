@@ -1,0 +1,206 @@
+"""The graph backend: a decode step is one copy to the device and one graph launch.
+
+Steps with prefill chunks are two of each (`mixed_graphs.py`), on the same state and stream.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.packing import Int32Array
+from pagewire.worker.measurement.piggyback import measure_ridge
+from pagewire.worker.model.decoder import Batch, Decoder
+from pagewire.worker.ops.reference.step import (
+    INDICES,
+    NUM_INPUTS,
+    POSITIONS,
+    SLOTS,
+    WRITE_BLOCKS,
+    WRITE_COLUMNS,
+    WRITE_SLOTS,
+)
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.logprobs import LogprobRows
+from pagewire.worker.protocol.steps.plan import StepPlan, TableWrites, rehearsal
+from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.runtime.device_logprobs import WIDTHS, compute
+from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
+from pagewire.worker.runtime.mixed_graphs import MixedGraphs
+from pagewire.worker.runtime.shared_prefixes import SharedPrefixes
+from pagewire.worker.runtime.staging import Staging
+from pagewire.worker.runtime.timer import DeviceTimer
+
+# Numbers of rows for which there is a step with shared prefixes.
+SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A decode step of `rows` rows, to be replayed: it reads `inputs` and writes `tokens`."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor  # [6, rows] int32
+    tokens: Tensor  # [rows] int32
+
+
+class GraphBackend(EagerBackend):
+    """See `Backend`; needs a GPU and the triton ops."""
+
+    prefix_groups = True
+
+    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+        super().__init__(decoder, limits, dtype)
+        self._buckets = row_buckets(limits)
+        self._staging = Staging(NUM_INPUTS * self._buckets[-1])
+        self._inputs = torch.zeros(
+            NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
+        )
+        # By number of rows, by whether a row has filters or adjustments and whether rows share KV.
+        self._captured: dict[tuple[int, bool, bool], CapturedStep] = {}
+        self._shared_buckets = [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
+        self._shared_buckets.append(self._buckets[-1])
+        self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
+        # What every graph writes its logits to: after a replay they are there for log
+        # probabilities, until the next one.
+        head = decoder.weights.head
+        self._logits = head.new_empty(self._buckets[-1], head.shape[0])
+        self._mixed = MixedGraphs(
+            decoder, self._slots, self._cache, limits, self._buckets, self._logits
+        )
+        # Graphs run one after another, so all take their memory from one pool.
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def rehearse(self) -> None:
+        """Makes every kind of step once, for idle inputs: loads every kernel that there will be.
+
+        Idle inputs are zeros: slot 0 has no blocks yet, so what is written lands in the scratch
+        block.
+        """
+        with torch.inference_mode():
+            for run in (*self._mixed.runs(), *self._runs()):
+                run()
+        if self._host is not None:
+            scratch = np.zeros(1, np.int32)
+            self.copy(HostCopies(scratch, scratch, scratch, scratch))
+        torch.cuda.synchronize(self.device)
+
+    def warm_up(self) -> None:
+        """Captures every graph, largest first. Every kernel must have been loaded before."""
+        with torch.inference_mode():
+            self._mixed.capture(self._capture)
+            for rows, filtered, shared in self._variants():
+                graph, tokens = self._capture(partial(self._decode, rows, filtered, shared))
+                step = CapturedStep(graph, self._rows(rows), tokens)
+                self._captured[rows, filtered, shared] = step
+        for width in WIDTHS:
+            plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
+            self.wait(self.submit(plan))
+        self._measure_costs()
+        self.ridge_tokens = measure_ridge(self, self.limits, self._seconds_of)
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
+
+    def submit(self, plan: StepPlan) -> EagerHandle:
+        """See `Backend`."""
+        if not plan.num_decodes and plan.chunks is None:
+            return super().submit(plan)  # nothing to compute
+        timer = DeviceTimer()
+        with torch.inference_mode():
+            if plan.chunks is not None:
+                self._apply(plan)
+                tokens = self._mixed.launch(plan, plan.chunks)
+            else:
+                tokens = self._launch_decode(plan)
+            logprobs = self._logprobs(self._logits, tokens, plan.logprobs)
+            tokens = self._to_host(tokens)
+        timer.stop()
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
+
+    def _launch_decode(self, plan: StepPlan) -> Tensor:
+        """Queues a decode step; its tokens `[rows]` int32 on the device, until the next step's."""
+        decodes = plan.num_decodes
+        buckets = self._shared_buckets if plan.groups else self._buckets
+        rows = buckets[bisect_left(buckets, decodes)]
+        captured = self._captured[rows, plan.filtered, bool(plan.groups)]
+        if plan.groups:
+            self._shared.copy(plan.groups, plan.decode_slots, rows)
+        writes = plan.writes
+        if plan.starts is not None or (writes is not None and len(writes.slots) > rows):
+            self._apply(plan)
+            writes = None
+        self._staging.copy_to(captured.inputs, self._pack(plan, rows, writes))
+        captured.graph.replay()
+        return captured.tokens[:decodes]
+
+    def _variants(self) -> Iterator[tuple[int, bool, bool]]:
+        """The keys of all captured steps, largest first."""
+        for shared, buckets in ((True, self._shared_buckets), (False, self._buckets)):
+            for rows in reversed(buckets):
+                yield from ((rows, filtered, shared) for filtered in (True, False))
+
+    def _runs(self) -> Iterator[Callable[[], Tensor]]:
+        """Every decode step and all log probabilities once, for idle inputs."""
+        yield from (partial(self._decode, *variant) for variant in self._variants())
+        row = np.zeros(1, np.int32)
+        for width in WIDTHS:
+            wanted = LogprobRows(row, width)
+            yield partial(compute, self._decoder.ops, self._logits, self._inputs, wanted)
+
+    def _rows(self, rows: int) -> Tensor:
+        """Where the inputs of a decode step of `rows` rows lie, `[6, rows]`."""
+        return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
+
+    def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """The graph of what `run` queues, and the tensor that it returns."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = run()
+        return graph, out
+
+    def _decode(self, rows: int, filtered: bool, shared: bool) -> Tensor:
+        """A whole decode step, from the slots' last tokens to their next; `[rows]` int32."""
+        ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
+        slots = inputs[SLOTS]
+        residual, lengths = ops.begin_decode(
+            inputs, self._decoder.weights.embedding, state.last_tokens, state.block_tables
+        )
+        batch = Batch(
+            token_ids=slots,  # embedded already
+            positions=inputs[POSITIONS],
+            slots=slots,
+            num_decodes=len(slots),
+            decode_lengths=lengths,
+            prefill=None,
+            shared=self._shared.ranges(rows) if shared else None,
+        )
+        hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
+        logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
+        return state.draw(ops, logits, hidden, slots, inputs[INDICES], filtered)
+
+    def _pack(self, plan: StepPlan, rows: int, writes: TableWrites | None) -> Int32Array:
+        """The packed inputs `[6, rows]` of a plan; rows beyond its own are the padding slot's."""
+        packed = np.zeros((NUM_INPUTS, rows), np.int32)
+        decodes = plan.num_decodes
+        packed[SLOTS, :decodes] = plan.decode_slots
+        packed[SLOTS, decodes:] = self.limits.padding_slot
+        packed[POSITIONS, :decodes] = plan.decode_positions
+        packed[INDICES, :decodes] = plan.sample_indices
+        packed[WRITE_SLOTS] = self.limits.padding_slot
+        if writes is not None:
+            count = len(writes.slots)
+            packed[WRITE_SLOTS, :count] = writes.slots
+            packed[WRITE_COLUMNS, :count] = writes.columns
+            packed[WRITE_BLOCKS, :count] = writes.blocks
+        return packed
+
+
+def row_buckets(limits: Limits) -> list[int]:
+    """Numbers of rows that graphs are captured for: fine where steps are short, then coarser."""
+    most = min(limits.num_slots, limits.max_num_batched_tokens)
+    steps: Iterable[int] = (1, 2, 4, *range(8, 256, 8), *range(256, most + 16, 16))
+    return [rows for rows in steps if rows < most] + [most]

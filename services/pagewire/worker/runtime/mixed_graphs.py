@@ -1,0 +1,150 @@
+"""Graphs of mixed steps: prefill chunks beside decode rows.
+
+Launched one by one, the 300 kernels of a mixed step cost the host 7 to 15 ms, more than most such
+steps take on the device. Here a step is two graph launches: a *body* embeds the tokens and runs the
+layers up to the last one's KV, a *head* does the rest for the rows that sample and draws their
+tokens. Bodies are captured for numbers of tokens, heads for numbers of rows; the residual stream
+and the last layer's queries lie between them in memory of their own.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.packing import Int32Array
+from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.kv_cache import KVCache
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.plan import Chunks, StepPlan
+from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.mixed_layout import (
+    BodySize,
+    body_batch,
+    body_length,
+    body_sizes,
+    pack_body,
+    split_body,
+)
+from pagewire.worker.runtime.staging import Staging
+
+ROWS, SLOTS, INDICES, LENGTHS = range(4)
+NUM_INPUTS = 4
+
+Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Logits and sampling of a number of rows, to be replayed."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor  # [NUM_INPUTS, rows] int32
+    tokens: Tensor  # [rows] int32
+
+
+class MixedGraphs:
+    """See above. Reads and writes the same slots and cache as the backend that owns it."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: DeviceSlots,
+        cache: KVCache,
+        limits: Limits,
+        row_buckets: list[int],
+        logits: Tensor,
+    ) -> None:
+        """Heads write to the first rows of `logits [rows, vocab]`."""
+        weights, config = decoder.weights, decoder.config
+        self._decoder = decoder
+        self._slots = slots
+        self._cache = cache
+        self._limits = limits
+        self._sizes = body_sizes(limits)
+        self._row_buckets = row_buckets
+        self._logits = logits
+        longest = max(body_length(size) for size in self._sizes)
+        rows = row_buckets[-1]
+        device = weights.embedding.device
+        self._staging = Staging(max(longest, NUM_INPUTS * rows))
+        self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
+        self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
+        tokens = limits.max_num_batched_tokens
+        self._residual = weights.embedding.new_zeros(tokens, config.hidden_size)
+        self._queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
+        self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
+        self._heads: dict[tuple[int, bool], Head] = {}
+
+    def runs(self) -> Iterator[Callable[[], Tensor]]:
+        """Every body and head once, for idle inputs; largest first."""
+        yield from (partial(self._body, size) for size in reversed(self._sizes))
+        for rows in reversed(self._row_buckets):
+            yield from (partial(self._head, self._rows(rows), f) for f in (True, False))
+
+    def capture(self, capture: Capture) -> None:
+        """Captures every body and head, largest first."""
+        for size in reversed(self._sizes):
+            self._bodies[size], _ = capture(partial(self._body, size))
+        for rows in reversed(self._row_buckets):
+            for filtered in (True, False):
+                inputs = self._rows(rows)
+                graph, tokens = capture(partial(self._head, inputs, filtered))
+                self._heads[rows, filtered] = Head(graph, inputs, tokens)
+
+    def launch(self, plan: StepPlan, chunks: Chunks) -> Tensor:
+        """Queues a step; its tokens `[rows]` int32 on the device, until the next step's."""
+        size = next(size for size in self._sizes if size.holds(plan))
+        packed = pack_body(plan, chunks, size, self._limits.padding_slot)
+        self._staging.copy_to(self._body_inputs[: len(packed)], packed)
+        self._bodies[size].replay()
+        rows = len(plan.sample_slots)
+        if not rows:
+            return self._head_inputs[:0]
+        bucket = self._row_buckets[bisect_left(self._row_buckets, rows)]
+        head = self._heads[bucket, plan.filtered]
+        self._staging.copy_to(head.inputs, self._pack_head(plan, bucket))
+        head.graph.replay()
+        return head.tokens[:rows]
+
+    def _rows(self, rows: int) -> Tensor:
+        """Where the inputs of the head of `rows` rows lie, `[NUM_INPUTS, rows]`."""
+        return self._head_inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
+
+    def _body(self, size: BodySize) -> Tensor:
+        state = self._slots
+        inputs = split_body(self._body_inputs, size)
+        batch = body_batch(inputs, size, state.last_tokens)
+        residual = self._residual[: size.tokens]
+        torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
+        queries = self._queries[: size.tokens]
+        return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
+
+    def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
+        """`[rows]` int32."""
+        hidden = self._decoder.finish(
+            self._residual[inputs[ROWS]],
+            self._queries[inputs[ROWS]],
+            inputs[SLOTS],
+            inputs[LENGTHS],
+            self._cache,
+            self._slots.block_tables,
+        )
+        logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
+        return self._slots.draw(
+            self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
+        )
+
+    def _pack_head(self, plan: StepPlan, bucket: int) -> Int32Array:
+        rows = len(plan.sample_slots)
+        packed = np.zeros((NUM_INPUTS, bucket), np.int32)
+        packed[ROWS, :rows] = plan.sample_rows()
+        packed[LENGTHS, :rows] = plan.sample_lengths()
+        packed[SLOTS, :rows] = plan.sample_slots
+        packed[SLOTS, rows:] = self._limits.padding_slot
+        packed[INDICES, :rows] = plan.sample_indices
+        return packed

@@ -1,0 +1,1 @@
+"""From a configuration to a worker that can serve: loading, tuning, compiling kernels."""

@@ -1,0 +1,228 @@
+"""From a configuration to a worker that can compute: model, backend, pool, limits."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pagewire.config import WorkerConfig
+from pagewire.limits import MAX_LOGPROBS
+from pagewire.models import resolve_model
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.checkpoint import load_weights
+from pagewire.worker.model.config import ModelConfig, read_model_config
+from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.kv_cache import (
+    block_bytes,
+    blocks_in,
+    host_blocks_in,
+    measure_free_bytes,
+)
+from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.weights import dummy_weights
+from pagewire.worker.ops import load_ops
+from pagewire.worker.protocol.backend import Backend
+from pagewire.worker.protocol.steps.limits import (
+    Limits,
+    check_block_size,
+    fit_to_pool,
+    longest_sequence,
+)
+from pagewire.worker.protocol.steps.plan import rehearsal
+from pagewire.worker.runtime.eager import EagerBackend
+from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.startup.compile_pool import Compiled, CompilePool
+from pagewire.worker.startup.kernel_record import KernelRecord
+from pagewire.worker.startup.timeline import Timeline
+
+CPU_BATCHED_TOKENS = 2048
+GPU_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """A backend that has its memory, and what it may be asked for."""
+
+    backend: Backend
+    limits: Limits
+    dtype: str
+    device: str
+    uses_triton: bool
+
+
+def load_worker(
+    config: WorkerConfig, pool: CompilePool | None = None, timeline: Timeline | None = None
+) -> LoadedWorker:
+    """Loads the model and its kernels and takes the memory for its KV cache; does not warm up.
+
+    Must run on the thread that will run the steps: the number of CPU threads is set for it.
+    SetupError or FileNotFoundError say what cannot be served. What can be compiled is compiled by
+    `pool`, or by one that is started here.
+    """
+    device = choose_device(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
+    # An environment may allow cuBLAS TF32, which keeps 11 bits of a float32.
+    torch.set_float32_matmul_precision("highest")
+    with torch.inference_mode():
+        return _load(config, resolve_model(config.model), device, pool, timeline or Timeline())
+
+
+def _load(
+    config: WorkerConfig,
+    folder: Path,
+    device: torch.device,
+    pool: CompilePool | None,
+    timeline: Timeline,
+) -> LoadedWorker:
+    model = read_model_config(folder)
+    dtype = choose_dtype(config.dtype, model, device)
+    trial = _trial_limits(config, model, device)
+    kernels = choose_backend(config.backend, device)
+    check_block_size(config.block_size, kernels)
+    ops = load_ops(kernels)
+    table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
+    timeline.mark("device")
+    graphs = device.type == "cuda" and kernels == "triton"
+    if graphs:
+        from pagewire.worker.startup.precompile import (
+            collect_kernels,
+            load_kernels,
+            report_compilations,
+        )
+        from pagewire.worker.startup.tuning import choose_products
+
+        record = KernelRecord(config)
+        if not record.exists():
+            pool = pool or CompilePool()
+            profile = partial(_largest_step, limits=trial, dtype=dtype)
+            collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
+            timeline.mark("collecting kernels")
+    if config.load_format == "dummy":
+        weights = dummy_weights(model, dtype, device, config.seed)
+    else:
+        weights = load_weights(folder, model, dtype, device)
+    decoder = Decoder(model, weights, ops, table)
+    timeline.mark("weights")
+    compiled: list[Compiled] = []
+    if graphs:
+        choose_products(decoder, trial)
+        timeline.mark("choosing products")
+        if pool is not None:
+            compiled = pool.finish()
+            timeline.mark("compiling")
+    elif pool is not None:
+        pool.close()
+    limits = _limits(config, decoder, trial, dtype)
+    timeline.mark("measuring memory")
+    if graphs:
+        report_compilations(compiled, load_kernels(decoder, limits, dtype))
+        record.write()
+        timeline.mark("loading kernels")
+    backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
+    timeline.mark("KV cache")
+    return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of `--device`; SetupError if this machine or this torch does not have it."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SetupError(f"device {name!r} is none; take auto, cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
+        raise SetupError(
+            f"device {name!r} is not available: torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} CUDA devices; take --device cpu or a CUDA build of torch"
+        )
+    device = torch.device("cuda", device.index or 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The type of `--dtype`; `auto` is the model's own on a GPU and float32 on a CPU."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def choose_backend(
+    name: Literal["auto", "torch", "triton"], device: torch.device
+) -> Literal["torch", "triton"]:
+    """The ops of `--backend`; `auto` is triton on a GPU and torch on a CPU."""
+    if name == "auto":
+        return "torch" if device.type == "cpu" else "triton"
+    if name == "triton" and device.type == "cpu":
+        raise SetupError("--backend triton needs an NVIDIA GPU; take --backend torch on a CPU")
+    return name
+
+
+def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device) -> Limits:
+    """The limits with one block, before the memory is known: no sequence will be longer."""
+    batched = config.worker_max_num_batched_tokens or (
+        CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
+    )
+    if min(config.num_slots, batched, config.block_size) < 1:
+        raise SetupError("num_slots, worker_max_num_batched_tokens and block_size start at 1")
+    return Limits(
+        vocab_size=model.vocab_size,
+        num_slots=config.num_slots,
+        block_size=config.block_size,
+        num_blocks=1,
+        host_blocks=1 if config.host_memory_gb else 0,
+        max_model_len=longest_sequence(
+            model.max_position_embeddings, model.sliding_window, config.max_model_len
+        ),
+        max_num_batched_tokens=batched,
+    )
+
+
+def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.dtype) -> Limits:
+    """The limits, with as many blocks as `--num-blocks` says or the memory holds."""
+    device = decoder.weights.embedding.device
+    size = block_bytes(decoder.config, config.block_size, dtype)
+    if config.num_blocks is not None:
+        num_blocks = config.num_blocks
+    elif device.type == "cpu":
+        num_blocks = blocks_in(config.cpu_kv_bytes, size, "--cpu-kv-bytes")
+    else:
+        profile = partial(_largest_step, decoder, trial, dtype)
+        free = measure_free_bytes(device, config.gpu_memory_utilization, profile)
+        num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
+    longest = trial.max_model_len
+    fitting = fit_to_pool(longest, config.max_model_len, num_blocks, config.block_size, size)
+    return replace(
+        trial,
+        num_blocks=num_blocks,
+        max_model_len=fitting,
+        host_blocks=host_blocks_in(config.host_memory_gb, size),
+    )
+
+
+def _largest_step(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+    """All tokens in chunks, and a sampled row for every slot it can have; no KV is kept."""
+    rows = min(limits.num_slots, limits.max_num_batched_tokens)
+    length = min(limits.max_num_batched_tokens // rows, limits.max_model_len)
+    backend = EagerBackend(decoder, limits, dtype)
+    plan = rehearsal(limits, 0, chunks=rows, chunk_length=length, num_top=MAX_LOGPROBS)
+    backend.wait(backend.submit(plan))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _describe(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device} ({torch.cuda.get_device_name(device)})"

@@ -1,0 +1,1 @@
+"""What the process of every service has: signals, watchdog, logs, metrics, measured loop lag."""

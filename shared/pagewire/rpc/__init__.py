@@ -1,0 +1,1 @@
+"""gRPC between Pagewire's processes: channels, servers, credentials, checksums, API keys."""

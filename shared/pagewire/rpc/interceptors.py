@@ -1,0 +1,113 @@
+"""What every gRPC server asks of a call before the service sees it."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health
+
+from pagewire.errors import RequestError
+from pagewire.rpc.credentials import Credentials
+
+# Asked by load balancers and orchestrators, which know no token; they tell nothing about anybody.
+_OPEN_SERVICE = f"/{health.SERVICE_NAME}/"
+UNDECODABLE = "the message is not valid protobuf of its type; generate the client anew"
+
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+async def abort_with(context: grpc.aio.ServicerContext, error: RequestError) -> NoReturn:
+    """Ends a call with an error, and a trailer that says when to come back where that is known."""
+    if error.retry_after is not None:
+        milliseconds = str(round(1000 * error.retry_after))
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", milliseconds),))
+    await context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message)
+    raise AssertionError("abort returned")
+
+
+class TokenGate(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token, before their first message is read."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_service(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of a call that shows the token, or one that refuses."""
+        shown = [value for name, value in details.invocation_metadata if name == "authorization"]
+        known = len(shown) == 1 and self._credentials.accepts(shown[0])
+        if known or details.method.startswith(_OPEN_SERVICE):
+            return await continuation(details)
+        # As a stream of any kind, since one that is unary waits for its message first.
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+class DecodeGate(grpc.aio.ServerInterceptor):
+    """Answers a request that does not decode with INVALID_ARGUMENT where it is the only one.
+
+    gRPC itself answers INTERNAL and logs a traceback, at the will of whoever sends garbage.
+    Methods that read a stream meet `DecodeError` where they read it.
+    """
+
+    async def intercept_service(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The method's handler, with its deserializer made to raise nothing."""
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        changed: dict[str, Any] = {
+            "request_deserializer": _never_raising(handler.request_deserializer)
+        }
+        if handler.response_streaming:
+            changed["unary_stream"] = _checked(handler.unary_stream)
+        else:
+            changed["unary_unary"] = _checked(handler.unary_unary)
+        return handler._replace(**changed)
+
+
+async def _refuse(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "this server takes calls with its token only; start both sides with the same one",
+    )
+
+
+def _never_raising(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def decoded(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return decoded
+
+
+def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` for requests that were decoded."""
+    if inspect.isasyncgenfunction(method):
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            await _check(request, context)
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return stream
+
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        await _check(request, context)
+        return await method(request, context)
+
+    return answer
+
+
+async def _check(request: Any, context: grpc.aio.ServicerContext) -> None:
+    if isinstance(request, DecodeError):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNDECODABLE)

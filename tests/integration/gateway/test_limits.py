@@ -1,0 +1,332 @@
+"""What the gateway's process takes at most, and which pages may call it."""
+
+import asyncio
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.server import ServerState
+
+from pagewire.gateway.http.paced_json import PacedJson
+from pagewire.gateway.http.protocol import HEAD_BYTES, HttpProtocol
+from support.processes.certificates import Authority
+from support.processes.gateway_process import GatewayProcess, gateway
+
+ORIGIN = "https://page.example"
+START = b"GET /healthz HTTP/1.1\r\nhost: x"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[GatewayProcess]:
+    with gateway("127.0.0.1:1", cors_origins=f"https://other.example, {ORIGIN}") as process:
+        yield process
+
+
+def exchange(process: GatewayProcess, data: bytes) -> tuple[int, dict[str, object]]:
+    """The status and the body of the answer to raw bytes; the connection must end then."""
+    host, _, port = process.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data)
+        received = b""
+        try:
+            while piece := connection.recv(65536):
+                received += piece
+        except ConnectionResetError:
+            pass
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["complete", "incomplete"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\na: " + b"y" * HEAD_BYTES,
+        b"GET /healthz HTTP/1.1\r\nhost: x"
+        + b"".join(b"\r\na%d: y" % i for i in range(HEAD_BYTES)),
+        b"GET /" + b"y" * HEAD_BYTES + b" HTTP/1.1\r\nhost: x",
+    ],
+    ids=["one header", "many headers", "target"],
+)
+def test_large_heads_are_refused(served: GatewayProcess, head: bytes, end: bytes) -> None:
+    status, body = exchange(served, head + end)
+    assert status == 431
+    assert body["error"]["code"] == "headers_too_large"
+
+
+def test_heads_below_the_limit_are_taken(served: GatewayProcess) -> None:
+    headers = {"a": "y" * (HEAD_BYTES - 1000)}
+    with httpx.Client(base_url=served.url) as client:
+        for _ in range(3):  # on one connection: each head counts alone
+            assert client.get("/healthz", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"],
+)
+def test_what_is_no_http_gets_an_error_body(served: GatewayProcess, data: bytes) -> None:
+    status, body = exchange(served, data)
+    assert status == 400
+    assert body["error"]["code"] == "invalid_http"
+
+
+async def test_slow_heads_and_silent_connections_are_closed() -> None:
+    class Impatient(HttpProtocol):
+        head_seconds = 0.2
+
+    assert await _open_for(Impatient, b"") < 2
+    assert await _open_for(Impatient, b"GET / HTTP/1.1\r\nhost:") < 2
+
+
+async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
+    """Seconds until a server closes a connection on which so much was sent."""
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("no request was complete")
+
+    async with _served(protocol, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        began = time.monotonic()
+        writer.write(data)
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    return time.monotonic() - began
+
+
+@asynccontextmanager
+async def _served(
+    protocol: type[HttpProtocol], app: Any, keep_alive: float = 5, **tls: Any
+) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server of an application, over this protocol."""
+    config = Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None)
+    config.load()
+    config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0, **tls
+    )
+    async with server:
+        yield server.sockets[0].getsockname()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_an_answer_that_nobody_reads_ends(reads: bool) -> None:
+    """One that is read slowly does not, though the kernel asks for nothing more for longer."""
+    size, piece = 24 << 20, 1 << 20
+    ended = asyncio.Event()
+
+    class Impatient(HttpProtocol):
+        unread_seconds = 0.5
+
+    async def app(scope: object, receive: Any, send: Any) -> None:
+        length = str(size).encode()
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": [(b"content-length", length)]})
+        body = {"type": "http.response.body", "body": bytes(piece)}
+        for number in range(size // piece):
+            await send({**body, "more_body": number < size // piece - 1})
+        ended.set()
+
+    async with _served(Impatient, app) as address:
+        connection = socket.create_connection(address)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 19)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 16)
+        writer.write(START + b"\r\n\r\n")
+        if not reads:
+            await asyncio.wait_for(ended.wait(), 10)
+            got = 0
+            with suppress(ConnectionResetError):
+                while data := await reader.read(1 << 20):
+                    got += len(data)
+            assert got < size
+            return
+        await reader.readuntil(b"\r\n\r\n")
+        began, got = time.monotonic(), 0
+        while time.monotonic() - began < 6 * Impatient.unread_seconds:
+            got += len(await reader.readexactly(1 << 16))
+            await asyncio.sleep(0.05)
+        await reader.readexactly(size - got)
+        writer.close()
+
+
+async def test_a_whole_answer_may_be_read_slowly_behind_tls(tmp_path: Path) -> None:
+    """For longer than a connection is kept and its end is waited for."""
+    size = 24 << 20
+    identity = Authority(tmp_path).identity("gateway")
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_tls.load_cert_chain(identity.cert, identity.key)
+    client_tls = ssl.create_default_context(cafile=identity.ca)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PacedJson([json.dumps("x" * size).encode()])(scope, receive, send)
+
+    tls = {"ssl": server_tls, "ssl_shutdown_timeout": 0.5}
+    async with _served(HttpProtocol, app, 0.5, **tls) as address:
+        connection = socket.create_connection(address)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 19)
+        reader, writer = await asyncio.open_connection(
+            sock=connection, limit=1 << 16, ssl=client_tls, server_hostname="127.0.0.1"
+        )
+        writer.write(START + b"\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        began, body = time.monotonic(), b""
+        while time.monotonic() - began < 3:
+            body += await reader.readexactly(1 << 16)
+            await asyncio.sleep(0.05)
+        body += await reader.readexactly(size + len('""') - len(body))
+        assert json.loads(body) == "x" * size
+        writer.close()
+
+
+def test_the_bytes_of_all_bodies_are_bounded() -> None:
+    settings = {"max_body_bytes": 150_000, "max_open_body_bytes": 200_000}
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 140000\r\n\r\n"
+    )
+    with gateway("127.0.0.1:1", **settings) as process:
+        host, _, port = process.url.removeprefix("http://").rpartition(":")
+
+        def begin() -> socket.socket:
+            connection = socket.create_connection((host, int(port)), timeout=20)
+            connection.sendall(head + bytes(120_000))
+            return connection
+
+        with begin():
+            time.sleep(0.5)  # until it has been read
+            with begin() as second:
+                answer = b""
+                while b"already" not in answer:
+                    answer += second.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 429 "), answer
+            assert b"requests being answered have bodies of" in answer
+            small = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x"})
+            assert small.status_code == 503, "there is room for a small one, and no scheduler"
+        time.sleep(0.5)
+        large = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x" * 140_000})
+        assert large.status_code == 503, "the room was given back"
+
+
+def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
+    assert HIGH_WATER_LIMIT <= HEAD_BYTES
+    body = {"prompt": "x" * (4 * HEAD_BYTES)}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body)
+    assert answer.status_code == 503, "no scheduler is there, so it was read"
+
+
+async def test_a_head_that_comes_with_the_body_before_it_counts_alone() -> None:
+    class Narrow(HttpProtocol):
+        head_bytes = 200
+
+    async def app(_: object, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    post = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 400\r\n\r\n" + b"x" * 400
+    async with _served(Narrow, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(post + START)
+        received = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        writer.write(b"\r\nconnection: close\r\n\r\n")
+        received += await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert received.count(b"HTTP/1.1 200 ") == 2, received
+
+
+def test_no_more_requests_are_let_in_than_there_are_descriptors_for() -> None:
+    """The limit that shells set is raised first; an explicit number is taken as it is."""
+    code = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, 1000)); "
+        "from pagewire.config import GatewayConfig as C; "
+        "from pagewire.gateway.server import most_open_requests as most; "
+        "print(most(C()), most(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "872 5000 (1000, 1000)"
+
+
+def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:
+    asked = {"access-control-request-method": "POST", "origin": ORIGIN}
+    allowed = httpx.options(f"{served.url}/v1/completions", headers=asked)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == ORIGIN
+    assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+    stranger = httpx.get(f"{served.url}/healthz", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_a_page_can_read_that_it_should_come_back_later() -> None:
+    with gateway("127.0.0.1:1", cors_origins=ORIGIN, max_open_requests=1) as process:
+        asyncio.run(_refused_page(process.url))
+
+
+async def _refused_page(url: str) -> None:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 9\r\n\r\n"
+    )
+    async with httpx.AsyncClient(base_url=url, headers={"origin": ORIGIN}) as http:
+        async with asyncio.timeout(10):  # until the first one has been read
+            while True:
+                refused = await http.post("/v1/completions", json={"prompt": "x"})
+                if refused.status_code == 429:
+                    break
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    assert "retry-after" in refused.headers["access-control-expose-headers"]
+    writer.close()
+
+
+def test_no_page_may_call_by_default() -> None:
+    asked = {"access-control-request-method": "POST", "origin": ORIGIN}
+    with gateway("127.0.0.1:1") as process:
+        refused = httpx.options(f"{process.url}/v1/completions", headers=asked)
+        plain = httpx.get(f"{process.url}/healthz", headers={"origin": ORIGIN})
+    assert refused.status_code == 405
+    for answer in (refused, plain):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_bodies_that_come_in_one_read_are_kept_apart() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        length = str(len(body)).encode()
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": body})
+
+    head = b"POST / HTTP/1.1\r\nhost: pagewire\r\n"
+    bodies = [b"one", b"", b"three" * 20_000]
+    requests = b"".join(
+        head
+        + b"transfer-encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        + b"0\r\n\r\n"
+        for body in bodies
+    )
+    async with _served(HttpProtocol, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(requests)
+        for body in bodies:
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert b"content-length: %d\r\n" % len(body) in answer
+            assert await asyncio.wait_for(reader.readexactly(len(body)), 10) == body
+        writer.close()

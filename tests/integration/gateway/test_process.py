@@ -1,0 +1,286 @@
+"""The gateway's process: its metrics, its schedulers' deaths, its own end."""
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from pagewire.cli.launch.ports import free_port
+from support.processes.gateway_process import (
+    GatewayProcess,
+    command,
+    gateway,
+    raw_request,
+    scheduler,
+)
+from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text
+from support.waiting import eventually
+
+SEED = 11
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[ScriptedScheduler]:
+    peer = ScriptedScheduler()
+    yield peer
+    await peer.stop()
+
+
+@pytest.fixture
+async def served(peer: ScriptedScheduler) -> AsyncIterator[GatewayProcess]:
+    """A gateway process in front of `peer`, which runs in this process."""
+    address = await peer.start()
+    manager = gateway(address)
+    process = await asyncio.to_thread(manager.__enter__)
+    await asyncio.to_thread(process.wait_ready)
+    yield process
+    await asyncio.to_thread(manager.__exit__, None, None, None)
+
+
+@pytest.fixture
+async def http(served: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
+        yield client
+
+
+async def test_metrics(
+    served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
+) -> None:
+    body = {"prompt": "a b c", "max_tokens": 6}
+    await http.post("/v1/completions", json=body)
+    await http.post("/v1/completions", json=body | {"stream": True})
+    await http.post("/v1/completions", json={"prompt": ""})
+    await http.get("/nowhere")
+    text = (await http.get(served.metrics_url)).text
+    assert (await http.get("/metrics")).status_code == 404, "metrics on the public port"
+    values = dict(re.findall(r"^pagewire_gateway_(\S+) (\S+)$", text, re.MULTILINE))
+    route = 'route="/v1/completions"'
+    assert values[f'requests_total{{outcome="200",{route}}}'] == "2.0"
+    assert values[f'requests_total{{outcome="400",{route}}}'] == "1.0"
+    assert values['requests_total{outcome="404",route="other"}'] == "1.0"
+    assert values["prompt_tokens_total"] == "6.0"
+    assert values["generated_tokens_total"] == "12.0"
+    for histogram in ("generation_seconds", "time_to_first_token_seconds"):
+        assert values[f"{histogram}_count"] == "2.0"
+        assert float(values[f"{histogram}_sum"]) > 0
+    assert values["time_per_output_token_seconds_count"] == "2.0"
+    assert (values["queue_seconds_count"], values["queue_seconds_sum"]) == ("2.0", "0.5")
+    assert values[f"request_seconds_count{{{route}}}"] == "2.0"
+    scheduled = re.search(r'kv_utilization\{scheduler="(\S+)"\} 0.25', text)
+    assert scheduled is not None
+    assert values[f'preemptions_total{{scheduler="{scheduled[1]}"}}'] == "7.0"
+    assert values[f'scheduler_ready{{scheduler="{scheduled[1]}"}}'] == "1.0"
+
+
+async def test_client_gone_is_counted(
+    served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
+) -> None:
+    peer.step = 0.01
+    for stream in (False, True):
+        _, writer = await raw_request(
+            served.url, {"prompt": "x", "stream": stream, "max_tokens": 3000}
+        )
+        await eventually(lambda: peer.running == 1)
+        writer.close()
+        await eventually(lambda: peer.running == 0)
+    text = (await http.get(served.metrics_url)).text
+    assert 'requests_total{outcome="client_gone",route="/v1/completions"} 2.0' in text
+
+
+async def test_not_ready_without_a_worker(peer: ScriptedScheduler) -> None:
+    address = await peer.start()
+    with gateway(address, resume_timeout=0.5) as served:
+        await asyncio.to_thread(served.wait_ready)
+        await check_not_ready_without_a_worker(served, peer)
+    await peer.stop()
+
+
+async def check_not_ready_without_a_worker(served: GatewayProcess, peer: ScriptedScheduler) -> None:
+    peer.ready_workers = 0
+    async with httpx.AsyncClient(base_url=served.url) as http:
+        for _ in range(100):
+            if (await http.get("/readyz")).status_code == 503:
+                break
+            await asyncio.sleep(0.02)
+        refused = await http.post("/v1/completions", json={"prompt": "x"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (await http.get("/healthz")).status_code == 200
+
+
+def test_too_many_open_requests_are_refused_at_once() -> None:
+    with scheduler(0.01) as (address, _), gateway(address, max_open_requests=3) as process:
+        process.wait_ready()
+        asyncio.run(_overload(process.url, process.metrics_url))
+
+
+async def _overload(url: str, metrics_url: str) -> None:
+    body = {"prompt": "x", "max_tokens": 150}
+    async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        first = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        began = time.perf_counter()
+        refused = await asyncio.gather(
+            *(http.post("/v1/completions", json=body) for _ in range(20))
+        )
+        assert time.perf_counter() - began < 1
+        assert {r.status_code for r in refused} == {429}
+        assert {r.json()["error"]["code"] for r in refused} == {"rate_limit_exceeded"}
+        assert all(1 <= int(r.headers["retry-after"]) <= 60 for r in refused)
+        assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
+        assert [r.status_code for r in await asyncio.gather(*first)] == [200] * 3
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        text = (await http.get(metrics_url)).text
+        assert 'requests_total{outcome="429",route="/v1/completions"} 20.0' in text
+
+
+async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
+    served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
+) -> None:
+    """Its body is not awaited, no scheduler hears of it, and what is open goes on."""
+    peer.step = 0.01
+    body = {"prompt": "x", "max_tokens": 100}
+    running = asyncio.create_task(http.post("/v1/completions", json=body))
+    await eventually(lambda: peer.running == 1)
+    peer.retry_after = 7
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 30\r\n\r\n"
+    )
+    host, _, port = served.url.removeprefix("http://").rpartition(":")
+    status = ""
+    for _ in range(100):  # until the gateway has heard of it
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        try:
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 0.2)
+            status = answer.decode()
+        except TimeoutError:
+            pass
+        writer.close()
+        if status:
+            break
+    assert status.startswith("HTTP/1.1 429 "), status
+    assert "retry-after: 7\r\n" in status
+    assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
+    assert len(peer.submitted) == 1
+    assert (await running).status_code == 200
+    peer.retry_after = 0
+    body["max_tokens"] = 2
+    async with asyncio.timeout(10):
+        while (await http.post("/v1/completions", json=body)).status_code != 200:
+            await asyncio.sleep(0.02)
+    text = (await http.get(served.metrics_url)).text
+    [within] = re.findall(r'gateway_refusal_seconds_bucket\{le="1.0"\} (\S+)', text)
+    assert float(within) >= 1
+
+
+async def test_a_request_before_the_first_scheduler_is_known_gets_its_answer() -> None:
+    """Asked before the process listens, as by a client that hits a restart."""
+    with scheduler(0.001) as (address, _):
+        port = free_port()
+        log = asyncio.subprocess.DEVNULL
+        program = command({"schedulers": address, "port": port})
+        process = await asyncio.create_subprocess_exec(*program, stderr=log)
+        body = {"prompt": "x", "max_tokens": 3, "seed": SEED}
+        try:
+            async with httpx.AsyncClient(timeout=20) as http, asyncio.timeout(20):
+                while True:
+                    try:
+                        url = f"http://127.0.0.1:{port}/v1/completions"
+                        answer = await http.post(url, json=body)
+                        break
+                    except httpx.ConnectError:
+                        await asyncio.sleep(0.005)
+            assert answer.status_code == 200
+            assert answer.json()["choices"][0]["text"] == expected_text("x", SEED, 3)
+        finally:
+            process.kill()
+            await process.wait()
+
+
+def test_scheduler_killed_in_mid_stream() -> None:
+    """One of two is killed by SIGKILL: every stream goes on at the other, complete."""
+    with (
+        scheduler(0.01) as (first, first_process),
+        scheduler(0.01) as (second, _),
+        gateway(f"{first},{second}") as process,
+    ):
+        process.wait_ready()
+        body = {
+            "prompt": [f"prompt {i}" for i in range(8)],
+            "stream": True,
+            "max_tokens": 120,
+            "seed": SEED,
+        }
+        texts = [""] * 8
+        with httpx.stream("POST", f"{process.url}/v1/completions", json=body, timeout=20) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+            for number, line in enumerate(lines):
+                choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                texts[choice["index"]] += choice["text"]
+                if number == 100:
+                    first_process.kill()
+        assert texts == [expected_text(f"prompt {i}", SEED, 120) for i in range(8)]
+        resumed = re.search(r"resumed_total (\d+)", httpx.get(process.metrics_url).text)
+        assert resumed is not None
+        assert int(resumed[1]) > 0
+
+
+async def test_drain(served: GatewayProcess, peer: ScriptedScheduler) -> None:
+    peer.step = 0.02
+    body = {"prompt": "x", "stream": True, "max_tokens": 60, "seed": SEED}
+    async with httpx.AsyncClient(base_url=served.url, timeout=20) as http:
+        stream = asyncio.create_task(http.post("/v1/completions", json=body))
+        await eventually(lambda: peer.running == 1)
+        served.process.terminate()
+        for _ in range(100):
+            ready = await http.get("/readyz")
+            if ready.status_code == 503:
+                break
+            await asyncio.sleep(0.01)
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        refused = await http.post("/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["connection"] == "close"
+        text = (await stream).text
+    assert text.endswith("data: [DONE]\n\n")
+    assert json.loads(text.split("\n\n")[-3][6:])["choices"][0]["finish_reason"] == "length"
+    assert await asyncio.to_thread(served.process.wait, 10) == 0
+
+
+async def test_drain_ends_at_its_timeout(peer: ScriptedScheduler) -> None:
+    peer.step = 0.01
+    address = await peer.start()
+    process = await asyncio.to_thread(GatewayProcess, address, drain_timeout=0.3)
+    await asyncio.to_thread(process.wait_ready)
+    body = {"prompt": "x", "stream": True, "max_tokens": 3000}
+    async with httpx.AsyncClient(base_url=process.url, timeout=20) as http:
+        stream = asyncio.create_task(http.post("/v1/completions", json=body))
+        await eventually(lambda: peer.running == 1)
+        assert await asyncio.to_thread(process.stop) == 0
+        text = (await stream).text
+    assert "shutting down" in json.loads(text.rstrip().rpartition("data: ")[2])["error"]["message"]
+    assert peer.aborted
+
+
+def test_cannot_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for settings in ({"port": port}, {"schedulers": "nowhere"}):
+            config = {"schedulers": "127.0.0.1:1", "port": 0, **settings}
+            outcome = run_gateway_once(config)
+            assert outcome.returncode == 1
+            (line,) = outcome.stderr.splitlines()
+            assert line.startswith("pagewire gateway: ")
+            assert str(next(iter(settings.values()))) in line
+
+
+def run_gateway_once(config: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(config), capture_output=True, text=True, timeout=20, check=False)

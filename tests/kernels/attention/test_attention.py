@@ -1,0 +1,309 @@
+"""The attention kernels against their twins, and the twins against the formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewire.worker.ops.reference import attention as reference
+from pagewire.worker.ops.triton import attention
+from pagewire.worker.ops.triton.attention.decode import DecodeConfig
+from pagewire.worker.ops.triton.attention.merge import MergeConfig
+from pagewire.worker.ops.triton.attention.prefill import PrefillConfig
+from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
+
+BLOCK_SIZE = 16
+LENGTHS = [1, 15, 16, 17, 33, 100]
+CHUNKS = [(1, 1), (15, 15), (16, 33), (1, 100), (33, 40), (17, 17)]  # (queries, tokens cached)
+# (query heads, KV heads, head size)
+HEADS = [(2, 2, 32), (4, 2, 64), (5, 1, 32), (8, 1, 128), (20, 1, 16)]
+if FULL_SIZE:
+    LENGTHS += [257, 3001, 4095]
+    CHUNKS += [(300, 300), (100, 4095), (1025, 2050)]
+    HEADS += [(8, 8, 128), (16, 8, 128), (24, 8, 128), (28, 4, 128), (32, 4, 128), (8, 2, 256)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One layer's cache of some sequences, their blocks in no order.
+
+    `k` and `v` hold NaN wherever no sequence has a token; `clean_k` and `clean_v` hold zeros.
+    """
+
+    k: Tensor
+    v: Tensor
+    tables: Tensor
+    slots: Tensor
+    lengths: Tensor
+
+    @property
+    def clean_k(self) -> Tensor:
+        return torch.nan_to_num(self.k)
+
+    @property
+    def clean_v(self) -> Tensor:
+        return torch.nan_to_num(self.v)
+
+
+def make_cache(
+    lengths: list[int],
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int = BLOCK_SIZE,
+) -> Cache:
+    torch.manual_seed(sum(lengths) + head_dim)
+    counts = [-(-length // block_size) for length in lengths]
+    slots = torch.randperm(len(lengths))
+    tables = torch.zeros(len(lengths) + 1, max(counts) + 3, dtype=torch.int32)
+    blocks = 1 + torch.randperm(sum(counts))
+    k, v = torch.full((2, sum(counts) + 1, kv_heads, block_size, head_dim), torch.nan)
+    for slot, length, run in zip(slots, lengths, blocks.split(counts), strict=True):
+        tables[slot, : len(run)] = run
+        for cache in (k, v):
+            tokens = torch.full((len(run) * block_size, kv_heads, head_dim), torch.nan)
+            tokens[:length] = torch.randn(length, kv_heads, head_dim)
+            cache[run] = tokens.view(-1, block_size, kv_heads, head_dim).transpose(1, 2)
+    return Cache(
+        k=k.to(device, dtype),
+        v=v.to(device, dtype),
+        tables=tables.to(device),
+        slots=slots.int().to(device),
+        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+    )
+
+
+def compare_decode(
+    lengths: list[int],
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: DecodeConfig | None = None,
+    block_size: int = BLOCK_SIZE,
+) -> None:
+    query_heads, kv_heads, head_dim = heads
+    cache = make_cache(lengths, kv_heads, head_dim, dtype, device, block_size)
+    q = torch.randn(len(lengths), query_heads, head_dim, device=device).to(dtype)
+    arguments = (cache.tables, cache.slots, cache.lengths, head_dim**-0.5)
+    with poisoned_outputs():
+        out = attention.decode_attention(q, cache.k, cache.v, *arguments, config=config)
+    expected = reference.decode_attention(
+        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments
+    )
+    assert_near(out, expected.to(dtype), TOLERANCE[dtype])
+
+
+def compare_prefill(
+    chunks: list[tuple[int, int]],
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    padding: int = 0,
+    config: PrefillConfig | None = None,
+    before: int = 0,
+) -> None:
+    """`before` tokens stand before the first chunk and keep what the output held."""
+    query_heads, kv_heads, head_dim = heads
+    counts = [count for count, _ in chunks]
+    starts = list(accumulate(counts, initial=before))
+    starts = torch.tensor(starts, dtype=torch.int32, device=device)
+    cache = make_cache([length for _, length in chunks], kv_heads, head_dim, dtype, device)
+    q = torch.randn(before + sum(counts) + padding, query_heads, head_dim, device=device).to(dtype)
+    arguments = (cache.tables, cache.slots, starts, cache.lengths, head_dim**-0.5, max(counts))
+    out = torch.full_like(q, torch.nan)
+    out[:before] = 7
+    attention.prefill_attention(q, cache.k, cache.v, *arguments, out=out, config=config)
+    expected = reference.prefill_attention(
+        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments
+    )
+    expected[:before] = 7
+    assert_near(out, expected.to(dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode(heads, dtype, device):
+    compare_decode(LENGTHS, heads, dtype, device)
+
+
+@pytest.mark.parametrize("block_size", [32, 48, 128])
+def test_decode_from_larger_blocks(block_size, device):
+    compare_decode(LENGTHS, (4, 2, 32), torch.float16, device, block_size=block_size)
+
+
+@pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [70, 16, 3]], ids=str)
+@pytest.mark.parametrize("programs", [1, 3])
+def test_decode_cut_into_many_shares(lengths, programs, device):
+    config = DecodeConfig(tile=16, warps=4, stages=2, programs=programs, share=16)
+    compare_decode(lengths, (6, 2, 32), torch.float16, device, config)
+
+
+@pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [0, 70, 0, 0, 16, 3, 0], [0, 0]], ids=str)
+def test_decode_with_a_plan_for_all_layers(lengths, device):
+    query_heads, kv_heads, head_dim = 4, 2, 32
+    of_two = [make_cache(lengths, kv_heads, head_dim, torch.float16, device) for _ in range(2)]
+    plan = attention.plan_decode(of_two[0].lengths, query_heads, kv_heads, head_dim, torch.float16)
+    assert (plan is None) == (len(lengths) == 1)
+    for cache in of_two:
+        q = torch.randn(len(lengths), query_heads, head_dim, device=device).half()
+        arguments = (cache.tables, cache.slots, cache.lengths, 0.2)
+        with poisoned_outputs():
+            out = attention.decode_attention(q, cache.k, cache.v, *arguments, plan=plan)
+        expected = reference.decode_attention(
+            q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments
+        )
+        assert_near(out, expected.half(), TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize(
+    ("programs", "kv_heads", "taking_part"), [(528, 8, 512), (264, 8, 264), (528, 1, 512)]
+)
+def test_pieces_of_a_single_row_are_merged_in_whole_steps(programs, kv_heads, taking_part):
+    assert MergeConfig(step=64, heads=1).programs(programs, kv_heads) == taking_part
+
+
+@pytest.mark.parametrize("heads", [(2, 1, 16), (4, 4, 16)], ids=str)
+@pytest.mark.parametrize("rows", [2, 65, 300, 500] if FULL_SIZE else [2, 65])
+def test_decode_of_many_rows(rows, heads, device):
+    longest = 2000 if FULL_SIZE else 18
+    lengths = [1 + 7 * row % longest for row in range(rows)]
+    compare_decode(lengths, heads, torch.float16, device)
+
+
+@pytest.mark.parametrize("lengths", [[0], [0, 20, 0], [30, 0, 0, 5, 0], [0, 0]], ids=str)
+def test_decode_of_empty_rows_gives_zeros(lengths, device):
+    for config in (None, DecodeConfig(tile=16, warps=4, stages=2, programs=3, share=16)):
+        compare_decode(lengths, (4, 2, 32), torch.float16, device, config)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_prefill(heads, dtype, device):
+    compare_prefill(CHUNKS, heads, dtype, device)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PrefillConfig(128, 64, 8, 3), PrefillConfig(16, 16, 4, 2), PrefillConfig(32, 64, 4, 1)],
+    ids=str,
+)
+def test_prefill_tiles(config, device):
+    compare_prefill(CHUNKS, (3, 1, 32), torch.float16, device, config=config)
+
+
+def test_prefill_leaves_zeros_behind_the_last_chunk(device):
+    for padding in (1, 40):
+        compare_prefill([(5, 9), (3, 3)], (2, 1, 32), torch.float16, device, padding)
+
+
+@pytest.mark.parametrize("before", [1, 7, 40])
+def test_prefill_leaves_the_tokens_before_the_first_chunk(before, device):
+    compare_prefill([(5, 9), (3, 3)], (2, 1, 32), torch.float16, device, 3, before=before)
+    config = PrefillConfig(32, 16, 4, 1)
+    compare_prefill([(40, 41)], (2, 1, 32), torch.float16, device, config=config, before=before)
+
+
+def test_prefill_of_padding_chunks_gives_zeros(device):
+    padding = [(6, 0), (0, 0), (0, 0)]
+    compare_prefill([(5, 9), (3, 3), *padding], (2, 1, 32), torch.float16, device, before=2)
+
+
+def test_prefill_of_many_chunks(device):
+    chunks = [(1 + chunk % 3, 1 + chunk % 3 + chunk % 20) for chunk in range(20)]
+    compare_prefill(chunks, (2, 1, 16), torch.float16, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode_beside_prefill(heads, dtype, device):
+    """As in a step: the queries of decode rows, then those of chunks."""
+    query_heads, kv_heads, head_dim = heads
+    rows, counts = len(LENGTHS), [count for count, _ in CHUNKS]
+    starts = list(accumulate(counts, initial=rows))
+    of_all = make_cache([*LENGTHS, *(n for _, n in CHUNKS)], kv_heads, head_dim, dtype, device)
+    scale = head_dim**-0.5
+    of_rows = (of_all.tables, of_all.slots[:rows], of_all.lengths[:rows], scale)
+    of_chunks = (
+        of_all.tables,
+        of_all.slots[rows:],
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        of_all.lengths[rows:],
+        scale,
+        max(counts),
+    )
+    q = torch.randn(starts[-1], query_heads, head_dim, device=device).to(dtype)
+    out = torch.full_like(q, torch.nan)
+    cache = (of_all.k, of_all.v)
+    attention.prefill_attention(q, *cache, *of_chunks, out=out)
+    attention.decode_attention(q[:rows], *cache, *of_rows, beside_prefill=True, out=out[:rows])
+    expected = torch.full_like(q, torch.nan, dtype=torch.float32)
+    cache = (of_all.clean_k.float(), of_all.clean_v.float())
+    reference.prefill_attention(q.float(), *cache, *of_chunks, out=expected)
+    reference.decode_attention(q[:rows].float(), *cache, *of_rows, out=expected[:rows])
+    assert_near(out, expected.to(dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("bad", ["strides", "head_dim", "heads", "block_size"])
+def test_layouts_that_are_not_read_are_refused(bad, device):
+    cache = make_cache([3], 2, 48 if bad == "head_dim" else 32, torch.float32, device)
+    q = torch.randn(1, 3 if bad == "heads" else 4, cache.k.shape[3], device=device)
+    if bad == "strides":
+        q = q.transpose(0, 1).contiguous().transpose(0, 1).expand(2, -1, -1)
+    k, v = cache.k, cache.v
+    if bad == "block_size":
+        k, v = k[:, :, :8].contiguous(), v[:, :, :8].contiguous()
+    with pytest.raises(ValueError, match=r"contiguous|power of two|multiple"):
+        attention.decode_attention(q, k, v, cache.tables, cache.slots, cache.lengths, 0.2)
+
+
+def softmax_formula(q: Tensor, cache: Cache, row: int, length: int, scale: float) -> Tensor:
+    """Attend from `q [query_heads, head_dim]` to the first positions of a sequence, literally."""
+    position = torch.arange(length, device=q.device)
+    blocks = cache.tables[cache.slots[row], position // BLOCK_SIZE].long()
+    k, v = (x[blocks, :, position % BLOCK_SIZE] for x in (cache.k, cache.v))
+    group = q.shape[0] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("hd,lhd->hl", q, k) * scale
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
+
+
+def test_decode_twin_follows_the_formula(device):
+    cache = make_cache(LENGTHS, 2, 32, torch.float32, device)
+    q = torch.randn(len(LENGTHS), 6, 32, device=device)
+    out = reference.decode_attention(
+        q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, cache.lengths, 0.2
+    )
+    expected = [softmax_formula(q[r], cache, r, n, 0.2) for r, n in enumerate(LENGTHS)]
+    assert_near(out, torch.stack(expected), 2e-6)
+
+
+def test_prefill_twin_follows_the_formula(device):
+    counts = [count for count, _ in CHUNKS]
+    starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+    cache = make_cache([length for _, length in CHUNKS], 2, 32, torch.float32, device)
+    q = torch.randn(sum(counts), 4, 32, device=device)
+    out = reference.prefill_attention(
+        q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, starts, cache.lengths, 0.2,
+        max(counts),
+    )  # fmt: skip
+    expected = [
+        softmax_formula(q[starts[row] + query], cache, row, length - count + query + 1, 0.2)
+        for row, (count, length) in enumerate(CHUNKS)
+        for query in range(count)
+    ]
+    assert_near(out, torch.stack(expected), 2e-6)
+
+
+def test_prefill_twin_refuses_a_chunk_longer_than_announced(device):
+    cache = make_cache([8], 1, 32, torch.float32, device)
+    q = torch.randn(8, 1, 32, device=device)
+    starts = torch.tensor([0, 8], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="chunk 0 has 8 queries"):
+        reference.prefill_attention(
+            q, cache.k, cache.v, cache.tables, cache.slots, starts, cache.lengths, 0.2, 7
+        )

@@ -1,0 +1,236 @@
+"""Hopper's prefill attention: it compiles on any machine, and on a Hopper GPU it is right.
+
+The launches are compiled in a process of their own, because the interpreter that the other tests
+use takes the place of the compiler. Run as a script, this file prints what it compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
+from support.kernels.clean_process import report_of
+from support.kernels.comparison import FULL_SIZE, TOLERANCE, assert_near
+
+SHARED_LIMIT = 227 * 1024
+HEADS = [(32, 8), (16, 8), (8, 8), (16, 1)]
+HALVES = [torch.bfloat16, torch.float16]
+# Bytes. Triton 3.6's assembler spills two registers of some shapes, Triton 3.7's none.
+SPILLED_LIMIT = 8
+# (queries, tokens cached)
+CHUNKS: list[list[tuple[int, int]]] = [
+    [(300, 300)],
+    [(1, 1), (15, 15), (16, 33), (1, 100), (33, 40), (17, 17), (128, 128), (130, 257)],
+    [(1 + i % 3, 1 + i % 3 + i * 13 % 200) for i in range(255)],
+    [(100, 1000), (0, 0), (0, 0)],
+]
+if FULL_SIZE:
+    CHUNKS += [[(2000, 2000)] * 4, [(100, 4095), (1025, 2050)], [(512, 30_000)]]
+
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a GPU of compute capability 9.0: wgmma runs on no other, nor in the interpreter",
+)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch(heads: tuple[int, int], dtype: torch.dtype, block_size: int = 16) -> None:
+    query_heads, kv_heads = heads
+    q, cache = (
+        meta(4096, query_heads, 128, dtype=dtype),
+        meta(1000, kv_heads, block_size, 128, dtype=dtype),
+    )
+    tables, slots, starts = (meta(*n, dtype=torch.int32) for n in ((9, 512), (8,), (9,)))
+    hopper.prefill(torch.empty_like(q), q, cache, cache, tables, slots, starts, slots, 0.1)
+
+
+def compile_cases() -> list[dict]:
+    """Compile the kernel for all heads, types and block sizes; return what the tests look at."""
+    from support.kernels.cross_compile import recorded_launches
+
+    hopper.dependent_launch = lambda device: True
+    with recorded_launches() as launches:
+        for heads in HEADS:
+            for dtype in HALVES:
+                launch(heads, dtype)
+        launch(HEADS[0], HALVES[0], block_size=64)
+    return [
+        {
+            "kernel": launch.kernel,
+            "shared": launch.shared,
+            "spilled": launch.spilled,
+            "threads": launch.threads,
+            "products": launch.count("wgmma.mma_async"),
+            "other products": launch.count("mma.sync"),
+            "tensor copies": launch.count("cp.async.bulk.tensor"),
+            "register moves": launch.count("setmaxnreg"),
+            "waits": launch.count("griddepcontrol.wait"),
+        }
+        for launch in launches
+    ]
+
+
+@pytest.fixture(scope="module")
+def launches() -> list[dict]:
+    return report_of(Path(__file__))
+
+
+def test_it_fits_the_multiprocessor(launches):
+    assert len(launches) == len(HEADS) * len(HALVES) + 1
+    for compiled in launches:
+        assert compiled["kernel"] == "prefill_hopper_kernel"
+        assert compiled["shared"] <= SHARED_LIMIT
+        assert compiled["spilled"] <= SPILLED_LIMIT
+
+
+def test_a_loader_copies_and_two_consumers_multiply(launches):
+    pages, halves = 128 // 16, 2  # a copy takes a page and half of a head's dimensions
+    for compiled in launches:
+        assert compiled["threads"] == 3 * 128  # the loader's warp group has one warp at work
+        assert compiled["register moves"] > 0
+        # Keys, values, values of a tile that is cut, and the queries of both consumers.
+        assert compiled["tensor copies"] == 3 * pages * halves + 2 * halves
+        # Two consumers; three times scores, three times values; eight instructions each.
+        assert compiled["products"] == 2 * (3 + 3) * 8
+        assert compiled["other products"] == 0
+
+
+def test_it_waits_for_its_predecessor(launches):
+    assert {compiled["waits"] for compiled in launches} == {1}
+
+
+@pytest.mark.parametrize(
+    ("supported", "shape"),
+    [
+        (True, {}),
+        (True, {"heads": (32, 8), "tokens": 257}),
+        (True, {"dtype": torch.float16}),
+        (False, {"heads": (32, 8), "tokens": 256}),  # short chunks have the plain kernel
+        (False, {"heads": (24, 8)}),  # a group of three
+        (False, {"head_dim": 64}),
+        (False, {"dtype": torch.float32}),
+        (False, {"chunks": 256}),
+    ],
+    ids=str,
+)
+def test_shapes_that_it_takes(supported, shape, monkeypatch):
+    given = {"heads": (16, 8), "tokens": 4096, "head_dim": 128, "dtype": torch.bfloat16}
+    given |= {"chunks": 255} | shape
+    q = meta(given["tokens"], given["heads"][0], given["head_dim"], dtype=given["dtype"])
+    cache = meta(10, given["heads"][1], 16, given["head_dim"], dtype=given["dtype"])
+    arguments = (q, cache, given["chunks"], given["tokens"])
+    assert not hopper.is_supported(*arguments)  # no Hopper GPU
+    monkeypatch.setattr(hopper, "is_hopper", lambda device: True)
+    assert hopper.is_supported(*arguments) == supported
+
+
+def random_call(
+    chunks: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    before: int = 0,
+    padding: int = 0,
+    block_size: int = 16,
+) -> tuple:
+    """Arguments of `prefill` behind `out`; whatever no sequence has written is NaN."""
+    from kernels.attention.test_attention import make_cache
+
+    device = torch.device("cuda")
+    counts = [count for count, _ in chunks]
+    lengths = [length for _, length in chunks]
+    cache = make_cache(lengths, heads[1], 128, dtype, device, block_size)
+    starts = torch.tensor(list(accumulate(counts, initial=before)), dtype=torch.int32).to(device)
+    q = torch.randn(before + sum(counts) + padding, heads[0], 128, device=device).to(dtype)
+    return q, cache.k, cache.v, cache.tables, cache.slots, starts, cache.lengths, 128**-0.5
+
+
+def computed(call: tuple, before: int = 0) -> torch.Tensor:
+    out = torch.full_like(call[0], torch.nan)
+    out[:before] = 7
+    hopper.prefill(out, *call)
+    return out
+
+
+def compare(
+    chunks: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    before: int = 7,
+    padding: int = 40,
+    block_size: int = 16,
+) -> None:
+    from pagewire.worker.ops.reference.attention import prefill_attention
+
+    call = random_call(chunks, heads, dtype, before, padding, block_size)
+    out = computed(call, before)
+    q, k, v, *others = call
+    clean = (torch.nan_to_num(cache).float() for cache in (k, v))
+    expected = prefill_attention(q.float(), *clean, *others, max(n for n, _ in chunks))
+    expected[:before] = 7
+    assert_near(out, expected.to(dtype), TOLERANCE[dtype])
+
+
+@on_hopper
+@pytest.mark.parametrize("chunks", CHUNKS, ids=lambda chunks: f"{len(chunks)}-{chunks[0]}")
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_it_follows_its_twin(heads, chunks):
+    compare(chunks, heads, torch.bfloat16)
+
+
+@on_hopper
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_it_follows_its_twin_in_float16(heads):
+    compare(CHUNKS[1], heads, torch.float16)
+
+
+@on_hopper
+@pytest.mark.parametrize("block_size", [32, 48, 128])
+def test_it_reads_larger_blocks(block_size):
+    compare(CHUNKS[1], (32, 8), torch.bfloat16, block_size=block_size)
+
+
+@on_hopper
+@pytest.mark.parametrize("chunks", [[(128, 128)], [(1, 1)], [(0, 0)], [(4, 0)]], ids=str)
+def test_it_needs_no_padding(chunks):
+    compare(chunks, (32, 8), torch.bfloat16, before=0, padding=int(chunks[0][0] == 0))
+
+
+@on_hopper
+@pytest.mark.parametrize("heads", [(32, 8), (16, 8)], ids=str)
+def test_bits_do_not_depend_on_the_chunk_nor_on_the_run(heads):
+    queries, length = 1000, 3000
+    q, k, v, tables, slots, _, _, scale = random_call([(queries, length)], heads, torch.bfloat16)
+    results = []
+    for cuts in ([0, 1000], [0, 1000], [0, 64, 1000], [0, 1, 17, 500, 777, 1000], [0, 333, 1000]):
+        starts = torch.tensor(cuts, dtype=torch.int32, device=q.device)
+        slot = slots.repeat(len(cuts) - 1)
+        lengths = length - queries + starts[1:]
+        results.append(computed((q, k, v, tables, slot, starts, lengths, scale)))
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@on_hopper
+def test_it_runs_in_graphs_again_and_again():
+    call = random_call([(700, 2000), (300, 300)], (32, 8), torch.bfloat16)
+    expected, out = computed(call), torch.empty_like(call[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            hopper.prefill(out, *call)
+    for _ in range(5):
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_cases()))

@@ -1,0 +1,195 @@
+"""The norm, activation, sampling and linear kernels compile for Hopper as meant, on any machine.
+
+The launches are compiled in a process of their own, because the interpreter that the other tests
+use takes the place of the compiler. Run as a script, this file prints what it compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
+from support.kernels.clean_process import report_of
+
+SHARED_LIMIT = 227 * 1024
+HIDDEN = 4096
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def norms(tokens: int) -> None:
+    from pagewire.worker.ops.triton import norm
+
+    x, weight = meta(tokens, HIDDEN), meta(HIDDEN)
+    norm.rms_norm(x, weight, 1e-6)
+    norm.add_rms_norm(x, meta(tokens, HIDDEN), weight, 1e-6)
+
+
+def activations(tokens: int) -> None:
+    from pagewire.worker.ops.triton import activation
+
+    activation.silu_mul(meta(tokens, 2 * HIDDEN))
+    activation.silu_mul(meta(tokens, 2 * HIDDEN), meta(tokens, HIDDEN), 1e-6)
+
+
+def products(tokens: int) -> None:
+    """Llama-3.1-8B's, with the table's kernels."""
+    from pagewire.worker.ops.triton import linear
+
+    x, norm = meta(tokens, HIDDEN), meta(HIDDEN)
+    linear.norm_linear(x, norm, 1e-6, meta(6144, HIDDEN), meta(6144))
+    linear.linear_add(x, meta(HIDDEN, HIDDEN), x)
+    linear.norm_gate_up_silu_mul(x, None, 1e-6, meta(28672, HIDDEN))
+
+
+def draws(rows: int) -> None:
+    from pagewire.worker.ops.triton import sampling
+
+    logits, state = meta(rows, 128256), meta_state(rows)
+    sampling.sample(logits, state, filtered=False)
+    sampling.sample(logits, state)
+    sampling.logprobs(logits, meta(rows, dtype=torch.int32), 20)
+
+
+def ends(rows: int) -> None:
+    from pagewire.worker.ops.triton import step
+
+    state, slots = meta_state(64), meta(rows, dtype=torch.int32)
+    step.gather_sampling(state, slots, slots)
+    step.end_decode(slots, meta(rows, HIDDEN), slots, slots, state.adjustments)
+
+
+def meta_state(rows: int) -> SamplingState:
+    dtypes = {"seed": torch.int64, **dict.fromkeys(("temperature", "top_p", "min_p"), torch.float)}
+    tensors = {
+        field.name: meta(rows, dtype=dtypes.get(field.name, torch.int32))
+        for field in fields(SamplingState)
+        if field.name != "adjustments"
+    }
+    ints = meta(rows, dtype=torch.int32)
+    adjustments = Adjustments(
+        kinds=ints,
+        slots=ints,
+        token_counts=meta(64, 128256, dtype=torch.int16),
+        penalties=meta(64, 3, dtype=torch.float),
+        bias_ids=meta(64, MAX_BIASES, dtype=torch.int32),
+        biases=meta(64, MAX_BIASES, dtype=torch.float),
+    )
+    stops = meta(rows, MAX_STOP_IDS, dtype=torch.int32)
+    return SamplingState(**tensors | {"stop_token_ids": stops, "adjustments": adjustments})
+
+
+def block_copies(count: int) -> None:
+    from pagewire.worker.ops.triton import blocks
+
+    numbers = meta(count, dtype=torch.int32)
+    device, host = meta(64, 4096, 16384), meta(4096, 64, 16384).transpose(0, 1)
+    blocks.copy_blocks(device, numbers, host, numbers)
+    blocks.copy_blocks(host, numbers, device, numbers)
+
+
+CASES: dict[str, tuple[Callable[[int], None], int]] = {
+    "norms of one token": (norms, 1),
+    "norms": (norms, 4096),
+    "activation": (activations, 4096),
+    "products of one token": (products, 1),
+    "products of 2 tokens": (products, 2),
+    "products of 16 tokens": (products, 16),
+    "draws": (draws, 8),
+    "draws of many rows": (draws, 512),
+    "ends of a step": (ends, 8),
+    "block copies": (block_copies, 5),
+}
+
+
+def compile_cases() -> dict[str, list[dict]]:
+    """Compile what every case launches; return the counts that the tests look at."""
+    from pagewire.worker.ops.triton import activation, adjustments, linear, norm, sampling
+    from pagewire.worker.ops.triton import logprobs as logprobs_module
+    from pagewire.worker.ops.triton import sampling_filters as filters
+    from support.kernels.cross_compile import recorded_launches
+
+    sampling.multiprocessors = lambda device: 132
+    for module in (activation, adjustments, filters, linear, logprobs_module, norm, sampling):
+        module.dependent_launch = lambda device: True
+    found = {}
+    for name, (function, tokens) in CASES.items():
+        with recorded_launches() as launches:
+            function(tokens)
+        found[name] = [
+            {
+                "kernel": launch.kernel,
+                "shared": launch.shared,
+                "spilled": launch.spilled,
+                "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
+                "async_copies": launch.count("cp.async.cg.shared.global"),
+                "products": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
+                "waits": launch.count("griddepcontrol.wait"),
+                "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
+            }
+            for launch in launches
+        ]
+    return found
+
+
+def loads(ptx: str) -> list[str]:
+    return [line for line in ptx.splitlines() if "ld.global" in line]
+
+
+@pytest.fixture(scope="module")
+def launches() -> dict[str, list[dict]]:
+    return report_of(Path(__file__))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_the_multiprocessor(case, launches):
+    for launch in launches[case]:
+        assert launch["shared"] <= SHARED_LIMIT
+        assert launch["spilled"] == 0, launch["kernel"]
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"block copies", "ends of a step"}))
+def test_waits_for_its_predecessor(case, launches):
+    assert all(launch["waits"] == 1 for launch in launches[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loads_are_16_bytes_wide(case, launches):
+    for launch in launches[case]:
+        small_tables_alone = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
+        if launch["kernel"] not in small_tables_alone:
+            assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("products")])
+def test_weights_are_loaded_before_the_wait(case, launches):
+    products = [x for x in launches[case] if x["kernel"] in ("_vector_kernel", "_skinny_kernel")]
+    assert products
+    for launch in products:
+        assert launch["loads_before_wait"] > 0, launch["kernel"]
+
+
+def test_one_kernel_copies_blocks_either_way_16_bytes_at_a_time(launches):
+    copies = launches["block copies"]
+    assert [launch["kernel"] for launch in copies] == ["_copy_kernel"] * 2
+    # 4096 values of 2 bytes by 128 threads.
+    assert [launch["wide_loads"] for launch in copies] == [4, 4]
+
+
+def test_skinny_products_run_on_tensor_cores(launches):
+    skinny = [x for x in launches["products of 16 tokens"] if x["kernel"] == "_skinny_kernel"]
+    assert len(skinny) == 3
+    assert all(launch["products"] > 0 and launch["async_copies"] > 0 for launch in skinny)
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_cases()))

@@ -1,0 +1,162 @@
+"""What the pool compiles is what launches look up: real kernels, compiled for Hopper anywhere.
+
+They are compiled in a process of their own, because the interpreter that the other tests use takes
+the place of the compiler. Run as a script, this file prints what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewire.worker.startup.compile_pool import CompilePool, Job
+from support.kernels.clean_process import report_of
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launches() -> None:
+    """Kernels with constants of every kind, and some whose functions others call as well."""
+    from kernels.attention.test_hopper import HALVES, HEADS
+    from kernels.attention.test_hopper import launch as prefill
+    from kernels.compile.test_attention import decode
+    from kernels.compile.test_pointwise import meta_state
+    from pagewire.worker.ops.triton import linear, sampling
+
+    sampling.sample(meta(8, 4096), meta_state(8))
+    sampling.sample(meta(8, 4096), meta_state(8), filtered=False)
+    x = meta(1, 256)
+    linear.norm_linear(x, meta(256), 1e-6, meta(512, 256))
+    decode(64, 16, 8, 128)
+    prefill(HEADS[0], HALVES[0])
+
+
+def wrong_launch() -> None:
+    """A block that is no power of two does not compile."""
+    from pagewire.worker.ops.triton.activation import ActivationConfig, silu_mul
+
+    silu_mul(meta(1, 96), config=ActivationConfig(block=48, warps=4))
+
+
+def compile_and_launch() -> dict[str, Any]:
+    """Collect, compile in the pool, then launch as a worker does; nothing runs on a device."""
+    from unittest.mock import patch
+
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompiledKernel
+    from triton.runtime.driver import driver
+
+    from pagewire.worker.ops import load_ops
+    from pagewire.worker.ops.triton import linear, sampling, sampling_filters
+    from pagewire.worker.ops.triton.attention import decode as attention_decode
+    from pagewire.worker.ops.triton.attention import prefill_hopper as attention_prefill_hopper
+    from pagewire.worker.startup.compilations import collected, compiled_here, on_compilation
+    from pagewire.worker.startup.compile_server import TargetDriver
+
+    class Hopper(TargetDriver):
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    def no_device(kernel: CompiledKernel) -> None:
+        kernel._run = lambda *args: launched.append(kernel.name)
+
+    pool, jobs, ready, launched = CompilePool(), [], [], []
+    driver.set_active(Hopper(GPUTarget("cuda", 90, 32)))
+    load_ops("triton")
+    attention_decode.multiprocessors = sampling.multiprocessors = lambda device: 132
+    for module in (attention_decode, attention_prefill_hopper, linear, sampling, sampling_filters):
+        module.dependent_launch = lambda device: True
+
+    def submit(job: Job) -> None:
+        jobs.append(job.kernel)
+        pool.submit(job)
+
+    with collected(submit):
+        launches()
+        wrong_launch()
+        launches()
+    results = pool.finish()
+    with patch.object(CompiledKernel, "_init_handles", no_device), compiled_here() as here:
+        on_compilation(ready.append)
+        launches()
+        compiled_here_before_the_wrong_one = list(here)
+        launched_first, jobs_first = len(launched), len(jobs)
+        with collected(submit):
+            launches()
+        again = [len(launched) - launched_first, len(jobs) - jobs_first]
+        try:
+            wrong_launch()
+        except Exception as error:
+            refused = str(error)
+    return {
+        "jobs": jobs,
+        "failed": [[result.kernel, result.error] for result in results if result.error],
+        "compiled": [result.kernel for result in results if not result.error],
+        "ready": ready,
+        "compiled here": compiled_here_before_the_wrong_one,
+        "refused": refused,
+        "launched": launched_first,
+        "launched and collected again": again,
+    }
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return report_of(Path(__file__))
+
+
+def test_launches_find_what_the_pool_has_compiled(report: dict[str, Any]) -> None:
+    assert report["compiled here"] == []
+    assert sorted(report["ready"]) == sorted(report["compiled"])
+    assert {
+        "_draw_kernel",
+        "_search_kernel",
+        "_vector_kernel",
+        "decode_kernel",
+        "prefill_hopper_kernel",
+    } < {*report["ready"]}
+
+
+def test_each_variant_is_compiled_once(report: dict[str, Any]) -> None:
+    assert len(report["jobs"]) == len(report["compiled"]) + len(report["failed"])
+    assert report["jobs"].count("_draw_kernel") == 2  # with filters and without
+    assert report["jobs"].count("_vector_kernel") == 1
+
+
+def test_kernels_that_are_loaded_are_not_launched_while_others_are_collected(
+    report: dict[str, Any],
+) -> None:
+    assert report["launched"] > 0
+    assert report["launched and collected again"] == [0, 0]
+
+
+def test_a_variant_that_fails_is_left_to_the_worker(report: dict[str, Any]) -> None:
+    ((kernel, error),) = report["failed"]
+    assert kernel == "_silu_mul_kernel"
+    assert error.startswith("CompilationError")
+    assert "power of 2" in report["refused"]
+
+
+def test_a_pool_that_died_is_of_no_help_and_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    pool = CompilePool()
+    pool.close()
+    for _ in range(2):
+        pool.submit(
+            Job(("cuda", 90, 32), "pagewire.worker.ops.triton.norm", "_rms_norm_kernel", "{}")
+        )
+    assert pool.finish() == []
+    assert "ended with status -9" in caplog.text
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        print(json.dumps(compile_and_launch()))

@@ -1,0 +1,207 @@
+"""Drives a worker through the step protocol as a scheduler would: blocks, chunks, run-ahead."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from pagewire.config import WorkerConfig
+from pagewire.errors import RequestError
+from pagewire.packing import pack, unpack, unpack_floats
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.session import Session
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.startup.loading import LoadedWorker, load_worker
+
+
+class Stream(Protocol):
+    """A step stream: answers come in the order of the steps."""
+
+    async def send(self, step: pb.Step) -> None: ...
+
+    async def receive(self) -> pb.StepResult: ...
+
+
+@dataclass
+class LocalStream:
+    """A stream to an engine in this process."""
+
+    engine: Engine
+    session: Session
+
+    async def send(self, step: pb.Step) -> None:
+        self.engine.step(self.session, step)
+
+    async def receive(self) -> pb.StepResult:
+        answer = await self.session.answers.get()
+        if isinstance(answer, RequestError):
+            raise answer
+        assert answer is not None
+        return answer
+
+
+@dataclass
+class LocalWorker:
+    """A loaded worker in this process, without gRPC."""
+
+    loaded: LoadedWorker
+    engine: Engine
+    fatal: list[BaseException] = field(default_factory=list)
+
+    @property
+    def limits(self) -> Limits:
+        return self.loaded.limits
+
+    def stream(self) -> LocalStream:
+        return LocalStream(self.engine, Session(1, self.limits))
+
+
+@asynccontextmanager
+async def local_worker(
+    folder: Path,
+    adapt: Callable[[LoadedWorker], LoadedWorker] = lambda loaded: loaded,
+    **settings: Any,
+) -> AsyncIterator[LocalWorker]:
+    """A worker, on the CPU by default; `adapt` may change what was loaded before it serves."""
+    defaults = {"num_blocks": 128, "num_slots": 16, "torch_threads": 1, "device": "cpu"}
+    config = WorkerConfig(model=str(folder), **(defaults | settings))
+    fatal: list[BaseException] = []
+    launcher = SerialThread("launcher", fatal.append)
+    loaded = adapt(await launcher.call(lambda: load_worker(config)))
+    if loaded.uses_triton:
+        await launcher.call(loaded.backend.warm_up)
+    engine = Engine(loaded.backend, launcher, Instruments(CollectorRegistry()), fatal.append)
+    yield LocalWorker(loaded, engine, fatal)
+    await asyncio.to_thread(engine.close)
+
+
+# Of one token: its own, then ids and log probabilities of the likeliest ones.
+Logprobs = tuple[float, list[int], list[float]]
+
+
+@dataclass
+class Sequence:
+    """A request: known tokens, how many of them were generated, how many more are wanted."""
+
+    tokens: list[int]
+    wanted: int
+    generated: int = 0
+    sampling: pb.SlotSampling = field(default_factory=lambda: pb.SlotSampling(top_p=1.0))
+    output: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    failure: str = ""
+    slot: int = -1
+    computed: int = 0
+    sampled: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class StepDriver:
+    """Runs sequences on a stream, all at once, and collects their tokens."""
+
+    def __init__(self, stream: Stream, limits: Limits | pb.WorkerInfo) -> None:
+        self.stream = stream
+        self.block_size = limits.block_size
+        # Neighbouring blocks of a sequence lie far apart.
+        self.free = deque(range(limits.num_blocks - 1, 0, -2))
+        self.free.extend(range(limits.num_blocks - 2, 0, -2))
+        self.slots = deque(range(limits.num_slots))
+        self.number = 0
+
+    async def run(
+        self, sequences: list[Sequence], *, chunk: int = 1 << 20, run_ahead: int = 1
+    ) -> list[list[int]]:
+        """The outputs. Each step computes at most `chunk` tokens of each prompt."""
+        waiting: deque[list[Sequence]] = deque()
+        decoding: list[Sequence] = []
+        step = pb.Step(starts=[self._start(sequence) for sequence in sequences])
+        while True:
+            prefilling = [s for s in sequences if s.computed < len(s.tokens)]
+            decoded = [s for s in sequences if s not in prefilling and s.sampled < s.wanted]
+            if not prefilling and not decoded:
+                break
+            if decoded != decoding:
+                step.decode_slots = pack([s.slot for s in decoded])
+                decoding = decoded
+            rows = list(decoded)
+            for sequence in decoded:
+                self._grow(step, sequence, 1)
+            slots, counts = [], []
+            for sequence in prefilling:
+                count = min(chunk, len(sequence.tokens) - sequence.computed)
+                self._grow(step, sequence, count)
+                slots.append(sequence.slot)
+                counts.append(count)
+                if sequence.computed == len(sequence.tokens):
+                    rows.append(sequence)
+            step.prefill_slots, step.prefill_counts = pack(slots), pack(counts)
+            for sequence in rows:
+                sequence.sampled += 1
+            await self._send(step)
+            waiting.append(rows)
+            if len(waiting) >= run_ahead:
+                await self._receive(waiting.popleft(), sequences)
+            step = pb.Step()
+        while waiting:
+            await self._receive(waiting.popleft(), sequences)
+        for sequence in sequences:
+            self.free.extend(sequence.blocks)
+            self.slots.append(sequence.slot)
+        await self._send(pb.Step(decode_slots=b""))
+        await self._receive([], [])
+        return [sequence.output for sequence in sequences]
+
+    def _start(self, sequence: Sequence) -> pb.SequenceStart:
+        sequence.slot = self.slots.popleft()
+        return pb.SequenceStart(
+            slot=sequence.slot,
+            token_ids=pack(sequence.tokens),
+            num_generated=sequence.generated,
+            num_computed=0,
+            sampling=sequence.sampling,
+        )
+
+    def _grow(self, step: pb.Step, sequence: Sequence, count: int) -> None:
+        """Counts `count` more computed tokens, and appends the blocks that they need."""
+        sequence.computed += count
+        appended = []
+        while len(sequence.blocks) * self.block_size < sequence.computed:
+            appended.append(self.free.popleft())
+            sequence.blocks.append(appended[-1])
+        step.append_slots += pack([sequence.slot] * len(appended))
+        step.append_blocks += pack(appended)
+
+    async def _send(self, step: pb.Step) -> None:
+        self.number += 1
+        step.step = self.number
+        await self.stream.send(step)
+
+    async def _receive(self, rows: list[Sequence], sequences: list[Sequence]) -> None:
+        result = await self.stream.receive()
+        tokens = unpack(result.token_ids).tolist()
+        assert len(tokens) == len(rows)
+        for sequence, token in zip(rows, tokens, strict=True):
+            sequence.output.append(token)
+        self._take_logprobs(result, rows)
+        by_slot = {sequence.slot: sequence for sequence in sequences}
+        for error in result.errors:
+            assert not by_slot[error.slot].failure, "a failure is reported once"
+            by_slot[error.slot].failure = error.message
+
+    def _take_logprobs(self, result: pb.StepResult, rows: list[Sequence]) -> None:
+        named = unpack(result.logprob_rows)
+        chosen = unpack_floats(result.logprobs).tolist()
+        ids = unpack(result.top_ids).reshape(len(named), -1).tolist() if len(named) else []
+        top = unpack_floats(result.top_logprobs).reshape(len(named), -1) if len(named) else []
+        for row, own, its_ids, its_top in zip(named, chosen, ids, top, strict=True):
+            rows[row].logprobs.append((own, its_ids, its_top.tolist()))
+        wanting = [i for i, s in enumerate(rows) if s.sampling.HasField("logprobs")]
+        assert [i for i in wanting if rows[i].output[-1] >= 0] == named.tolist()

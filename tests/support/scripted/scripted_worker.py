@@ -1,0 +1,262 @@
+"""A worker without a model: a test's peer for the scheduler over real gRPC.
+
+It holds every step against the protocol's rules and answers with tokens that are a pure function
+of the prompt and the index, so a sequence that runs again must come out the same.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+
+from pagewire.packing import pack, pack_floats, unpack
+from pagewire.rpc.checksums import SealGate
+from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SERVER_OPTIONS
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.protocol.steps.step import PrefixGroup, decode_step
+
+
+def token_at(prompt: list[int], index: int, vocab_size: int) -> int:
+    """The token that the scripted model generates at an index."""
+    return (sum(prompt) * 31 + len(prompt) * 7 + index * 13) % vocab_size
+
+
+def logprobs_at(
+    prompt: list[int], index: int, top: int, vocab_size: int
+) -> tuple[float, list[int], list[float]]:
+    """The log probability of that token, and ids and log probabilities of the likeliest ones."""
+    base = -((sum(prompt) + index) % 64) / 64
+    first = token_at(prompt, index, vocab_size) + 1
+    ids = [(first + rank) % vocab_size for rank in range(top)]
+    return base - 5, ids, [base - rank / 4 for rank in range(top)]
+
+
+@dataclass
+class Slot:
+    """What the worker knows of one slot."""
+
+    prompt: list[int]
+    known: int
+    computed: int
+    generated: int
+    blocks: list[int]
+    logprobs: int | None = None
+
+
+@dataclass
+class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
+    """Serves until `stop`; the fields script its behaviour."""
+
+    info: pb.WorkerInfo
+    step_seconds: float = 0.0
+    token_seconds: float = 0.0  # of each prompt token in a step, on top
+    # Prompt tokens of each step that had decodes.
+    chunks: list[int] = field(default_factory=list)
+    # Prompts (by their first token) whose slots fail, and how often each still does.
+    failing: dict[int, int] = field(default_factory=dict)
+    retryable: bool = True
+    # Ends the stream after this many steps, once.
+    break_after: int | None = None
+    # Does not answer any more after this many steps, once.
+    hang_after: int | None = None
+    # Breaks the stream whenever it computes a prompt with this first token.
+    poison: int | None = None
+    # Says that it is alive, and by default that it has read all steps.
+    says_alive: bool = True
+    reads: int | None = None
+    # Answers with this result after so many steps, once.
+    bad_result: tuple[int, pb.StepResult] | None = None
+    broken: int = 0
+    steps: int = 0
+    # The size of the largest prefix group so far.
+    most_grouped: int = 0
+    slots: dict[int, Slot] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    _server: grpc.aio.Server | None = None
+
+    async def start(self, address: str) -> None:
+        """Listens on an address."""
+        self._server = grpc.aio.server(interceptors=[SealGate()], options=SERVER_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Breaks every connection."""
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def Run(  # noqa: N802
+        self, requests: AsyncIterator[pb.RunRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.RunResponse]:
+        """The step stream."""
+        answers: asyncio.Queue[pb.RunResponse | None] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._answer_steps(requests, context, answers)),
+            asyncio.create_task(self._say_alive(answers)),
+        ]
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+            await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _say_alive(self, answers: "asyncio.Queue[pb.RunResponse | None]") -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if not self.says_alive:
+                continue
+            alive = pb.Alive(received_steps=2**64 - 1 if self.reads is None else self.reads)
+            answers.put_nowait(pb.RunResponse(alive=alive))
+
+    async def _answer_steps(
+        self,
+        requests: AsyncIterator[pb.RunRequest],
+        context: grpc.aio.ServicerContext,
+        answers: "asyncio.Queue[pb.RunResponse | None]",
+    ) -> None:
+        try:
+            async for answer in self._answers(requests, context):
+                answers.put_nowait(answer)
+        finally:
+            answers.put_nowait(None)
+
+    async def _answers(
+        self, requests: AsyncIterator[pb.RunRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.RunResponse]:
+        hello = await anext(aiter(requests))
+        assert hello.hello.protocol_version == PROTOCOL_VERSION
+        self.slots.clear()
+        decode: list[int] = []
+        groups: tuple[PrefixGroup, ...] = ()
+        number = 0
+        yield pb.RunResponse(ready=self.info)
+        async for message in requests:
+            step = message.step
+            number += 1
+            self.steps += 1
+            self._expect(step.step == number, f"step {step.step} after {number - 1}")
+            if step.HasField("decode_slots"):
+                decode = unpack(step.decode_slots).tolist()
+            result = self._compute(step, decode)
+            found = decode_step(step).groups
+            groups = groups if found is None else found
+            self._check_groups(groups, decode)
+            if self.break_after is not None and self.steps >= self.break_after:
+                self.break_after = None
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
+            if self.poison is not None and self._computes_poison(step, decode):
+                self.broken += 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted fall")
+            if self.hang_after is not None and self.steps >= self.hang_after:
+                self.hang_after = None
+                await asyncio.Event().wait()
+            prefilled = int(unpack(step.prefill_counts).sum())
+            if decode:
+                self.chunks.append(prefilled)
+            if self.bad_result is not None and self.steps >= self.bad_result[0]:
+                result = self.bad_result[1]
+                self.bad_result = None
+            seconds = self.step_seconds + prefilled * self.token_seconds
+            result.duration_us = int(seconds * 1e6)
+            if seconds:
+                await asyncio.sleep(seconds)
+            yield pb.RunResponse(result=result)
+
+    def _compute(self, step: pb.Step, decode: list[int]) -> pb.StepResult:
+        for start in step.starts:
+            tokens = unpack(start.token_ids).tolist()
+            prompt = tokens[: len(tokens) - start.num_generated]
+            self.slots[start.slot] = Slot(
+                prompt,
+                len(tokens),
+                start.num_computed,
+                start.num_generated,
+                unpack(start.blocks).tolist(),
+                start.sampling.logprobs if start.sampling.HasField("logprobs") else None,
+            )
+        appended = zip(unpack(step.append_slots), unpack(step.append_blocks), strict=True)
+        for slot, block in appended:
+            self.slots[int(slot)].blocks.append(int(block))
+        rows = list(decode)
+        for slot in decode:
+            self._advance(slot, 1)
+        counts = unpack(step.prefill_counts).tolist()
+        for slot, count in zip(unpack(step.prefill_slots).tolist(), counts, strict=True):
+            self._advance(slot, count)
+            state = self.slots[slot]
+            self._expect(state.computed <= state.known, "prefill beyond the known tokens")
+            if state.computed == state.known:
+                rows.append(slot)
+        self._check_blocks()
+        errors = [error for slot in rows if (error := self._scripted_error(slot))]
+        failed = {error.slot for error in errors}
+        tokens = [-1 if slot in failed else self._sample(slot) for slot in rows]
+        return pb.StepResult(
+            step=step.step,
+            token_ids=pack(tokens),
+            errors=errors,
+            **self._logprobs(rows, tokens),
+        )
+
+    def _computes_poison(self, step: pb.Step, decode: list[int]) -> bool:
+        named = [*decode, *unpack(step.prefill_slots).tolist()]
+        return any(self.slots[slot].prompt[0] == self.poison for slot in named)
+
+    def _advance(self, slot: int, count: int) -> None:
+        state = self.slots[slot]
+        state.computed += count
+        room = len(state.blocks) * self.info.block_size
+        self._expect(state.computed <= room, f"slot {slot} computes beyond its blocks")
+
+    def _check_blocks(self) -> None:
+        for state in self.slots.values():
+            self._expect(0 not in state.blocks, "the scratch block was handed out")
+            self._expect(max(state.blocks) < self.info.num_blocks, "a block outside the pool")
+
+    def _check_groups(self, groups: tuple[PrefixGroup, ...], decode: list[int]) -> None:
+        self._expect(self.info.prefix_groups or not groups, "groups that nobody asked for")
+        self.most_grouped = max([self.most_grouped, *(len(group.slots) for group in groups)])
+        for group in groups:
+            slots = group.slots.tolist()
+            self._expect({*slots} <= {*decode}, "a group of slots that do not decode")
+            heads = {tuple(self.slots[slot].blocks[: group.blocks]) for slot in slots}
+            self._expect(len(heads) == 1, "a group that does not share its blocks")
+
+    def _sample(self, slot: int) -> int:
+        state = self.slots[slot]
+        token = token_at(state.prompt, state.generated, self.info.vocab_size)
+        state.generated += 1
+        return token
+
+    def _logprobs(self, slots: list[int], tokens: list[int]) -> dict[str, bytes]:
+        """Those of the rows that want some, just sampled; of each as many as any of them wants."""
+        states = [self.slots[slot] for slot in slots]
+        wanting = [i for i, s in enumerate(states) if s.logprobs is not None and tokens[i] >= 0]
+        top = max((states[i].logprobs for i in wanting), default=0)
+        found = [
+            logprobs_at(states[i].prompt, states[i].generated - 1, top, self.info.vocab_size)
+            for i in wanting
+        ]
+        return {
+            "logprob_rows": pack(wanting),
+            "logprobs": pack_floats(np.array([own for own, _, _ in found], np.float32)),
+            "top_ids": pack([token for _, ids, _ in found for token in ids]),
+            "top_logprobs": pack_floats(np.array([values for _, _, values in found], np.float32)),
+        }
+
+    def _scripted_error(self, slot: int) -> pb.SlotError | None:
+        key = self.slots[slot].prompt[0]
+        if self.failing.get(key, 0) <= 0:
+            return None
+        self.failing[key] -= 1
+        return pb.SlotError(slot=slot, message="scripted failure", retryable=self.retryable)
+
+    def _expect(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)

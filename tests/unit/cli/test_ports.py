@@ -1,0 +1,61 @@
+"""Ports that servers of this machine are given."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pagewire.cli.errors import CommandError
+from pagewire.cli.launch import ports
+from pagewire.cli.launch.ports import claim_port, free_port
+
+
+@pytest.fixture
+def outgoing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that says where the ports of outgoing connections begin."""
+    path = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(ports, "_OUTGOING", path)
+    monkeypatch.setattr(ports, "_offered", set())
+    return path
+
+
+def test_each_port_is_another_and_not_of_outgoing_connections(outgoing: Path) -> None:
+    outgoing.write_text("10300\t60999\n")
+    given = {free_port() for _ in range(50)}
+    assert len(given) == 50
+    assert min(given) >= 10_000
+    assert max(given) < 10_300
+
+
+def test_a_port_that_is_taken_is_passed_over(outgoing: Path) -> None:
+    taken = free_port()
+    with socket.create_server(("127.0.0.1", taken)):
+        outgoing.write_text(f"{taken + 1} 60999")
+        ports._offered.clear()
+        ports._offered.update(range(10_000, taken))
+        assert free_port() > taken, "none was left, so the system chose"
+
+
+@pytest.mark.parametrize("said", ["", "none", None])
+def test_without_a_word_of_outgoing_ports_the_usual_ones_are_avoided(
+    said: str | None, outgoing: Path
+) -> None:
+    if said is not None:
+        outgoing.write_text(said)
+    assert 10_000 <= free_port() < 32768
+
+
+def test_a_claimed_port_can_be_listened_on() -> None:
+    port = claim_port("127.0.0.1", 0, "--port")
+    assert claim_port("127.0.0.1", port, "--port") == port
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(CommandError, match=f"port {port}.*--port"),
+    ):
+        claim_port("127.0.0.1", port, "--port")
+
+
+@pytest.mark.parametrize("port", [0, 8000])
+def test_a_host_that_is_not_here_is_named(port: int) -> None:
+    with pytest.raises(CommandError, match=r"192\.0\.2\.1 port .*--port"):
+        claim_port("192.0.2.1", port, "--port")

@@ -1,0 +1,45 @@
+"""What the gateway tells those whom it refuses by their heads."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from pagewire.gateway.http.traffic import Traffic
+from pagewire.gateway.metrics import Metrics
+
+PATH = "/v1/completions"
+
+
+async def receive() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def test_an_idle_hour_says_nothing_about_how_fast_requests_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr("pagewire.gateway.http.traffic.time", clock)
+    answered = asyncio.Event()
+    told: list[Message] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await answered.wait()
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    traffic = Traffic(Metrics(), (PATH,), 40, 1 << 20).watch(answer)
+    clock.now = 3600.0
+    scopes = [{"type": "http", "path": PATH, "method": "POST"} for _ in range(41)]
+    running = [asyncio.create_task(traffic(scope, receive, send)) for scope in scopes[:40]]
+    await asyncio.sleep(0)
+    clock.now = 3600.5
+    await traffic(scopes[40], receive, send)
+    assert told[0]["status"] == 429
+    headers = dict(told[0]["headers"])
+    assert int(headers[b"retry-after"]) == 20, "nobody has been answered in half a second"
+    answered.set()
+    await asyncio.gather(*running)

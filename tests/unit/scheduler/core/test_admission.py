@@ -1,0 +1,93 @@
+"""From the queue to the workers, driven with integers."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
+from pagewire.scheduler.core.routing import LeastLoaded
+from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.suspicion import Loss
+
+GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+
+
+def limits(num_blocks: int = 33, num_slots: int = 4) -> WorkerLimits:
+    return WorkerLimits(num_blocks, 4, num_slots, 64, memory_threshold=1.0)
+
+
+def sequence(prompt: int, arrival: int, max_tokens: int = 8) -> Sequence:
+    """Prompts of different arrivals share nothing: none waits for the prefill of another."""
+    return Sequence(np.full(prompt, 10 + arrival, np.int32), GREEDY, max_tokens, (7,), arrival)
+
+
+def admission(*workers: WorkerLimits) -> Admission:
+    made = Admission(FirstComeFirstServed(), LeastLoaded())
+    for worker in workers:
+        made.add_worker(worker)
+    return made
+
+
+def test_nothing_leaves_the_queue_before_a_worker_is_there() -> None:
+    made = admission()
+    made.waiting.push(sequence(5, 0))
+    assert list(made.admit()) == []
+    made.add_worker(limits())
+    assert [a.sequence.arrival for a in made.admit()] == [0]
+
+
+def test_admissions_spread_and_end_when_all_slots_are_taken() -> None:
+    made = admission(limits(num_slots=1), limits(num_slots=2))
+    for arrival in range(5):
+        made.waiting.push(sequence(5, arrival))
+    admitted = list(made.admit())
+    assert [a.sequence.arrival for a in admitted] == [0, 1, 2]
+    assert {id(a.worker) for a in admitted} == {id(w) for w in made.workers}
+    assert len(made.waiting) == 2
+
+
+def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
+    made = admission(limits(num_blocks=4), limits(num_blocks=6))
+    large, small = sequence(30, 0), sequence(4, 1)
+    made.waiting.push(large)
+    made.waiting.push(small)
+    first, second = made.admit()
+    assert (first.sequence, first.worker) == (large, None)
+    assert (second.sequence, second.worker) == (small, made.workers[0])
+
+
+def test_what_is_too_long_for_a_worker_goes_to_one_that_takes_it() -> None:
+    made = admission(replace(limits(), max_model_len=37), replace(limits(), max_model_len=38))
+    for arrival in range(3):
+        made.waiting.push(sequence(30, arrival))
+    assert [a.worker for a in made.admit()] == [made.workers[1]] * 3
+
+
+def test_sequences_of_a_lost_worker_go_on_at_another() -> None:
+    made = admission(limits())
+    lost = made.workers[0]
+    running = sequence(5, 0)
+    made.waiting.push(running)
+    list(made.admit())
+    plan = lost.plan()
+    lost.commit(plan.number, np.array([5], np.int32))
+    assert made.lose_worker(lost, Loss(), 0.0) == [running]
+    assert running.state is State.PENDING
+    other = made.add_worker(limits())
+    assert [a.worker for a in made.admit()] == [other]
+    assert list(running.output) == [5]
+
+
+def test_preemptions_are_counted_and_queued_again() -> None:
+    made = admission(limits(num_blocks=5, num_slots=2))
+    for arrival in range(2):
+        made.waiting.push(sequence(7, arrival, 9))
+    list(made.admit())
+    worker = made.workers[0]
+    for _ in range(4):
+        plan = worker.plan()
+        worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+    assert made.preemptions == 1
+    assert made.waiting.head().arrival == 1

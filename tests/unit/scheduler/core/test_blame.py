@@ -1,0 +1,346 @@
+"""Who is blamed for a lost worker: a sequence that takes workers down, and those beside it."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.batching.batch import WorkerBatch
+from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
+from pagewire.scheduler.core.routing import LeastLoaded
+from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.suspicion import CONTROL_SECONDS, Loss, Suspicion
+
+GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+LIMITS = WorkerLimits(33, 4, 8, 16, memory_threshold=1.0)
+RUN_AHEAD = 3
+MAX_LOSSES = 2
+
+
+def sequence(arrival: int, prompt: int = 6, max_tokens: int = 20) -> Sequence:
+    return Sequence(np.full(prompt, arrival, np.int32), GREEDY, max_tokens, (-5,), arrival)
+
+
+class Fleet:
+    """Workers that compute one step at a time and fall when `deadly(batch, plan)` says so.
+
+    Where `returns` says so it was but the connection: the same process is there again.
+    """
+
+    def __init__(self, workers: int, deadly: Callable[[WorkerBatch, StepPlan], bool]) -> None:
+        self.admission = Admission(FirstComeFirstServed(), LeastLoaded(), MAX_LOSSES)
+        self.now = 0.0
+        for _ in range(workers):
+            self.admission.add_worker(LIMITS, self.now)
+        self.deadly = deadly
+        self.returns: Callable[[], bool] = lambda: False
+        self.losses = 0
+        self.guilty: list[Sequence] = []
+        # How many sequences were in the steps of the workers that fell.
+        self.beside: list[int] = []
+
+    def run(self, sequences: list[Sequence], most: int = 20000) -> None:
+        """Until all have ended; a round takes 10 ms."""
+        for waiting in sequences:
+            self.admission.waiting.push(waiting)
+        for _ in range(most):
+            if all(s.state.final or s in self.guilty for s in sequences):
+                return
+            self.now += 0.01
+            list(self.admission.admit(self.now))
+            for worker in list(self.admission.workers):
+                self._advance(worker)
+        raise AssertionError("they do not end")
+
+    def lose(self, worker: WorkerBatch) -> None:
+        """A worker falls; another process takes its place."""
+        self.losses += 1
+        self.beside.append(len(worker.named_slots()))
+        loss = Loss("process")
+        self.admission.lose_worker(worker, loss, self.now)
+        self.admission.add_worker(LIMITS, self.now)
+        loss.met("process" if self.returns() else "another")
+        self.guilty += self.admission.judge()
+
+    def _advance(self, worker: WorkerBatch) -> None:
+        while len(worker.in_flight) < RUN_AHEAD and worker.plan() is not None:
+            pass
+        worker.check()
+        if not worker.in_flight:
+            return
+        plan = worker.in_flight[0]
+        if self.deadly(worker, plan):
+            self.lose(worker)
+            return
+        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        for slot in outcome.slots[outcome.ended].tolist():
+            worker.finish(slot, State.COMPLETED)
+
+
+def computed(worker: WorkerBatch, slots: list[int]) -> list[Sequence]:
+    return [s for slot in slots if (s := worker.slots.sequences[slot]) is not None]
+
+
+def deadly_in_prefill(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
+    return lambda worker, plan: poison in computed(worker, plan.prefill_slots)
+
+
+def deadly_in_decode(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
+    return lambda worker, plan: poison in computed(worker, plan.decode_slots.tolist())
+
+
+def deadly_from_token(poison: Sequence, index: int) -> Callable[[WorkerBatch, StepPlan], bool]:
+    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
+        rows = computed(worker, plan.rows.tolist())
+        return poison in rows and bool(worker.slots.received[poison.slot] >= index)
+
+    return deadly
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "deadly",
+    [deadly_in_prefill, deadly_in_decode, lambda poison: deadly_from_token(poison, 9)],
+    ids=["prefill", "decode", "later"],
+)
+def test_a_poison_fails_alone_after_four_workers(deadly: Callable, workers: int) -> None:
+    poison, innocent = sequence(4), [sequence(n, 3 + n % 7) for n in range(12) if n != 4]
+    fleet = Fleet(workers, deadly(poison))
+    fleet.run([poison, *innocent])
+    assert fleet.guilty == [poison]
+    assert fleet.losses == 4  # twice among others, then twice alone
+    assert fleet.beside[2:] == [1, 1]
+    assert fleet.now > CONTROL_SECONDS, "some worker has lived without it in between"
+    assert all(len(s.output) == 20 for s in innocent)
+
+
+def test_a_poison_that_was_always_alone_has_four_workers_too() -> None:
+    poison = sequence(0)
+    fleet = Fleet(2, deadly_in_prefill(poison))
+    fleet.run([poison])
+    assert fleet.guilty == [poison]
+    assert fleet.losses == 4
+
+
+def test_who_was_alone_on_lost_workers_by_chance_goes_on() -> None:
+    """A machine with workers is lost, and one request runs."""
+    only = sequence(0)
+    fleet = Fleet(4, lambda _worker, _plan: fleet.losses < 3)
+    fleet.run([only])
+    assert fleet.guilty == []
+    assert len(only.output) == 20
+    assert not only.suspect
+
+
+def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhile() -> None:
+    only = sequence(0)
+    fleet = Fleet(1, lambda worker, plan: only in computed(worker, plan.rows.tolist()))
+    for expected in (1, 2, 3):
+        fleet.admission.waiting.push(only) if expected == 1 else None
+        list(fleet.admission.admit(fleet.now))
+        [worker] = fleet.admission.workers
+        assert worker.plan() is not None
+        fleet.lose(worker)
+        assert fleet.losses == expected
+    assert only.accused
+    fleet.now += CONTROL_SECONDS / 2
+    assert list(fleet.admission.admit(fleet.now)) == [], "a worker must live without it first"
+    fleet.lose(fleet.admission.workers[0])  # idle
+    assert not only.accused
+    fleet.now += 0.1
+    list(fleet.admission.admit(fleet.now))
+    [worker] = fleet.admission.workers
+    assert worker.plan() is not None
+    fleet.lose(worker)
+    assert fleet.guilty == [], "counted anew"
+    assert only.accused
+
+
+def test_connections_that_break_blame_nobody() -> None:
+    """The same process is there again, however often; a loss that is not explained holds it."""
+    only, other = sequence(0), sequence(1)
+    fleet = Fleet(2, lambda _worker, _plan: fleet.losses < 30)
+    fleet.returns = lambda: True
+    fleet.run([only, other])
+    assert fleet.losses == 30
+    assert fleet.guilty == []
+    assert not only.suspect
+
+
+def test_a_suspect_waits_until_a_loss_is_explained() -> None:
+    suspect = sequence(0)
+    fleet = Fleet(2, lambda _worker, _plan: False)
+    for _ in range(MAX_LOSSES):
+        suspect.note_loss(Loss(ended=True))
+    suspect.suspect = True
+    fleet.admission.waiting.push(suspect)
+    [admitted] = fleet.admission.admit(fleet.now)
+    assert admitted.worker.plan() is not None
+    loss = Loss("process")
+    fleet.admission.lose_worker(admitted.worker, loss, fleet.now)
+    fleet.now += 100
+    assert fleet.admission.stranded() == [], "it does not go elsewhere either"
+    assert list(fleet.admission.admit(fleet.now)) == []
+    assert fleet.admission.held == [suspect]
+    assert fleet.admission.stranded() == [], "nobody else may try it either"
+    loss.met("process")
+    assert fleet.admission.judge() == []
+    assert [each.sequence for each in fleet.admission.admit(fleet.now)] == [suspect]
+
+
+def test_a_worker_that_was_to_leave_is_no_loss() -> None:
+    running = sequence(0)
+    fleet = Fleet(1, lambda _worker, _plan: False)
+    fleet.admission.waiting.push(running)
+    list(fleet.admission.admit())
+    [worker] = fleet.admission.workers
+    worker.plan()
+    assert fleet.admission.lose_worker(worker, None, 1.0) == [running]
+    assert running.suspicion is None
+
+
+def test_what_was_known_where_it_has_run_counts_here() -> None:
+    poison = sequence(0)
+    fleet = Fleet(1, deadly_in_prefill(poison))
+    fleet.admission.take_up(poison, Suspicion.told(3, [0.1], fleet.now))
+    assert poison.suspect
+    assert poison.accused
+    fleet.run([poison])
+    assert fleet.guilty == [poison]
+    assert fleet.losses == 1
+    assert fleet.now > CONTROL_SECONDS
+
+
+def test_two_poisons_are_told_apart() -> None:
+    first, second = sequence(1), sequence(5)
+    innocent = [sequence(n) for n in (0, 2, 3, 4, 6)]
+    in_first, in_second = deadly_in_prefill(first), deadly_in_decode(second)
+    fleet = Fleet(2, lambda worker, plan: in_first(worker, plan) or in_second(worker, plan))
+    fleet.run([first, second, *innocent])
+    assert set(fleet.guilty) == {first, second}
+    assert fleet.losses <= 10
+    assert all(len(s.output) == 20 for s in innocent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    poisons=st.sets(st.integers(0, 9), max_size=2),
+    workers=st.integers(1, 3),
+    kills=st.lists(st.integers(1, 120), max_size=25),
+    cuts=st.sets(st.integers(0, 24)),
+)
+def test_random_losses_convict_the_poisons_and_nobody_else(
+    poisons: set[int], workers: int, kills: list[int], cuts: set[int]
+) -> None:
+    """Workers fall by chance, too, after so many steps each time; some only lose a connection."""
+    everybody = [sequence(n, 2 + n % 5, 12) for n in range(10)]
+    left = list(kills)
+
+    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
+        rows = {*computed(worker, plan.rows.tolist()), *computed(worker, plan.prefill_slots)}
+        if any(everybody[number] in rows for number in poisons):
+            return True
+        if left:
+            left[0] -= 1
+            if left[0] <= 0:
+                left.pop(0)
+                # By chance, it never takes those who are alone twice in a row: that is evidence.
+                return worker.tried is None
+        return False
+
+    fleet = Fleet(workers, deadly)
+    fleet.returns = lambda: fleet.losses in cuts
+    fleet.run(everybody)
+    assert {everybody.index(guilty) for guilty in fleet.guilty} == poisons
+    # Four each; what happens in company makes a trial void, of each of them.
+    others = len(kills) + len(cuts)
+    assert fleet.losses <= 4 * len(poisons) * len(poisons) + (1 + 2 * len(poisons)) * others
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_losses_now_and_then_blame_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    steps_left = rng.randint(1, 60)
+
+    def deadly(_worker: WorkerBatch, _plan: StepPlan) -> bool:
+        nonlocal steps_left
+        steps_left = steps_left - 1 if steps_left else rng.randint(60, 150)
+        return steps_left == 0
+
+    fleet = Fleet(3, deadly)
+    everybody = [sequence(n, rng.randint(1, 12), rng.randint(1, 40)) for n in range(100)]
+    fleet.run(everybody)
+    assert fleet.losses > 2
+    assert fleet.guilty == []
+    assert all(len(s.output) == s.max_tokens for s in everybody)
+
+
+def test_who_is_in_no_step_is_not_blamed() -> None:
+    fleet = Fleet(1, lambda _worker, _plan: False)
+    worker = fleet.admission.workers[0]
+    computing, queued = sequence(0, 16), sequence(1, 6)  # the first fills the step's budget
+    for waiting in (computing, queued):
+        fleet.admission.waiting.push(waiting)
+    list(fleet.admission.admit())
+    worker.plan()
+    for admitted in list(fleet.admission.admit()):
+        assert admitted.worker is worker
+    fleet.admission.lose_worker(worker, Loss(), 0.0)
+    assert computing.suspicion is not None
+    assert (computing.suspicion.losses, queued.suspicion) == (1, None)
+
+
+def test_others_go_on_once_a_suspect_has_recovered() -> None:
+    fleet = Fleet(1, lambda _worker, _plan: False)
+    suspect, other = sequence(0), sequence(1)
+    suspect.record_failure()
+    suspect.suspect = True
+    worker = fleet.admission.workers[0]
+    alone: list[bool] = []
+    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(worker.named_slots()) == 1))
+    fleet.run([other, suspect])
+    assert not suspect.suspect
+    assert sum(alone) < len(alone)  # they have been together, too
+    assert alone[0]
+    assert len(other.output) == len(suspect.output) == 20
+
+
+def test_a_suspect_that_goes_on_at_a_worker_with_more_slots_stops_nobody() -> None:
+    small = WorkerBatch(WorkerLimits(33, 4, 1, 16, 1.0), FirstComeFirstServed(), lambda _: None)
+    large = WorkerBatch(LIMITS, FirstComeFirstServed(), lambda _: None)
+    suspect = sequence(0)
+    suspect.suspect = True
+    small.admit(suspect)
+    small.finish(suspect.slot, State.PENDING)
+    large.admit(sequence(1))
+    large.admit(suspect)
+    assert suspect.slot >= small.limits.num_slots
+    assert small.plan() is None
+    small.admit(sequence(2))
+    assert small.plan() is not None
+
+
+def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
+    """The pool is too small for both, and the policy takes the suspect's place."""
+    limits = WorkerLimits(5, 4, 2, 16, memory_threshold=1.0, prefix_caching=False)
+    admission = Admission(FirstComeFirstServed(), LeastLoaded())
+    worker = admission.add_worker(limits)
+    first, suspect = sequence(0, 7, 8), sequence(1, 7, 8)
+    suspect.record_failure()
+    suspect.suspect = True
+    for waiting in (first, suspect):
+        admission.waiting.push(waiting)
+    while not first.state.final:
+        list(admission.admit())
+        plan = worker.plan()
+        assert plan is not None, "nobody goes on"
+        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        for slot in outcome.slots[outcome.ended].tolist():
+            worker.finish(slot, State.COMPLETED)
+    assert admission.preemptions > 0

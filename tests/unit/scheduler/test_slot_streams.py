@@ -1,0 +1,153 @@
+"""Delivery by arrays: the same text, token by token, as feeding each stream on its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.packing import unpack, unpack_unsigned
+from pagewire.scheduler.core.batching.step_plan import StepOutcome
+from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.open_request import Request
+from pagewire.scheduler.text.text_stream import TextStream
+from pagewire.scheduler.text.token_texts import PARTIAL, TokenTexts
+from pagewire.scheduler.text.tokenizer import Tokenizer
+from pagewire.scheduler.workers.slot_streams import SlotStreams
+from support.models.tokenizer_folders import byte_fallback_folder, byte_level_folder
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make = byte_level_folder if request.param == "byte_level" else byte_fallback_folder
+    return Tokenizer(make(folder))
+
+
+def open_request(
+    tokenizer: Tokenizer, stream: int, buffer: DeltaBuffer, stop: tuple[str, ...] = ()
+) -> Request:
+    request = Request(f"r{stream}", buffer, stream, 0.0, stream)
+    request.text = TextStream(tokenizer.detokenizer(), stop, include_stop=False)
+    request.unreported_prompt = 10 + stream
+    return request
+
+
+def outcome(tokens: list[int], index: int, stopped: tuple[int, ...] = ()) -> StepOutcome:
+    rows = len(tokens)
+    return StepOutcome(
+        slots=np.arange(rows),
+        tokens=np.array(tokens, np.int32),
+        indices=np.full(rows, index, np.int32),
+        stopped=[*stopped],
+        ended=[],
+        valid=None,
+    )
+
+
+def taken(buffer: DeltaBuffer) -> dict[int, list[tuple[int, int, str, int]]]:
+    """By stream: (index, token, text, prompt tokens) of each entry."""
+    message = buffer.take()
+    tokens, at, found = unpack(message.token_ids).tolist(), 0, {}
+    assert not message.token_counts, "each has one"
+    arrays = (message.streams, message.indices, message.text_sizes)
+    streams, indices, sizes = (unpack_unsigned(array).tolist() for array in arrays)
+    prompts = message.prompt_tokens or [0] * len(streams)
+    for row, stream in enumerate(streams):
+        text = message.text[at : at + sizes[row]]
+        at += sizes[row]
+        entry = (indices[row], tokens[row], text.decode(), prompts[row])
+        found.setdefault(stream, []).append(entry)
+    assert at == len(message.text)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_texts_are_those_of_streams_fed_one_by_one(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Tokens at random: parts of characters, special ones, ids outside the vocabulary."""
+    ids = st.integers(0, tokenizer.vocab_size + 3)
+    steps = data.draw(st.lists(st.lists(ids, min_size=SLOTS, max_size=SLOTS), max_size=12))
+    buffers = [DeltaBuffer(), DeltaBuffer()]
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    stops = [(), (), ("a", "th"), ()]
+    twins = []
+    for slot in range(SLOTS):
+        buffer = buffers[slot % 2]
+        streams.occupy(slot, open_request(tokenizer, 7 + slot, buffer, stops[slot]))
+        twins.append(TextStream(tokenizer.detokenizer(), stops[slot], include_stop=False))
+    for index, tokens in enumerate(steps):
+        assert len(streams.first_tokens(np.arange(SLOTS))) == SLOTS * (index == 0)
+        ended = streams.deliver(outcome(tokens, index), {})
+        got = {**taken(buffers[0]), **taken(buffers[1])}
+        for slot, (twin, token) in enumerate(zip(twins, tokens, strict=True)):
+            prompt = 17 + slot if index == 0 else 0
+            assert got[7 + slot] == [(index, token, twin.feed(token), prompt)]
+            assert (slot in ended) == (twin.stop_string is not None)
+
+
+def test_a_stop_token_ends_its_row_without_text(tokenizer: Tokenizer) -> None:
+    buffer = DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    word = int(tokenizer.encode("the", add_special_tokens=False)[-1])
+    requests = [open_request(tokenizer, slot, buffer) for slot in range(3)]
+    requests[1].include_stop_token = True
+    requests[2].text = None
+    for slot, request in enumerate(requests):
+        streams.occupy(slot, request)
+    assert streams.deliver(outcome([word] * 3, 0, stopped=(0, 1)), {}) == [0, 1]
+    got = taken(buffer)
+    assert [got[stream][0][2] == "" for stream in range(3)] == [True, False, True]
+
+
+def test_a_slot_forgets_the_request_before(tokenizer: Tokenizer) -> None:
+    first, second = DeltaBuffer(), DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    streams.occupy(0, open_request(tokenizer, 1, first, stop=("zzz",)))
+    streams.deliver(outcome([5], 0), {})
+    streams.occupy(0, open_request(tokenizer, 2, second))
+    streams.deliver(outcome([5], 0), {})
+    assert list(taken(first)) == [1]
+    assert [entry[3] for entry in taken(second)[2]] == [12]
+
+
+def test_rows_of_the_same_slots_go_to_whoever_is_in_them_now(tokenizer: Tokenizer) -> None:
+    first, second = DeltaBuffer(), DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    for slot in range(2):
+        streams.occupy(slot, open_request(tokenizer, slot, first))
+    step = outcome([5, 6], 0)
+    streams.deliver(step, {})
+    streams.deliver(replace(step, indices=step.indices + 1), {})
+    assert {stream: len(news) for stream, news in taken(first).items()} == {0: 2, 1: 2}
+    request = open_request(tokenizer, 7, second)
+    request.text = None
+    streams.occupy(1, request)
+    streams.deliver(step, {})
+    assert list(taken(first)) == [0]
+    assert [entry[1:3] for entry in taken(second)[7]] == [(6, "")]
+
+
+def test_a_byte_that_continues_no_character_needs_no_decoding_of_its_own(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer(byte_level_folder(tmp_path))
+    first, second = tokenizer.encode("ä", add_special_tokens=False)
+    texts, sizes = tokenizer.token_texts.lookup(np.array([first, second], np.int32))
+    assert texts == [b"", "\ufffd".encode()]
+    assert sizes.tolist() == [PARTIAL, 3]
+
+
+def test_whole_tokens_have_a_text_of_their_own() -> None:
+    texts = TokenTexts(["a", None, "äö"])
+    found, sizes = texts.lookup(np.array([0, 1, 2, 3, 1000], np.int32))
+    assert found == [b"a", b"", "äö".encode(), b"", b""]
+    assert sizes.tolist() == [1, PARTIAL, 4, 0, 0]

@@ -1,0 +1,65 @@
+"""What the scheduler takes from a worker's description of itself."""
+
+import pytest
+
+from pagewire.config import SchedulerConfig
+from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
+from pagewire.scheduler.workers.worker_info import worker_limits
+from pagewire.v1 import worker_pb2 as pb
+
+
+def info(**changes: float) -> pb.WorkerInfo:
+    costs = {
+        "host_blocks": 9,
+        "save_block_seconds": 0.1,
+        "load_block_seconds": 0.2,
+        "prefill_token_seconds": 0.3,
+        "prefill_pair_seconds": 0.0,
+    }
+    sizes = {
+        "block_size": 16,
+        "num_blocks": 50,
+        "num_slots": 8,
+        "max_model_len": 700,
+        "max_num_batched_tokens": 64,
+    }
+    return pb.WorkerInfo(**(sizes | costs | changes))
+
+
+def test_the_smaller_of_what_both_sides_want_holds() -> None:
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, memory_threshold=0.5)
+    limits = worker_limits(config, info())
+    assert (limits.num_slots, limits.max_num_batched_tokens) == (4, 64)
+    assert (limits.memory_threshold, limits.max_model_len) == (0.5, 700)
+    assert limits.host == HostMemory(9, 0.1, 0.2, 0.3, 0.0)
+    assert worker_limits(SchedulerConfig(max_num_batched_tokens=5), info()).num_slots == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["block_size", "num_slots", "max_model_len", "max_num_batched_tokens"]
+)
+def test_sizes_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"its {name} is 0"):
+        worker_limits(SchedulerConfig(), info(**{name: 0}))
+
+
+def test_without_the_prefix_cache_nothing_finds_what_is_on_the_host() -> None:
+    limits = worker_limits(SchedulerConfig(prefix_caching=False), info())
+    assert limits.host == NO_HOST_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value", "words"),
+    [
+        ("save_block_seconds", 0.0, "it has 9 host_blocks and no save_block_seconds"),
+        ("load_block_seconds", -1.0, "no load_block_seconds"),
+        ("prefill_token_seconds", float("nan"), "no prefill_token_seconds"),
+        ("prefill_pair_seconds", -0.1, "its prefill_pair_seconds is -0.1"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(wrong: str, value: float, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        worker_limits(SchedulerConfig(), info(**{wrong: value}))
+    assert (
+        worker_limits(SchedulerConfig(), info(host_blocks=0, **{wrong: value})).host.num_blocks == 0
+    )

@@ -1,0 +1,46 @@
+"""What gRPC leaves to its callers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagewire.hosts import with_port
+from pagewire.rpc.checksums import MULTIPLEX, open_stream
+from pagewire.rpc.transport import bind, end_call, make_server, open_channel
+from support.scripted.scripted_scheduler import ScriptedScheduler
+from support.waiting import eventually
+
+
+def waiting_for_status() -> list[Any]:
+    """gRPC's tasks for calls that have not ended, those of this process's servers left out."""
+    return [t for t in asyncio.all_tasks() if "_handle_status_once_received" in repr(t)]
+
+
+async def test_a_call_whose_write_failed_leaves_no_task_behind() -> None:
+    scheduler = ScriptedScheduler()
+    address = await scheduler.start()
+    try:
+        async with open_channel(address) as channel:
+            call = open_stream(channel, MULTIPLEX)
+            await call.read()
+            assert len(waiting_for_status()) == 1
+            call._cython_call.set_internal_error("what gRPC does when a write fails")
+            end_call(call)
+        await eventually(lambda: not waiting_for_status())
+    finally:
+        await scheduler.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("a.b", "a.b:1"), ("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1"), ("[::1]", "[::1]:1")],
+)
+def test_hosts_of_every_kind_are_written_with_a_port(host: str, address: str) -> None:
+    assert with_port(host, 1) == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", ":50061", ""])
+async def test_an_address_that_grpc_would_take_for_another_is_refused(address: str) -> None:
+    with pytest.raises(RuntimeError, match=f"cannot listen on {address}: it is no host:port"):
+        bind(make_server(), [address])

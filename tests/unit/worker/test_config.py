@@ -1,0 +1,132 @@
+"""Reading config.json: families, RoPE forms, and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import RopeConfig, parse_model_config, read_model_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return LLAMA | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "qkv_bias", "output_bias", "qk_norm"),
+    [
+        ({}, False, False, False),
+        ({"attention_bias": True}, True, True, False),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, False, False, False),
+        ({"architectures": ["Qwen2ForCausalLM"]}, True, False, False),
+        ({"architectures": ["Qwen3ForCausalLM"]}, False, False, True),
+        ({"architectures": None, "model_type": "qwen3"}, False, False, True),
+    ],
+)
+def test_traits_of_each_family(
+    changes: dict[str, Any], qkv_bias: bool, output_bias: bool, qk_norm: bool
+) -> None:
+    model = parse_model_config(config(**changes))
+    assert (model.qkv_bias, model.output_bias, model.qk_norm) == (qkv_bias, output_bias, qk_norm)
+
+
+def test_defaults_follow_from_other_values() -> None:
+    model = parse_model_config({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"})
+    assert (model.num_kv_heads, model.head_dim, model.tied_head) == (4, 16, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rope"),
+    [
+        ({}, RopeConfig("default", 10_000.0)),
+        ({"rope_theta": 5e5, "rope_scaling": None}, RopeConfig("default", 5e5)),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}},
+            RopeConfig("linear", 5e5, 2.0),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_SCALING}},
+            RopeConfig("llama3", 5e5, 8.0, 1.0, 4.0, 64),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}},
+            RopeConfig("default", 7e5),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_SCALING}},
+            RopeConfig("llama3", 5e5, 8.0, 1.0, 4.0, 64),
+        ),
+    ],
+)
+def test_old_and_new_forms_of_rope(changes: dict[str, Any], rope: RopeConfig) -> None:
+    assert parse_model_config(config(**changes)).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"sliding_window": 32}, None),  # llama has none
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 32}, 32),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32}, None),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 32,
+                "use_sliding_window": True,
+            },
+            32,
+        ),
+    ],
+)
+def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
+    assert parse_model_config(config(**changes)).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3"]),
+        ({"architectures": [], "model_type": "bert"}, ["bert", "MistralForCausalLM"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"mlp_bias": True}, ["mlp_bias"]),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "bfloat16"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, ["yarn", "llama3"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "None"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        ({"torch_dtype": "float64"}, ["float64", "bfloat16"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
+        ({"vocab_size": "many"}, ["vocab_size", "many"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads 4", "num_key_value_heads 3"]),
+    ],
+)
+def test_what_is_not_supported_is_named(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SetupError) as error:
+        parse_model_config(config(**changes))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA)[:-1])
+    with pytest.raises(SetupError, match=r"config\.json cannot be read"):
+        read_model_config(tmp_path)
