@@ -28,7 +28,7 @@ from pagewire.bench.http_load import WORDS, LoadPlan
 from pagewire.bench.latency import Objectives, summarize
 from pagewire.bench.results import write_json
 from pagewire.cli.commands.bench_http import run_plans, split
-from pagewire.cli.commands.bench_offline import Request, Sampling, submit_all, with_patience
+from pagewire.cli.commands.bench_offline import Request, SamplingFlags, submit_all, with_patience
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
 from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
@@ -169,7 +169,7 @@ async def offline(
     line: str, number: int, ids: range, stack: Stack, token: str | None
 ) -> dict[str, Any]:
     """All at once over gRPC; CommandError if a request failed."""
-    sampling = Sampling(TEMPERATURE, ignore_eos=True, detokenize=False)
+    sampling = SamplingFlags(TEMPERATURE, ignore_eos=True, detokenize=False)
     batch = requests(line, number, ids)
     result = await submit_all(stack.grpc_address, batch, sampling, token)
     if result.first_error is not None:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from pagewire.config import WorkerConfig
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts, TableWrites
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import Chunks, SlotStarts, StepPlan, TableWrites
 from pagewire.worker.runtime.graphs import GraphBackend
 from pagewire.worker.startup.loading import load_worker
 
@@ -45,7 +45,7 @@ MIXED = [
 PROFILED = [(32, 720), (64, 720), (256, 720), (512, 768)]
 
 
-def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
+def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> DevicePlan:
     """Gives each of `rows` slots its row of `blocks [rows, columns]` and sampling at 0.6."""
     slots = np.arange(rows, dtype=np.int32)
     columns = blocks.shape[1]
@@ -53,7 +53,7 @@ def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> StepPlan:
     def full(value: float, dtype: type) -> np.ndarray:
         return np.full(rows, value, dtype)
 
-    return StepPlan(
+    return DevicePlan(
         starts=SlotStarts(
             slots=slots,
             temperature=full(0.6, np.float32),
@@ -87,16 +87,16 @@ def decode_fields(slots: np.ndarray, position: int) -> dict:
     }
 
 
-def decode_plan(rows: int, position: int) -> StepPlan:
+def decode_plan(rows: int, position: int) -> DevicePlan:
     """A steady decode step of slots 0 to rows - 1."""
-    return StepPlan(
+    return DevicePlan(
         starts=None,
         writes=None,
         **decode_fields(np.arange(rows, dtype=np.int32), position),
     )
 
 
-def mixed_plan(rows: int, position: int, count: int, before: int) -> StepPlan:
+def mixed_plan(rows: int, position: int, count: int, before: int) -> DevicePlan:
     """The same with `count` prompt tokens, behind `before` others, in the slot after those."""
     slots = np.arange(rows, dtype=np.int32)
     chunk = Chunks(
@@ -108,7 +108,7 @@ def mixed_plan(rows: int, position: int, count: int, before: int) -> StepPlan:
         samples=np.array([False]),
     )
     fields = decode_fields(slots, position) | {"chunks": chunk}
-    return StepPlan(starts=None, writes=None, **fields)
+    return DevicePlan(starts=None, writes=None, **fields)
 
 
 def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
@@ -126,7 +126,7 @@ def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
     return statistics.median(times)
 
 
-def chained_ms(backend: GraphBackend, plan: StepPlan, steps: int = 100) -> float:
+def chained_ms(backend: GraphBackend, plan: DevicePlan, steps: int = 100) -> float:
     """Time a step when each is submitted before the one ahead of it is waited for."""
     backend.wait(backend.submit(plan))
     begin = time.perf_counter()
@@ -139,7 +139,7 @@ def chained_ms(backend: GraphBackend, plan: StepPlan, steps: int = 100) -> float
     return (time.perf_counter() - begin) / steps * 1e3
 
 
-def profile(backend: GraphBackend, plan: StepPlan) -> str:
+def profile(backend: GraphBackend, plan: DevicePlan) -> str:
     """Where the time of a step goes, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(5):

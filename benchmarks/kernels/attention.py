@@ -33,7 +33,7 @@ from pagewire.worker.ops.triton.attention import decode as attention_decode
 from pagewire.worker.ops.triton.attention import prefill as attention_prefill
 from pagewire.worker.ops.triton.attention.decode import DecodeConfig
 from pagewire.worker.ops.triton.attention.prefill import PrefillConfig
-from pagewire.worker.ops.triton.rope import RopeConfig
+from pagewire.worker.ops.triton.rope import RopeKernelConfig
 
 DEVICE = torch.device("cuda")
 WORKERS = 14
@@ -155,7 +155,7 @@ def sweep(kind: str) -> list[object]:
         tiles = [(64, 32, 4, 2, 128), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
         return [PrefillConfig(*tile) for tile in (*two_at_once, *tiles)]
     return [
-        RopeConfig(tokens, heads, warps)
+        RopeKernelConfig(tokens, heads, warps)
         for tokens in (1, 2, 4)
         for heads in (4, 8)
         for warps in (2, 4)

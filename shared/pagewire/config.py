@@ -322,7 +322,7 @@ class WorkerConfig(StepConfig):
     device: str = setting(
         "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."
     )
-    backend: Literal["auto", "torch", "triton"] = setting(
+    ops: Literal["auto", "torch", "triton"] = setting(
         "auto", "Kernels: `triton` on a GPU, `torch` anywhere; `auto` chooses by device."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(

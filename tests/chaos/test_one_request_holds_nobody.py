@@ -35,7 +35,7 @@ LONGER_PAUSE = 0.1  # than the longest of a quiet time
 ATTEMPTS = 3
 STRAY = 1 / 20  # most requests that may hold others up once
 AT_ONCE = 4
-MOST_MEMORY = 256 << 20  # that a service may take more than before
+MAX_MEMORY = 256 << 20  # that a service may take more than before
 WORKER = (*(flag for flag in SIMULATED if "speedup" not in flag), "--speedup=0.1")
 # Longer chunks of prompts would hold up the streams by themselves.
 SCHEDULER = ("--max-num-batched-tokens=256", "--max-waiting-seconds=60")
@@ -259,5 +259,5 @@ async def test_one_request_holds_nobody(
         report_loop_lag(fleet)
         resumed = fleet.metric("gateway-0", "pagewire_gateway_resumed_total")
     trial.check()
-    assert max(grown.values()) < MOST_MEMORY
+    assert max(grown.values()) < MAX_MEMORY
     assert resumed == 0

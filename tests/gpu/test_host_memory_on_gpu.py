@@ -17,15 +17,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("ops", ["torch", "triton"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_saved_blocks_come_back(tmp_path: Path, backend: str, dtype: str) -> None:
+def test_saved_blocks_come_back(tmp_path: Path, ops: str, dtype: str) -> None:
     model = save_model(tmp_path, "llama")
     generator = random.Random(3)
     ours, theirs = ([generator.randrange(VOCAB) for _ in range(n)] for n in (40, 38))
 
     async def check() -> None:
-        settings = {"device": "cuda", "backend": backend, "dtype": dtype, "num_slots": 4}
+        settings = {"device": "cuda", "ops": ops, "dtype": dtype, "num_slots": 4}
         async with local_worker(tmp_path, host_memory_gb=0.001, **settings) as worker:
             assert worker.limits.host_blocks > 6
             first = await run_saved_and_loaded(worker, ours, theirs)
@@ -37,7 +37,7 @@ def test_saved_blocks_come_back(tmp_path: Path, backend: str, dtype: str) -> Non
         if dtype == "float32":
             assert back == greedy_tokens(model, ours, COUNT)
             assert other == greedy_tokens(model, theirs, COUNT)
-        if backend == "triton":  # others are not warmed up here
+        if ops == "triton":  # others are not warmed up here
             assert costs is not None
             print(f"measured: {costs}")
 

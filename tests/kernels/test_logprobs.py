@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pagewire.worker.ops import load_ops
-from pagewire.worker.protocol.steps.logprobs import LogprobRows
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
 
 

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pagewire.worker.ops.reference import rope as reference
 from pagewire.worker.ops.triton import rope
-from pagewire.worker.ops.triton.rope import RopeConfig
+from pagewire.worker.ops.triton.rope import RopeKernelConfig
 from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 BLOCK_SIZE = 16
@@ -86,7 +86,7 @@ def test_norms_are_optional(norms, device):
     compare(arguments, heads, torch.float16)
 
 
-@pytest.mark.parametrize("config", [RopeConfig(2, 8, 2), RopeConfig(4, 2, 4)], ids=str)
+@pytest.mark.parametrize("config", [RopeKernelConfig(2, 8, 2), RopeKernelConfig(4, 2, 4)], ids=str)
 def test_tiles(config, device):
     heads = (5, 3, 32)
     compare(make_arguments(11, heads, torch.float16, device), heads, torch.float16, config)
@@ -94,7 +94,7 @@ def test_tiles(config, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [64, 100])
-@pytest.mark.parametrize("config", [None, RopeConfig(2, 8, 2)], ids=str)
+@pytest.mark.parametrize("config", [None, RopeKernelConfig(2, 8, 2)], ids=str)
 def test_what_is_not_scaled_yet_is_scaled(hidden, config, dtype, device):
     heads = (5, 3, 32)
     for normed in (True, False):

@@ -14,7 +14,7 @@ from pagewire.worker.ops.triton import sampling, sampling_filters
 from pagewire.worker.protocol.steps.adjustments import (
     BIASED,
     IN_PROMPT,
-    MOST_COUNTED,
+    MAX_COUNTED,
     NO_TOKEN,
     PENALIZED,
 )
@@ -416,7 +416,7 @@ def test_adjustments_are_those_of_the_formula(backend, device):
         value = logits[token] + biases.get(token, 0)
         if token == banned:
             return -math.inf
-        count = counts[token] & MOST_COUNTED
+        count = counts[token] & MAX_COUNTED
         if counts[token] != 0:
             value = value / repetition if value > 0 else value * repetition
         return value - frequency * count - presence * (count > 0)

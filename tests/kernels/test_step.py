@@ -10,7 +10,7 @@ from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
 from pagewire.worker.ops.reference import step as reference
 from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.triton import step as kernels
-from pagewire.worker.protocol.steps.adjustments import BIASED, IN_PROMPT, MOST_COUNTED, PENALIZED
+from pagewire.worker.protocol.steps.adjustments import BIASED, IN_PROMPT, MAX_COUNTED, PENALIZED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, MAX_BLOCKS, VOCAB = 12, 9, 50
@@ -125,11 +125,11 @@ def test_end_decode_counts_tokens_of_slots_with_penalties(backend: ModuleType) -
     kinds[[0, 1, 9]], kinds[3], kinds[6] = PENALIZED, PENALIZED | BIASED, BIASED
     adjustments = make_adjustments(kinds)
     counts = adjustments.token_counts
-    counts[1, VOCAB - 1], counts[9, 0] = IN_PROMPT, IN_PROMPT + MOST_COUNTED
+    counts[1, VOCAB - 1], counts[9, 0] = IN_PROMPT, IN_PROMPT + MAX_COUNTED
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     for _ in range(2):
         backend.end_decode(tokens, hidden, slots, last, adjustments)
     assert counts[3, 7] == 2
     assert counts[1, VOCAB - 1] == IN_PROMPT + 2
-    assert counts[9, 0] == IN_PROMPT + MOST_COUNTED == -1, "it counts no further"
+    assert counts[9, 0] == IN_PROMPT + MAX_COUNTED == -1, "it counts no further"
     assert counts.count_nonzero() == 3, "neither failed rows nor slots without penalties count"

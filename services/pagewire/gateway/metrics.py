@@ -15,7 +15,7 @@ PREFIX = "pagewire_gateway"
 _REFUSAL_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class Metrics:
+class GatewayMetrics:
     """What the gateway counts itself. Times are in seconds."""
 
     def __init__(self) -> None:

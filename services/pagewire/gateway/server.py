@@ -19,10 +19,10 @@ from pagewire.auth.keys import ENVIRONMENT, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.auth.access import Guard
+from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
-from pagewire.gateway.metrics import LoadCollector, Metrics
+from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.hosts import is_loopback, with_port
 from pagewire.lifecycle.logs import configure
@@ -47,13 +47,15 @@ def run_gateway(config: GatewayConfig) -> None:
     try:
         addresses = parse_addresses(config.schedulers)
         # Keys are no setting: a flag would show them to everybody on this machine.
-        guard = Guard(partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, "")))
+        guard = AccessControl(
+            partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, ""))
+        )
         credentials = Credentials.of(config).with_token(
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
         )
         _check_https(config)
         listener = _listen(config.host, config.port)
-        metrics = Metrics()
+        metrics = GatewayMetrics()
         serve_metrics(config.metrics_host, config.gateway_metrics_port, metrics.registry)
     except (OSError, ValueError) as error:
         sys.exit(f"pagewire gateway: {error}")
@@ -89,8 +91,8 @@ class _Server(uvicorn.Server):
 async def _serve(
     config: GatewayConfig,
     schedulers: Schedulers,
-    metrics: Metrics,
-    guard: Guard,
+    metrics: GatewayMetrics,
+    guard: AccessControl,
     listener: socket.socket,
     stop: asyncio.Event,
 ) -> None:
@@ -165,7 +167,7 @@ def _origins(config: GatewayConfig) -> tuple[str, ...]:
     return tuple(origin.strip() for origin in config.cors_origins.split(",") if origin.strip())
 
 
-def _say_who_may_ask(guard: Guard, host: str) -> None:
+def _say_who_may_ask(guard: AccessControl, host: str) -> None:
     if guard.num_keys:
         log.info("%d API keys", guard.num_keys)
     elif not is_loopback(host):

@@ -10,7 +10,7 @@ from pagewire.auth.keys import ENVIRONMENT, read_keys
 from pagewire.config import SchedulerConfig
 from pagewire.hosts import is_local
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
-from pagewire.rpc.key_interceptor import KeyGate, KeyRules
+from pagewire.rpc.key_interceptor import KeyInterceptor, KeyRules
 from pagewire.rpc.transport import LARGEST_REQUEST_BYTES, make_server
 from pagewire.scheduler.service import RawRequests
 
@@ -47,7 +47,7 @@ def public_server(
     """The server of the public service, without it yet."""
     gate = None
     if callers.have_keys:
-        gate = KeyGate(callers, credentials, _key_rules(config))
+        gate = KeyInterceptor(callers, credentials, _key_rules(config))
     return make_server(credentials, gate, [RawRequests()], LARGEST_REQUEST_BYTES)
 
 

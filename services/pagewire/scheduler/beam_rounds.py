@@ -9,9 +9,9 @@ from pagewire.scheduler.core.beam_search import BeamSearch
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.beam_request import BeamRequest, beam_params
-from pagewire.scheduler.requests.logprobs import StepLogprobs
 from pagewire.scheduler.requests.open_request import Request, error_finish
 from pagewire.scheduler.requests.parsing import ParsedRequest
+from pagewire.scheduler.requests.step_logprobs import StepLogprobs
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorker
 from pagewire.v1 import inference_pb2 as pb

@@ -28,12 +28,12 @@ from pagewire.scheduler.requests.arrivals import Parser, begin, replay
 from pagewire.scheduler.requests.beam_request import reserved_arrivals
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.large_requests import Arrival
-from pagewire.scheduler.requests.logprobs import StepLogprobs
 from pagewire.scheduler.requests.open_request import Request, encode_logprobs, error_finish
 from pagewire.scheduler.requests.open_requests import OpenRequests
 from pagewire.scheduler.requests.parsing import ModelLimits, ParsedRequest
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
 from pagewire.scheduler.requests.solitude import Solitude
+from pagewire.scheduler.requests.step_logprobs import StepLogprobs
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.absence import Absence

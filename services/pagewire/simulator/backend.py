@@ -23,10 +23,10 @@ from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.simulator.step_time import StepTime, Work
 from pagewire.worker.protocol.backend import HostCosts, Outcome
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.logprobs import LogprobRows, Logprobs
-from pagewire.worker.protocol.steps.plan import Chunks, SlotStarts, StepPlan
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
+from pagewire.worker.protocol.steps.step import StepHostCopies
 
 Hashes = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -86,7 +86,7 @@ class SimulatedBackend:
     def warm_up(self) -> None:
         """Nothing to warm."""
 
-    def copy(self, copies: HostCopies) -> None:
+    def copy(self, copies: StepHostCopies) -> None:
         """See `Backend`."""
         assert self.host_costs is not None
         self._host[copies.saved_host] = self._kv[copies.saved]
@@ -94,7 +94,7 @@ class SimulatedBackend:
         saved, loaded = len(copies.saved), len(copies.loaded)
         self._take(saved * self.host_costs.save_block + loaded * self.host_costs.load_block)
 
-    def submit(self, plan: StepPlan) -> Running:
+    def submit(self, plan: DevicePlan) -> Running:
         """See `Backend`."""
         if plan.starts is not None:
             self._start(plan.starts)
@@ -187,7 +187,7 @@ class SimulatedBackend:
         )
 
 
-def work_of(plan: StepPlan) -> Work:
+def work_of(plan: DevicePlan) -> Work:
     """What a step computes."""
     chunks = plan.chunks
     return Work(

@@ -29,9 +29,9 @@ from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import read_model_config
 from pagewire.worker.protocol.auth import worker_credentials
-from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
-from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
 from pagewire.worker.protocol.service import (
     LAST_WORDS_SECONDS,
@@ -75,7 +75,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     limits = _limits(config, profile)
     # All plan on one thread: it takes microseconds, and each waits for its steps on its own.
     launcher = SerialThread("launcher", end_process)
-    instruments = Instruments()
+    instruments = WorkerMetrics()
     workers, engines = [], []
     for address in addresses_of(config.worker_address, config.count):
         backend = SimulatedBackend(
@@ -86,7 +86,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
             limits.num_blocks * limits.block_size * profile.kv_bytes_per_token,
             profile.host_costs(limits.block_size) if limits.host_blocks else None,
         )
-        engines.append(Engine(backend, launcher, instruments, end_process))
+        engines.append(StepExecutor(backend, launcher, instruments, end_process))
         workers.append(await _start(config, address, engines[-1], backend, limits))
     count_tasks()
     measure_loop_lag()
@@ -115,7 +115,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
 async def _start(
     config: SimulatedWorkerConfig,
     address: str,
-    engine: Engine,
+    engine: StepExecutor,
     backend: SimulatedBackend,
     limits: Limits,
 ) -> SimulatedWorker:

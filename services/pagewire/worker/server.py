@@ -17,9 +17,9 @@ from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.protocol.auth import worker_credentials
-from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
-from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
 from pagewire.worker.protocol.service import (
     LAST_WORDS_SECONDS,
@@ -62,7 +62,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     health.attach(server)
     await health.set_serving(False)
     launcher = SerialThread("launcher", end_process)
-    instruments = Instruments()
+    instruments = WorkerMetrics()
     try:
         (port,) = bind(server, [config.worker_address], credentials)
         count_tasks()
@@ -87,7 +87,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     if loaded.uses_triton:
         _watch_compilations(instruments)
     measure_loop_lag()  # not before: imports and the loading of weights hold the interpreter
-    engine = Engine(loaded.backend, launcher, instruments, end_process)
+    engine = StepExecutor(loaded.backend, launcher, instruments, end_process)
     service.serve(engine, loaded.limits)
     _report(config, loaded, instruments, port, timeline)
     worker_health = WorkerHealth(health, service)
@@ -134,7 +134,7 @@ def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
     )
 
 
-def _watch_compilations(instruments: Instruments) -> None:
+def _watch_compilations(instruments: WorkerMetrics) -> None:
     """Counts what the warm-up should have compiled."""
     from pagewire.worker.startup.compilations import on_compilation
 
@@ -148,7 +148,7 @@ def _watch_compilations(instruments: Instruments) -> None:
 def _report(
     config: WorkerConfig,
     loaded: LoadedWorker,
-    instruments: Instruments,
+    instruments: WorkerMetrics,
     port: int,
     timeline: Timeline,
 ) -> None:

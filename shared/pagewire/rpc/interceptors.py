@@ -30,7 +30,7 @@ async def abort_with(context: grpc.aio.ServicerContext, error: RequestError) -> 
     raise AssertionError("abort returned")
 
 
-class TokenGate(grpc.aio.ServerInterceptor):
+class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without the token, before their first message is read."""
 
     def __init__(self, credentials: Credentials) -> None:
@@ -48,7 +48,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
 
-class DecodeGate(grpc.aio.ServerInterceptor):
+class DecodeInterceptor(grpc.aio.ServerInterceptor):
     """Answers a request that does not decode with INVALID_ARGUMENT where it is the only one.
 
     gRPC itself answers INTERNAL and logs a traceback, at the will of whoever sends garbage.

@@ -65,7 +65,7 @@ def current_caller() -> Caller | None:
     return _CALLER.get()
 
 
-class KeyGate(grpc.aio.ServerInterceptor):
+class KeyInterceptor(grpc.aio.ServerInterceptor):
     """Lets peers in without limits, and callers with a key within its limits.
 
     A peer shows the token. On a server without a token, a peer is a caller whose certificate was

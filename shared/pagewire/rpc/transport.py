@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pagewire.rpc.checksums import SealGate
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.interceptors import DecodeGate, TokenGate
+from pagewire.rpc.interceptors import DecodeInterceptor, TokenInterceptor
 
 MAX_MESSAGE_BYTES = 64 << 20
 # Of what clients send to a scheduler: a prompt of 4 Mi characters takes 16 MiB at most.
@@ -90,11 +90,11 @@ def make_server(
     A `gate` of its own decides in place of that who may call. `interceptors` are asked last;
     `largest_message` are the most bytes that a client may send.
     """
-    gates: list[grpc.aio.ServerInterceptor] = [DecodeGate(), SealGate(), *interceptors]
+    gates: list[grpc.aio.ServerInterceptor] = [DecodeInterceptor(), SealGate(), *interceptors]
     if gate is not None:
         gates.insert(0, gate)
     elif credentials.token is not None:
-        gates.insert(0, TokenGate(credentials))
+        gates.insert(0, TokenInterceptor(credentials))
     # Of an option that is there twice gRPC takes the first.
     options = [("grpc.max_receive_message_length", largest_message), *SERVER_OPTIONS]
     return grpc.aio.server(interceptors=gates, options=options)

@@ -19,10 +19,10 @@ from pagewire.auth.accounts import Account
 from pagewire.auth.keys import ApiKey, KeyRing, new_key, read_keys
 from pagewire.auth.rate_limits import RateLimits
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.auth.access import Guard
+from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 from support.scripted.scripted_scheduler import ScriptedScheduler
 from support.waiting import eventually
@@ -91,13 +91,13 @@ class Door:
 @asynccontextmanager
 async def opened(**limits: RateLimits) -> AsyncIterator[Door]:
     peer = ScriptedScheduler(step=0.002)
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     schedulers = Schedulers(parse_addresses(await peer.start()), metrics)
     await schedulers.start()
     await eventually(lambda: schedulers.ready)
     keys = {name: new_key() for name in limits}
     ring = [key_of(name, keys[name], limits[name]) for name in limits]
-    guard = Guard(lambda: KeyRing(ring), lambda: 0.0)
+    guard = AccessControl(lambda: KeyRing(ring), lambda: 0.0)
     gateway = Gateway(schedulers, metrics, MAX_BODY, 1000, guard)
     config = uvicorn.Config(
         create_app(gateway), ws="none", lifespan="off", interface="asgi3", log_config=None

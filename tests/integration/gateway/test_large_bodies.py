@@ -19,7 +19,7 @@ from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.parser import INLINE_BYTES, Parser
 from pagewire.gateway.api.parsing import JobParser, most_nodes
 from pagewire.gateway.errors import ClientGoneError
-from pagewire.gateway.generation.logprobs import CandidateReader, LogprobLog
+from pagewire.gateway.generation.logprob_log import CandidateReader, LogprobLog
 from pagewire.gateway.generation.turns import Turns
 from pagewire.gateway.http.paced_json import paced_logprobs, readable
 from pagewire.packing import pack, pack_floats

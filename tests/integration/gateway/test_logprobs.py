@@ -8,7 +8,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from pagewire.gateway.api.formatting import LEAST_LOGPROB
+from pagewire.gateway.api.formatting import MIN_LOGPROB
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler, candidates_at, expected_text
 
@@ -40,7 +40,7 @@ def scripted(prompt: str, top: int) -> list[list[tuple[int, float, bytes]]]:
 
 
 def as_json(value: float) -> float:
-    return max(value, LEAST_LOGPROB)
+    return max(value, MIN_LOGPROB)
 
 
 async def chat(client: openai.AsyncOpenAI, prompt: str, **fields: Any) -> Any:

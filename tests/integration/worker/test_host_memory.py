@@ -10,8 +10,8 @@ from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
-from pagewire.worker.protocol.steps.plan import StepPlan
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.startup.loading import load_worker
 from support.models.saved_blocks import COUNT, SHARED, run_saved_and_loaded, start_step
 from support.models.step_driver import local_worker
@@ -89,7 +89,7 @@ async def test_what_a_step_saves_is_there_although_the_step_fails(tmp_path: Path
     assert tokens == [expected, -1, expected]
 
 
-def _failing(plan: StepPlan) -> None:
+def _failing(plan: DevicePlan) -> None:
     raise ValueError("a step that fails")
 
 
@@ -98,7 +98,7 @@ async def test_a_copy_that_fails_takes_the_worker_down(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     async with local_worker(tmp_path, host_memory_gb=HOST_GB) as worker:
 
-        def fail(copies: HostCopies) -> None:
+        def fail(copies: StepHostCopies) -> None:
             assert copies.saved.tolist() == [1]
             raise MemoryError("no memory for the copy")
 

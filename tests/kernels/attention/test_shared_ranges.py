@@ -9,7 +9,7 @@ import torch
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
 from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
-from pagewire.worker.protocol.steps.step import PrefixGroup
+from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import (
     MAX_ITEMS,
     Sharing,
@@ -84,7 +84,7 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
 
 
 def ranges_of(
-    groups: tuple[PrefixGroup, ...], decode: list[int], members: int = 2
+    groups: tuple[StepPrefixGroup, ...], decode: list[int], members: int = 2
 ) -> dict[int, list]:
     """The `(slot, begin, end)` ranges of each row, in the order of their ordinals."""
     sharing = Sharing(members=members, kv_heads=1, processors=1, block_size=BLOCK_SIZE)
@@ -109,8 +109,8 @@ def ranges_of(
     return ordered
 
 
-def groups_of(*groups: tuple[list[int], int]) -> tuple[PrefixGroup, ...]:
-    return tuple(PrefixGroup(blocks, np.array(members, np.int32)) for members, blocks in groups)
+def groups_of(*groups: tuple[list[int], int]) -> tuple[StepPrefixGroup, ...]:
+    return tuple(StepPrefixGroup(blocks, np.array(members, np.int32)) for members, blocks in groups)
 
 
 def test_rows_follow_the_decode_list():

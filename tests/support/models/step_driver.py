@@ -14,8 +14,8 @@ from pagewire.config import WorkerConfig
 from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.engine import Engine
-from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.executor import StepExecutor
+from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
@@ -34,7 +34,7 @@ class Stream(Protocol):
 class LocalStream:
     """A stream to an engine in this process."""
 
-    engine: Engine
+    engine: StepExecutor
     session: Session
 
     async def send(self, step: pb.Step) -> None:
@@ -53,7 +53,7 @@ class LocalWorker:
     """A loaded worker in this process, without gRPC."""
 
     loaded: LoadedWorker
-    engine: Engine
+    engine: StepExecutor
     fatal: list[BaseException] = field(default_factory=list)
 
     @property
@@ -78,7 +78,9 @@ async def local_worker(
     loaded = adapt(await launcher.call(lambda: load_worker(config)))
     if loaded.uses_triton:
         await launcher.call(loaded.backend.warm_up)
-    engine = Engine(loaded.backend, launcher, Instruments(CollectorRegistry()), fatal.append)
+    engine = StepExecutor(
+        loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append
+    )
     yield LocalWorker(loaded, engine, fatal)
     await asyncio.to_thread(engine.close)
 

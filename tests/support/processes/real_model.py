@@ -7,7 +7,7 @@ from support.clients.load import Question
 
 WORKER = (
     "worker",
-    "--backend=torch",
+    "--ops=torch",
     "--device=cpu",
     "--dtype=float32",
     "--torch-threads=1",

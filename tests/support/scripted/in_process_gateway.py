@@ -7,7 +7,7 @@ import httpx
 
 from pagewire.addresses import parse_addresses
 from pagewire.gateway.http.app import Gateway, create_app
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 from support.scripted.scripted_scheduler import ScriptedScheduler
 from support.waiting import eventually
@@ -21,7 +21,7 @@ async def in_process_gateway(
     resume_seconds: float = 30.0,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, once the scheduler is ready."""
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     schedulers = Schedulers(
         parse_addresses(await scheduler.start()), metrics, resume_seconds=resume_seconds
     )

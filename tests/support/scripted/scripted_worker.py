@@ -16,7 +16,7 @@ from pagewire.rpc.checksums import SealGate
 from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SERVER_OPTIONS
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
-from pagewire.worker.protocol.steps.step import PrefixGroup, decode_step
+from pagewire.worker.protocol.steps.step import StepPrefixGroup, decode_step
 
 
 def token_at(prompt: list[int], index: int, vocab_size: int) -> int:
@@ -133,7 +133,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         assert hello.hello.protocol_version == PROTOCOL_VERSION
         self.slots.clear()
         decode: list[int] = []
-        groups: tuple[PrefixGroup, ...] = ()
+        groups: tuple[StepPrefixGroup, ...] = ()
         number = 0
         yield pb.RunResponse(ready=self.info)
         async for message in requests:
@@ -219,7 +219,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             self._expect(0 not in state.blocks, "the scratch block was handed out")
             self._expect(max(state.blocks) < self.info.num_blocks, "a block outside the pool")
 
-    def _check_groups(self, groups: tuple[PrefixGroup, ...], decode: list[int]) -> None:
+    def _check_groups(self, groups: tuple[StepPrefixGroup, ...], decode: list[int]) -> None:
         self._expect(self.info.prefix_groups or not groups, "groups that nobody asked for")
         self.most_grouped = max([self.most_grouped, *(len(group.slots) for group in groups)])
         for group in groups:

@@ -9,7 +9,7 @@ from pagewire.addresses import parse_addresses
 from pagewire.gateway.affinity import head, in_order
 from pagewire.gateway.generation.generation import Generation, Mailbox
 from pagewire.gateway.generation.input import Input
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.scripted_scheduler import MODEL, ScriptedScheduler
@@ -68,7 +68,7 @@ async def peers() -> AsyncIterator[list[ScriptedScheduler]]:
 @pytest.fixture
 async def schedulers(peers: list[ScriptedScheduler]) -> AsyncIterator[Schedulers]:
     addresses = ",".join([await peer.start() for peer in peers])
-    schedulers = Schedulers(parse_addresses(addresses), Metrics())
+    schedulers = Schedulers(parse_addresses(addresses), GatewayMetrics())
     await schedulers.start()
     await eventually(lambda: all(link.ready for link in schedulers.links.values()))
     yield schedulers

@@ -8,7 +8,7 @@ import pytest
 from pagewire.errors import Code
 from pagewire.gateway.api.formatting import json_logprob
 from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.generation.logprobs import CandidateBlock, CandidateReader, LogprobLog
+from pagewire.gateway.generation.logprob_log import CandidateBlock, CandidateReader, LogprobLog
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import inference_pb2 as pb
 

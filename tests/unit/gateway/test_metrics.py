@@ -1,12 +1,12 @@
 """What the gateway counts of generations that ended."""
 
 from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.v1 import inference_pb2 as pb
 
 
 def test_the_tokens_of_a_beam_search_are_counted_at_its_end() -> None:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     request = pb.GenerateRequest(beam_search=pb.BeamSearch(width=2))
     search = Generation(request, 0, 0, Mailbox(), False)
     usage = pb.Usage(prompt_tokens=9, completion_tokens=25)

@@ -8,12 +8,12 @@ from schemathesis import openapi
 from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.openapi import PATH, document
 from pagewire.gateway.http.app import Gateway, create_app
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 
 
 async def get(describe: bool) -> httpx.Response:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     gateway = Gateway(Schedulers([], metrics), metrics, 1000, 10, describe=describe)
     transport = httpx.ASGITransport(create_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

@@ -12,7 +12,7 @@ from pagewire.addresses import Address, parse_addresses, resolve
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing import schedulers as schedulers_module
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.schedulers import Schedulers
@@ -47,7 +47,7 @@ async def connect() -> AsyncIterator[Connect]:
 
     async def open_schedulers(*addresses: str, resume_seconds: float = 5.0) -> Schedulers:
         schedulers = Schedulers(
-            parse_addresses(",".join(addresses)), Metrics(), resume_seconds=resume_seconds
+            parse_addresses(",".join(addresses)), GatewayMetrics(), resume_seconds=resume_seconds
         )
         opened.append(schedulers)
         await schedulers.start()
@@ -429,7 +429,7 @@ async def test_a_scheduler_that_returns_without_a_worker_still_serves_its_model(
 async def test_before_any_model_was_served_requests_come_back_later(
     peers: list[ScriptedScheduler],
 ) -> None:
-    schedulers = Schedulers(parse_addresses("127.0.0.1:1"), Metrics())
+    schedulers = Schedulers(parse_addresses("127.0.0.1:1"), GatewayMetrics())
     with pytest.raises(RequestError) as early:
         schedulers.model(MODEL)
     refusal = ApiError.of(early.value)
@@ -531,7 +531,7 @@ async def test_names_are_resolved_again(
             raise socket.gaierror("no such name")
         return answers
 
-    schedulers = Schedulers(parse_addresses("schedulers:1"), Metrics(), dns)
+    schedulers = Schedulers(parse_addresses("schedulers:1"), GatewayMetrics(), dns)
     await schedulers.start()
     await eventually(lambda: schedulers.ready)
     answers = None
@@ -799,7 +799,7 @@ async def test_links_close_whose_calls_fail_when_they_are_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Link, "_session", fails_when_cancelled)
-    schedulers = Schedulers(parse_addresses("127.0.0.1:1"), Metrics(), resume_seconds=1.0)
+    schedulers = Schedulers(parse_addresses("127.0.0.1:1"), GatewayMetrics(), resume_seconds=1.0)
     await schedulers.start()
     await asyncio.sleep(0.01)
     await asyncio.wait_for(schedulers.close(), 5)

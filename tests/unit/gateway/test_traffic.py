@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from pagewire.gateway.http.traffic import Traffic
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 
 PATH = "/v1/completions"
 
@@ -31,7 +31,7 @@ async def test_an_idle_hour_says_nothing_about_how_fast_requests_are_answered(
     async def send(message: Message) -> None:
         told.append(message)
 
-    traffic = Traffic(Metrics(), (PATH,), 40, 1 << 20).watch(answer)
+    traffic = Traffic(GatewayMetrics(), (PATH,), 40, 1 << 20).watch(answer)
     clock.now = 3600.0
     scopes = [{"type": "http", "path": PATH, "method": "POST"} for _ in range(41)]
     running = [asyncio.create_task(traffic(scope, receive, send)) for scope in scopes[:40]]

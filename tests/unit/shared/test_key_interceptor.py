@@ -12,7 +12,7 @@ import pytest
 from pagewire.auth.callers import Callers
 from pagewire.auth.keys import new_key, read_keys
 from pagewire.rpc.credentials import NO_CREDENTIALS
-from pagewire.rpc.key_interceptor import KeyGate, KeyRules
+from pagewire.rpc.key_interceptor import KeyInterceptor, KeyRules
 from pagewire.rpc.transport import bind, make_server, open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -51,7 +51,7 @@ async def served(
         max_open_bytes=1000,
         **seconds,
     )
-    server = make_server(NO_CREDENTIALS, KeyGate(callers, NO_CREDENTIALS, rules))
+    server = make_server(NO_CREDENTIALS, KeyInterceptor(callers, NO_CREDENTIALS, rules))
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     [port] = bind(server, ["127.0.0.1:0"])
     await server.start()

@@ -16,12 +16,12 @@ from pagewire.simulator.addresses import addresses_of
 from pagewire.simulator.backend import SimulatedBackend, work_of
 from pagewire.simulator.step_time import StepTime, Work
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.engine import Engine
-from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.executor import StepExecutor
+from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
 from pagewire.worker.protocol.session import Session
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import StepPlan
 from support.models.step_driver import LocalStream, Sequence, StepDriver
 
 LIMITS = Limits(
@@ -38,7 +38,7 @@ FLAT = StepTime(0.010, 0, 0, 0, 0)
 @dataclass
 class Worker:
     backend: SimulatedBackend
-    engine: Engine
+    engine: StepExecutor
 
     def driver(self) -> StepDriver:
         return StepDriver(LocalStream(self.engine, Session(1, LIMITS)), LIMITS)
@@ -49,7 +49,7 @@ async def simulated(speedup: float = 0, step_time: StepTime = FLAT) -> AsyncIter
     fatal: list[BaseException] = []
     backend = SimulatedBackend(LIMITS, step_time, speedup)
     launcher = SerialThread("launcher", fatal.append)
-    engine = Engine(backend, launcher, Instruments(CollectorRegistry()), fatal.append)
+    engine = StepExecutor(backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append)
     yield Worker(backend, engine)
     await asyncio.to_thread(engine.close)
     assert not fatal
@@ -187,13 +187,13 @@ def test_submitted_steps_queue_on_the_device_and_an_idle_device_waits() -> None:
     assert backend.submit(_empty()).done_at == pytest.approx(200.01)
 
 
-def _empty() -> StepPlan:
+def _empty() -> DevicePlan:
     none: Any = np.empty(0, np.int32)
-    return StepPlan(None, None, none, none, None, none, none, False)
+    return DevicePlan(None, None, none, none, None, none, none, False)
 
 
 async def test_work_counts_rows_their_context_and_prefill_pairs() -> None:
-    plans: list[StepPlan] = []
+    plans: list[DevicePlan] = []
     async with simulated() as worker:
         submit = worker.backend.submit
         worker.backend.submit = lambda plan: (plans.append(plan), submit(plan))[1]  # type: ignore

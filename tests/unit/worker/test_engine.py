@@ -15,7 +15,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import Outcome
-from pagewire.worker.protocol.steps.plan import StepPlan
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.runtime.device_errors import is_fatal
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.startup.loading import LoadedWorker
@@ -35,7 +35,7 @@ class DeferredBackend(EagerBackend):
         self.submitted = 0
         self.most_ahead = 0
 
-    def submit(self, plan: StepPlan) -> Any:
+    def submit(self, plan: DevicePlan) -> Any:
         self.submitted += 1
         return self.inner.submit(plan), self.submitted
 

@@ -13,7 +13,7 @@ from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.kv_cache import blocks_in, empty_cache
 from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.protocol.steps.limits import check_block_size, fit_to_pool, longest_sequence
-from pagewire.worker.startup.loading import choose_backend, choose_device, choose_dtype, load_worker
+from pagewire.worker.startup.loading import choose_device, choose_dtype, choose_ops, load_worker
 from support.models.tiny_models import VARIANTS, save_model
 
 
@@ -46,7 +46,7 @@ def test_sliding_window_caps_the_length(model: ModelConfig) -> None:
 def test_blocks_that_the_kernels_do_not_read_are_refused() -> None:
     check_block_size(8, "torch")
     check_block_size(32, "triton")
-    with pytest.raises(SetupError, match=r"block_size 24.*multiple of 16.*--backend torch"):
+    with pytest.raises(SetupError, match=r"block_size 24.*multiple of 16.*--ops torch"):
         check_block_size(24, "triton")
 
 
@@ -141,9 +141,9 @@ def test_auto_settings_of_a_cpu(model: ModelConfig) -> None:
         torch.bfloat16
     )
     assert choose_dtype("float16", model, cpu) == torch.float16
-    assert choose_backend("auto", cpu) == "torch"
+    assert choose_ops("auto", cpu) == "torch"
     with pytest.raises(SetupError, match="needs an NVIDIA GPU"):
-        choose_backend("triton", cpu)
+        choose_ops("triton", cpu)
     with pytest.raises(SetupError, match="cuda:99"):
         choose_device("cuda:99")
     with pytest.raises(SetupError, match="teapot"):

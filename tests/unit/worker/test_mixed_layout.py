@@ -10,8 +10,8 @@ import torch
 
 from pagewire.config import WorkerConfig
 from pagewire.worker.model.kv_cache import empty_cache
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import Chunks, StepPlan
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.mixed_layout import (
     BodySize,
@@ -31,9 +31,9 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def mixed_plan() -> StepPlan:
+def mixed_plan() -> DevicePlan:
     """Three decode rows of slots 0 to 2, chunks of slots 3 and 4, of which the first samples."""
-    return StepPlan(
+    return DevicePlan(
         starts=None,
         writes=None,
         decode_slots=ints(0, 1, 2),

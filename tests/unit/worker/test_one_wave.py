@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from pagewire.worker.ops.cublas.one_wave import (
     HEIGHTS,
-    LEAST_BUSY,
-    MOST_TILES,
-    MOST_WIDTH,
+    MAX_TILES,
+    MAX_WIDTH,
+    MIN_BUSY,
     WIDTH_STEP,
     Tile,
     one_wave_tiles,
@@ -17,13 +17,13 @@ from pagewire.worker.ops.cublas.one_wave import (
 @given(st.integers(1, 20_000), st.integers(1, 4096), st.integers(1, 200))
 def test_one_wave_covers_the_output(features: int, tokens: int, processors: int) -> None:
     tiles = one_wave_tiles(features, tokens, processors)
-    assert len(tiles) <= MOST_TILES
+    assert len(tiles) <= MAX_TILES
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
         assert tile.height in HEIGHTS
-        assert tile.width in range(WIDTH_STEP, MOST_WIDTH + 1, WIDTH_STEP)
+        assert tile.width in range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
         programs = -(-features // tile.height) * -(-tokens // tile.width)
-        assert LEAST_BUSY * processors <= programs <= processors
+        assert MIN_BUSY * processors <= programs <= processors
 
 
 def test_those_of_an_h200() -> None:

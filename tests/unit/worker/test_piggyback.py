@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from pagewire.worker.measurement.piggyback import TOKENS, measure_ridge
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import StepPlan
 
 LIMITS = Limits(1000, 64, 16, 100, 4096, 8192)
 
@@ -14,7 +14,7 @@ LIMITS = Limits(1000, 64, 16, 100, 4096, 8192)
 class TimedBackend:
     """Computes nothing and remembers how many tokens it was last to compute."""
 
-    def submit(self, plan: StepPlan) -> int:
+    def submit(self, plan: DevicePlan) -> int:
         self.tokens = plan.num_decodes + plan.num_prefilled
         return self.tokens
 

@@ -13,18 +13,18 @@ from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.steps.adjustments import (
     BIASED,
     IN_PROMPT,
-    MOST_COUNTED,
+    MAX_COUNTED,
     NO_TOKEN,
     PENALIZED,
 )
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
 from pagewire.worker.protocol.steps.step import (
-    HostCopies,
-    PrefixGroup,
-    Sampling,
     Start,
     Step,
+    StepHostCopies,
+    StepPrefixGroup,
+    StepSampling,
     decode_step,
 )
 
@@ -44,7 +44,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def start(slot: int, tokens: int, blocks: tuple[int, ...] = (), **changes: Any) -> Start:
-    begin = Start(slot, np.arange(tokens, dtype=np.int32), 0, 0, ints(*blocks), Sampling())
+    begin = Start(slot, np.arange(tokens, dtype=np.int32), 0, 0, ints(*blocks), StepSampling())
     return replace(begin, **changes)
 
 
@@ -71,12 +71,12 @@ def copying(
     loaded_host: tuple[int, ...] = (4,),
     loaded: tuple[int, ...] = (5,),
 ) -> Step:
-    copies = HostCopies(ints(*saved), ints(*host), ints(*loaded_host), ints(*loaded))
+    copies = StepHostCopies(ints(*saved), ints(*host), ints(*loaded_host), ints(*loaded))
     return replace(step(), host_copies=copies)
 
 
-def biased(biases: dict[int, float]) -> Sampling:
-    return Sampling(bias_ids=ints(*biases), biases=np.array([*biases.values()], np.float32))
+def biased(biases: dict[int, float]) -> StepSampling:
+    return StepSampling(bias_ids=ints(*biases), biases=np.array([*biases.values()], np.float32))
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_several_blocks_for_one_slot_are_appended_in_order(slots: Slots) -> None
 
 
 def test_filters_are_looked_at_only_where_a_sampled_row_has_one(slots: Slots) -> None:
-    filtered = start(0, 3, (1,), sampling=Sampling(temperature=1.0, top_k=5))
-    plain = start(1, 3, (2,), sampling=Sampling(temperature=1.0))
+    filtered = start(0, 3, (1,), sampling=StepSampling(temperature=1.0, top_k=5))
+    plain = start(1, 3, (2,), sampling=StepSampling(temperature=1.0))
     assert not slots.plan(step(filtered, plain, prefill=((0, 2), (1, 3)))).plan.filtered
     assert slots.plan(step(prefill=((0, 1),), decode=(1,))).plan.filtered
 
@@ -221,17 +221,26 @@ def test_budget_counts_decodes_that_go_on(running: Slots) -> None:
         (start(2, 3, (1,), num_computed=3), "num_computed 3 is not less than the 3"),
         (start(2, 6, (1,), num_computed=5), "num_computed 5 tokens do not fit into 1 blocks"),
         (start(2, 3, (1,), num_generated=4), "num_generated 4"),
-        (start(2, 3, (1,), sampling=Sampling(temperature=-1.0)), "temperature -1.0"),
-        (start(2, 3, (1,), sampling=Sampling(temperature=float("nan"))), "temperature nan"),
-        (start(2, 3, (1,), sampling=Sampling(top_p=0.0)), "top_p 0.0"),
-        (start(2, 3, (1,), sampling=Sampling(top_p=1.5)), "top_p 1.5"),
-        (start(2, 3, (1,), sampling=Sampling(min_p=2.0)), "min_p 2.0"),
-        (start(2, 3, (1,), sampling=Sampling(top_k=2**31)), "top_k 2147483648"),
-        (start(2, 3, (1,), sampling=Sampling(stop_token_ids=(1,) * 17)), "17 stop_token_ids"),
-        (start(2, 3, (1,), sampling=Sampling(stop_token_ids=(100,))), "stop token id"),
-        (start(2, 3, (1,), sampling=Sampling(presence_penalty=math.nan)), "presence_penalty nan"),
-        (start(2, 3, (1,), sampling=Sampling(frequency_penalty=math.inf)), "frequency_penalty inf"),
-        (start(2, 3, (1,), sampling=Sampling(repetition_penalty=-1.0)), "repetition_penalty -1.0"),
+        (start(2, 3, (1,), sampling=StepSampling(temperature=-1.0)), "temperature -1.0"),
+        (start(2, 3, (1,), sampling=StepSampling(temperature=float("nan"))), "temperature nan"),
+        (start(2, 3, (1,), sampling=StepSampling(top_p=0.0)), "top_p 0.0"),
+        (start(2, 3, (1,), sampling=StepSampling(top_p=1.5)), "top_p 1.5"),
+        (start(2, 3, (1,), sampling=StepSampling(min_p=2.0)), "min_p 2.0"),
+        (start(2, 3, (1,), sampling=StepSampling(top_k=2**31)), "top_k 2147483648"),
+        (start(2, 3, (1,), sampling=StepSampling(stop_token_ids=(1,) * 17)), "17 stop_token_ids"),
+        (start(2, 3, (1,), sampling=StepSampling(stop_token_ids=(100,))), "stop token id"),
+        (
+            start(2, 3, (1,), sampling=StepSampling(presence_penalty=math.nan)),
+            "presence_penalty nan",
+        ),
+        (
+            start(2, 3, (1,), sampling=StepSampling(frequency_penalty=math.inf)),
+            "frequency_penalty inf",
+        ),
+        (
+            start(2, 3, (1,), sampling=StepSampling(repetition_penalty=-1.0)),
+            "repetition_penalty -1.0",
+        ),
         (start(2, 3, (1,), sampling=biased({1: math.nan})), "biases are not all numbers"),
         (start(2, 3, (1,), sampling=biased({100: 1.0})), "bias_ids do not ascend in the voc"),
         (start(2, 3, (1,), sampling=biased({-1: 1.0})), "bias_ids do not ascend"),
@@ -340,7 +349,7 @@ def test_absent_and_empty_decode_slots_differ(running: Slots) -> None:
     assert running.plan(decode_step(pb.Step(decode_slots=b""))).plan.num_decodes == 0
 
 
-GROUP = PrefixGroup(2, ints(0, 1, 2))
+GROUP = StepPrefixGroup(2, ints(0, 1, 2))
 
 
 def members(planned: PlannedStep) -> list[tuple[int, list[int]]]:
@@ -373,7 +382,7 @@ def test_a_failed_slot_is_in_no_group(alike: Slots) -> None:
 
 
 def test_a_group_whose_blocks_differ_is_left_out(alike: Slots) -> None:
-    groups = (GROUP, PrefixGroup(3, ints(0, 1)), PrefixGroup(4, ints(0, 2)))
+    groups = (GROUP, StepPrefixGroup(3, ints(0, 1)), StepPrefixGroup(4, ints(0, 2)))
     assert members(alike.plan(replace(step(decode=(0, 1, 2)), groups=groups))) == [(2, [0, 1, 2])]
 
 
@@ -382,7 +391,7 @@ def test_a_group_of_slots_that_are_none_is_refused(
     alike: Slots, slots_named: tuple[int, int]
 ) -> None:
     with pytest.raises(RequestError, match="group_slots") as raised:
-        alike.plan(replace(step(), groups=(PrefixGroup(1, ints(*slots_named)),)))
+        alike.plan(replace(step(), groups=(StepPrefixGroup(1, ints(*slots_named)),)))
     assert raised.value.code == Code.INVALID_ARGUMENT
 
 
@@ -439,7 +448,7 @@ def test_copies_whose_lists_are_not_parallel_are_refused() -> None:
 
 
 def test_only_starts_with_adjustments_say_more_of_them(slots: Slots) -> None:
-    penalized = Sampling(frequency_penalty=0.5)
+    penalized = StepSampling(frequency_penalty=0.5)
     known = {"token_ids": ints(7, 5, 7, 9, 9, 7), "num_generated": 3}
     plan = slots.plan(
         step(
@@ -484,9 +493,9 @@ def test_a_repetition_penalty_of_0_or_1_is_none(slots: Slots, off: float) -> Non
 def test_what_is_counted_of_a_token_has_an_end() -> None:
     long = Slots(replace(LIMITS, max_model_len=70_000, num_blocks=20_000))
     tokens = np.full(40_000, 7, np.int32)
-    sampling = Sampling(presence_penalty=1.0)
+    sampling = StepSampling(presence_penalty=1.0)
     begin = start(0, 0, sampling=sampling, token_ids=tokens, num_generated=39_999)
     plan = long.plan(step(begin)).plan
     assert plan.starts is not None
     assert plan.starts.penalized is not None
-    assert plan.starts.penalized.seen_counts.tolist() == [IN_PROMPT + MOST_COUNTED]
+    assert plan.starts.penalized.seen_counts.tolist() == [IN_PROMPT + MAX_COUNTED]

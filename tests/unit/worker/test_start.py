@@ -26,7 +26,7 @@ def test_only_a_worker_that_may_have_a_gpu_compiles_ahead(
     assert not started
     monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path)
     early_pool(WorkerConfig(device="cpu"))
-    early_pool(WorkerConfig(backend="torch"))
+    early_pool(WorkerConfig(ops="torch"))
     assert not started
     early_pool(WorkerConfig())
     early_pool(WorkerConfig(device="cuda:1"))

@@ -16,7 +16,7 @@ from pagewire.worker.ops.device import multiprocessors
 from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
 from pagewire.worker.protocol.steps.adjustments import BIASED, NO_TOKEN, PENALIZED
-from pagewire.worker.protocol.steps.step import PrefixGroup
+from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import Sharing, pack_ranges, shared_ranges
 
 BLOCK_SIZE = 16
@@ -84,7 +84,7 @@ def paged_with_shared_prefix(
         processors=multiprocessors(device),
         block_size=BLOCK_SIZE,
     )
-    groups = tuple(PrefixGroup(common, some) for some in members)
+    groups = tuple(StepPrefixGroup(common, some) for some in members)
     packed = torch.from_numpy(pack_ranges(groups, slots, prefix.rows, sharing))
     lengths = torch.full((prefix.rows,), prefix.shared + prefix.own, dtype=torch.int32)
     cache = Paged(

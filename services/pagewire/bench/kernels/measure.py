@@ -12,7 +12,7 @@ from pagewire.bench.kernels.shapes import MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import load_ops
 
-LEAST_CALLS = 8
+MIN_CALLS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ def measure(name: str, make: Callable[[], Case], compiled: bool, ceilings: Ceili
     try:
         case = make()
         result = replace(result, unit=case.unit, work=case.work)
-        us = graph_us(at_least(case.calls(load_ops("triton")), LEAST_CALLS))
+        us = graph_us(at_least(case.calls(load_ops("triton")), MIN_CALLS))
         rate = case.work / us / 1e6
         of_ceiling = rate / ceilings.of(case.unit)
         result = replace(result, microseconds=us, rate=rate, of_ceiling=of_ceiling)
         eager = case.calls(load_ops("torch"))
         if case.twin_on_host:
             return replace(result, eager_microseconds=stream_us(eager[:2]))
-        result = replace(result, eager_microseconds=graph_us(at_least(eager, LEAST_CALLS)))
+        result = replace(result, eager_microseconds=graph_us(at_least(eager, MIN_CALLS)))
         if compiled:
-            calls = at_least(case.calls(compiled_twins(case.op)), LEAST_CALLS)
+            calls = at_least(case.calls(compiled_twins(case.op)), MIN_CALLS)
             result = replace(result, compiled_microseconds=graph_us(calls))
     except Exception as error:
         return replace(result, error=_one_line(error))

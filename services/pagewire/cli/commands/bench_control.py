@@ -21,8 +21,8 @@ from pagewire.simulator.addresses import addresses_of
 
 _PROMPT = 64
 # More than requests get together, and more than one gets, on any processor of today.
-_MOST_TOKENS_PER_SECOND = 2_000_000
-_MOST_STEPS_PER_SECOND = 12_000
+_MAX_TOKENS_PER_SECOND = 2_000_000
+_MAX_STEPS_PER_SECOND = 12_000
 # Of a measurement, beside its window: until all requests run, and until they have settled.
 _MARGIN_SECONDS = 6.0
 _VOCABULARY = 4096
@@ -47,8 +47,8 @@ class Scenario:
 
     def tokens_for(self, seconds: float) -> int:
         """More than a request gets in that time: none ends while it is measured."""
-        steps = 1000 if self.speedup else _MOST_STEPS_PER_SECOND
-        return int(seconds * min(steps, _MOST_TOKENS_PER_SECOND / self.running))
+        steps = 1000 if self.speedup else _MAX_STEPS_PER_SECOND
+        return int(seconds * min(steps, _MAX_TOKENS_PER_SECOND / self.running))
 
 
 SCENARIOS = (

@@ -29,7 +29,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingFlags:
     """What all requests have in common."""
 
     temperature: float
@@ -86,7 +86,7 @@ def offline(
 ) -> None:
     """Start workers and a scheduler, submit all requests at once over gRPC, measure, end."""
     batch = read_requests(requests)
-    sampling = Sampling(temperature, ignore_eos, not no_detokenize)
+    sampling = SamplingFlags(temperature, ignore_eos, not no_detokenize)
     values = {**values, "skip_tokenizer": values["skip_tokenizer"] or no_detokenize}
     started = time.perf_counter()
 
@@ -129,7 +129,7 @@ def read_requests(path: Path) -> list[Request]:
 
 
 async def submit_all(
-    address: str, requests: list[Request], sampling: Sampling, token: str | None = None
+    address: str, requests: list[Request], sampling: SamplingFlags, token: str | None = None
 ) -> OfflineResult:
     """Runs requests over one Multiplex stream of the scheduler at `address`."""
     from pagewire.rpc.checksums import MULTIPLEX, open_stream, receive
@@ -163,7 +163,7 @@ async def _write(call: Any, messages: list[Any]) -> None:
         await call.write(message)
 
 
-def _submit(stream: int, request: Request, sampling: Sampling) -> Any:
+def _submit(stream: int, request: Request, sampling: SamplingFlags) -> Any:
     from pagewire.v1 import inference_pb2 as pb
 
     return pb.MultiplexRequest(

@@ -15,7 +15,7 @@ from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unsupported import CHAT, MESSAGE, refuse_extras
 from pagewire.gateway.generation.input import Input
-from pagewire.gateway.generation.logprobs import Candidate, TokenLogprobs
+from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.v1 import inference_pb2 as pb
 
 # The role that the template sees. `tool` needs tools, which are not there yet.

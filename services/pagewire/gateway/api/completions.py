@@ -12,7 +12,7 @@ from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.unsupported import COMPLETION, refuse_extras
 from pagewire.gateway.generation.input import Input
-from pagewire.gateway.generation.logprobs import Candidate, TokenLogprobs
+from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.limits import MAX_CHOICES
 from pagewire.v1 import inference_pb2 as pb
 

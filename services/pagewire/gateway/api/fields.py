@@ -20,7 +20,7 @@ TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _SHOWN_CHARACTERS = 60
-_MOST_METADATA = 1024
+_MAX_METADATA = 1024
 
 
 class Strict(BaseModel):
@@ -83,7 +83,7 @@ class GenerationFields(Strict):
     # Who asks and what for; by definition without effect on what is generated.
     user: str | None = None
     safety_identifier: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pagewire.gateway.generation.generation import Generation
-from pagewire.gateway.generation.logprobs import TokenLogprobs
+from pagewire.gateway.generation.logprob_log import TokenLogprobs
 from pagewire.v1 import inference_pb2 as pb
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 _REASONS = {
     pb.FINISH_REASON_STOP: "stop",
     pb.FINISH_REASON_LENGTH: "length",
@@ -103,7 +103,7 @@ def new_logprobs(reply: Reply, generation: Generation) -> dict[str, Any] | None:
 
 def json_logprob(logprob: float) -> float:
     """A log probability as JSON can say it, which has no infinity: -9999, as vLLM does."""
-    return max(logprob, LEAST_LOGPROB)
+    return max(logprob, MIN_LOGPROB)
 
 
 def compact(value: Any) -> str:

@@ -16,7 +16,7 @@ from pagewire.gateway.errors import ApiError
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
-class Guard:
+class AccessControl:
     """Asks for an API key where there are some, and keeps an account for each."""
 
     def __init__(

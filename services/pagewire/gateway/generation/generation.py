@@ -10,7 +10,7 @@ from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.generation.input import NO_INPUT, Input
-from pagewire.gateway.generation.logprobs import LogprobLog
+from pagewire.gateway.generation.logprob_log import LogprobLog
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 

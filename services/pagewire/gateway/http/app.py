@@ -17,13 +17,13 @@ from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.openapi import PATH, document
 from pagewire.gateway.api.parser import Parser
 from pagewire.gateway.api.parsing import Route
-from pagewire.gateway.auth.access import Guard
+from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http.answer import answer
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
 from pagewire.gateway.http.traffic import Traffic
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.v1 import inference_pb2 as pb
 
@@ -37,10 +37,10 @@ class Gateway:
     """The state of one gateway process. Once `draining`, it takes no more requests."""
 
     schedulers: Schedulers
-    metrics: Metrics
+    metrics: GatewayMetrics
     max_body_bytes: int
     max_open_requests: int
-    guard: Guard = field(default_factory=Guard)
+    guard: AccessControl = field(default_factory=AccessControl)
     cors_origins: tuple[str, ...] = ()
     describe: bool = False
     max_open_body_bytes: int = 1 << 30

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
-from pagewire.gateway.generation.logprobs import LogprobLog
+from pagewire.gateway.generation.logprob_log import LogprobLog
 from pagewire.v1 import inference_pb2 as pb
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.gateway.api.formatting import Reply
-from pagewire.gateway.generation.logprobs import LogprobLog
+from pagewire.gateway.generation.logprob_log import LogprobLog
 from pagewire.gateway.generation.turns import Turns
 
 # As much as a connection holds before it asks to wait.

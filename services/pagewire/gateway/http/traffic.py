@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 
 
 class Traffic:
@@ -24,7 +24,7 @@ class Traffic:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         generating: tuple[str, ...],
         most_generating: int,
         most_bytes: int,

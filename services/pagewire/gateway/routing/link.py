@@ -12,8 +12,8 @@ import grpc
 
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation.generation import Generation
-from pagewire.gateway.generation.logprobs import CandidateReader
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.generation.logprob_log import CandidateReader
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.lifecycle.stall import Stall
 from pagewire.packing import unpack_unsigned
 from pagewire.rpc.checksums import MULTIPLEX, StreamError, open_stream, receive
@@ -57,7 +57,7 @@ class Link:
         self,
         target: str,
         owner: Owner,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self._credentials = credentials

@@ -11,7 +11,7 @@ from pagewire.addresses import Address, Resolve, resolve
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.affinity import in_order
 from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.metrics import Metrics
+from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import model_of
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.trials import Trials
@@ -41,7 +41,7 @@ class Schedulers:
     def __init__(
         self,
         addresses: Sequence[Address],
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         resolve_names: Resolve = resolve,
         resume_seconds: float = 30.0,
         credentials: Credentials = NO_CREDENTIALS,

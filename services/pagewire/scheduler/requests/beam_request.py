@@ -23,7 +23,7 @@ from pagewire.v1 import inference_pb2 as pb
 Decode = Callable[[tuple[int, ...]], str]
 
 # Keeps a length to this power well within what a float holds.
-MOST_PENALTY = 10.0
+MAX_PENALTY = 10.0
 # Values of fields that a search has no use for.
 _NEUTRAL = {
     "temperature": 0,
@@ -143,11 +143,11 @@ def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
             "num_returned",
             f"num_returned is {asked.num_returned}, the width {asked.width}; lower it",
         )
-    if not -MOST_PENALTY <= asked.length_penalty <= MOST_PENALTY:  # not so for NaN either
+    if not -MAX_PENALTY <= asked.length_penalty <= MAX_PENALTY:  # not so for NaN either
         raise invalid(
             "length_penalty",
-            f"length_penalty is {asked.length_penalty:g}; it must be between -{MOST_PENALTY:g} and "
-            f"{MOST_PENALTY:g}",
+            f"length_penalty is {asked.length_penalty:g}; it must be between -{MAX_PENALTY:g} and "
+            f"{MAX_PENALTY:g}",
         )
     if num_candidates(asked.width, num_stop_ids) > MAX_LOGPROBS:
         raise invalid(

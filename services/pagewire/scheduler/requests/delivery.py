@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pagewire.packing import Int32Array, pack, pack_unsigned
-from pagewire.scheduler.requests.logprobs import CandidateBuffer, Candidates
+from pagewire.scheduler.requests.step_logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
 # Rows of one message; it must stay far below the largest that gRPC sends.

@@ -9,7 +9,7 @@ from pagewire.packing import pack, pack_floats
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.logprobs import Candidates, StepLogprobs
+from pagewire.scheduler.requests.step_logprobs import Candidates, StepLogprobs
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb
 

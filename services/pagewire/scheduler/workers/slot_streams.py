@@ -7,11 +7,11 @@ import numpy as np
 
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array, pack_unsigned
-from pagewire.scheduler.core.batching.slot_table import Slots
+from pagewire.scheduler.core.batching.slot_table import SlotArray
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.logprobs import Candidates
 from pagewire.scheduler.requests.open_request import Request
+from pagewire.scheduler.requests.step_logprobs import Candidates
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.token_texts import TokenTexts
 
@@ -21,7 +21,7 @@ class _Client:
     """Which of some rows are one client's."""
 
     buffer: DeltaBuffer
-    rows: Slots | None  # None for all
+    rows: SlotArray | None  # None for all
     streams: bytes  # their stream numbers, as they travel
 
 
@@ -29,7 +29,7 @@ class _Client:
 class _Addresses:
     """Where the tokens of `slots [n]` go: the same in every step as long as the slots are."""
 
-    slots: Slots
+    slots: SlotArray
     silence: Int32Array | None  # [n], or-ed to the tokens; None if nobody goes without text
     clients: list[_Client]
 
@@ -51,7 +51,7 @@ class SlotStreams:
         self._silence = np.zeros(num_slots, np.int32)
         # Whose next token's text is not that of the table, whatever the token.
         self._one_by_one = np.zeros(num_slots, np.bool_)
-        # Slots whose request has not been told the size of its prompt.
+        # SlotArray whose request has not been told the size of its prompt.
         self._fresh: set[int] = set()
         self._latest: _Addresses | None = None
 
@@ -75,11 +75,11 @@ class SlotStreams:
         assert request is not None, f"slot {slot} has no owner"
         return request
 
-    def owners(self, slots: Slots) -> list[Request]:
+    def owners(self, slots: SlotArray) -> list[Request]:
         """The requests in live slots [n]."""
         return [self.owner(slot) for slot in slots.tolist()]
 
-    def first_tokens(self, slots: Slots) -> list[Request]:
+    def first_tokens(self, slots: SlotArray) -> list[Request]:
         """The requests in `slots [n]` of which no token has been delivered."""
         if not self._fresh:
             return []
@@ -105,7 +105,7 @@ class SlotStreams:
         self._hand_out(outcome, to.clients, texts, sizes, candidates)
         return sorted(ended)
 
-    def _addresses(self, slots: Slots) -> _Addresses:
+    def _addresses(self, slots: SlotArray) -> _Addresses:
         streams, ids = self._streams[slots], self._clients[slots]
         clients = []
         for client in dict.fromkeys(ids.tolist()):
@@ -166,7 +166,7 @@ class SlotStreams:
                 {i: candidates[row] for i, row in enumerate(named) if row in candidates},
             )
 
-    def _report_prompts(self, slots: Slots) -> dict[int, int]:
+    def _report_prompts(self, slots: SlotArray) -> dict[int, int]:
         """The sizes of prompts not told yet, by row."""
         found = {}
         for row, slot in enumerate(slots.tolist()):

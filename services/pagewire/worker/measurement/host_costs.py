@@ -6,9 +6,9 @@ import numpy as np
 
 from pagewire.worker.measurement.timing import SecondsOf, computing, median_seconds
 from pagewire.worker.protocol.backend import Backend, HostCosts
+from pagewire.worker.protocol.steps.device_plan import rehearsal
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import rehearsal
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.step import StepHostCopies
 
 COPIED_BLOCKS = 64
 # Tokens of the prompts that are timed.
@@ -29,10 +29,10 @@ def measure_costs(backend: Backend, limits: Limits, seconds_of: SecondsOf) -> Ho
     host = np.arange(count, dtype=np.int32)
 
     def save() -> None:
-        backend.copy(HostCopies(blocks, host, _NONE, _NONE))
+        backend.copy(StepHostCopies(blocks, host, _NONE, _NONE))
 
     def load() -> None:
-        backend.copy(HostCopies(_NONE, _NONE, host, blocks))
+        backend.copy(StepHostCopies(_NONE, _NONE, host, blocks))
 
     seconds = partial(median_seconds, seconds_of)
     most = min(limits.max_num_batched_tokens, max(1, limits.max_model_len // 2))

@@ -9,8 +9,8 @@ import logging
 
 from pagewire.worker.measurement.timing import SecondsOf, computing, median_seconds
 from pagewire.worker.protocol.backend import Backend
+from pagewire.worker.protocol.steps.device_plan import rehearsal
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import rehearsal
 
 log = logging.getLogger(__name__)
 

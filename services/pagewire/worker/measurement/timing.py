@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import median
 
 from pagewire.worker.protocol.backend import Backend
-from pagewire.worker.protocol.steps.plan import StepPlan
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
 
 REPEATS = 3
 
@@ -18,7 +18,7 @@ def median_seconds(seconds_of: SecondsOf, run: Callable[[], None]) -> float:
     return max(1e-9, median(seconds_of(run) for _ in range(REPEATS)))
 
 
-def computing(backend: Backend, plan: StepPlan) -> Callable[[], None]:
+def computing(backend: Backend, plan: DevicePlan) -> Callable[[], None]:
     """What computes a step, to be timed."""
 
     def run() -> None:

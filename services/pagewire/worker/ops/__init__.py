@@ -1,4 +1,4 @@
-"""The operations a decoder is made of, in two interchangeable backends.
+"""The operations a decoder is made of, in two interchangeable implementations.
 
 `load_ops("torch")` runs on any device; `load_ops("triton")` needs an NVIDIA GPU. Functions of the
 same name take the same arguments and compute the same function, so one decoder drives either.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.reference.sampling import SamplingState
 
-Backend = Literal["torch", "triton"]
+Name = Literal["torch", "triton"]
 
 _PACKAGES = {"torch": "reference", "triton": "triton"}
 _MODULES = ("norm", "activation", "linear", "rope", "attention", "sampling", "step", "blocks")
@@ -23,7 +23,7 @@ _MODULES = ("norm", "activation", "linear", "rope", "attention", "sampling", "st
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One backend's operations. The functions of `ops.reference` document them."""
+    """One implementation's operations. The functions of `ops.reference` document them."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., Tensor]
@@ -45,16 +45,16 @@ class Ops:
     copy_blocks: Callable[..., Tensor]
 
 
-def load_ops(backend: Backend) -> Ops:
-    """Return the operations of a backend; triton is imported only when it is asked for.
+def load_ops(name: Name) -> Ops:
+    """Return the operations of one name; triton is imported only when it is asked for.
 
     Raises:
-        ValueError: the backend is neither "torch" nor "triton".
+        ValueError: the name is neither "torch" nor "triton".
     """
-    if backend not in _PACKAGES:
-        raise ValueError(f"unknown ops backend {backend!r}: use 'torch' or 'triton'")
-    modules = [import_module(f"{__name__}.{_PACKAGES[backend]}.{name}") for name in _MODULES]
-    if backend == "triton":
+    if name not in _PACKAGES:
+        raise ValueError(f"unknown ops {name!r}: use 'torch' or 'triton'")
+    modules = [import_module(f"{__name__}.{_PACKAGES[name]}.{module}") for module in _MODULES]
+    if name == "triton":
         import_module(f"{__name__}.triton.cache_keys").settle_cache_keys()
     functions = {
         field.name: next(getattr(m, field.name) for m in modules if hasattr(m, field.name))

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.steps.logprobs import Logprobs
-from pagewire.worker.protocol.steps.plan import StepPlan
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.logprob_rows import Logprobs
+from pagewire.worker.protocol.steps.step import StepHostCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Backend(Protocol):
     """
 
     synchronous: bool
-    prefix_groups: bool  # whether it makes use of `StepPlan.groups`
+    prefix_groups: bool  # whether it makes use of `DevicePlan.groups`
     weight_bytes: int
     kv_cache_bytes: int
     host_cache_bytes: int
@@ -60,11 +60,11 @@ class Backend(Protocol):
     def warm_up(self) -> None:
         """Does once what serving must not wait for: compiling, capturing, first allocations."""
 
-    def copy(self, copies: HostCopies) -> None:
+    def copy(self, copies: StepHostCopies) -> None:
         """Copies blocks between device and host, before the step submitted next and after all
         before it. An exception is fatal: nobody would know which blocks hold what."""
 
-    def submit(self, plan: StepPlan) -> Any:
+    def submit(self, plan: DevicePlan) -> Any:
         """Starts a step and returns its handle; does not wait unless `synchronous`.
 
         A row that failed must leave a valid token id as its slot's last token: steps submitted

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pagewire.lifecycle.watchdog import Watchdog
 from pagewire.rpc.transport import Health
-from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.service import WorkerService
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class WorkerHealth:
 
     async def serve(
         self,
-        engine: Engine,
+        engine: StepExecutor,
         step_timeout: float,
         on_fatal: Callable[[BaseException], None],
         unready_after: float | None = None,

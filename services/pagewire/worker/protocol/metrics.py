@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from pagewire.lifecycle.metrics import TOKEN_SECONDS
 
 
-class Instruments:
+class WorkerMetrics:
     """The metrics of one worker process."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:

@@ -13,7 +13,7 @@ from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.protocol.backend import HostCosts
-from pagewire.worker.protocol.engine import Engine
+from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
 
@@ -32,7 +32,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Serves one scheduler at a time, the one whose stream has the newest epoch."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._engine: StepExecutor | None = None
         self._info: pb.WorkerInfo | None = None
         self._limits: Limits | None = None
         self._session: Session | None = None
@@ -46,7 +46,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """The model is loaded: `info` may be asked for."""
         self._info = info
 
-    def serve(self, engine: Engine, limits: Limits) -> None:
+    def serve(self, engine: StepExecutor, limits: Limits) -> None:
         """The worker is warm: streams may open."""
         self._engine, self._limits = engine, limits
 

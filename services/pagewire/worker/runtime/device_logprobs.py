@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pagewire.limits import MAX_LOGPROBS
 from pagewire.worker.ops import Ops
-from pagewire.worker.protocol.steps.logprobs import LogprobRows, Logprobs
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 from pagewire.worker.runtime.upload import upload
 
 # Numbers of likeliest tokens that are computed: a kernel variant each, compiled before serving.

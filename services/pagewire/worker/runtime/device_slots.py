@@ -9,8 +9,8 @@ from pagewire.worker.model.kv_cache import zeros as lazy_zeros
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
+from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import SlotStarts, StepPlan
 from pagewire.worker.runtime.upload import upload
 
 # Columns of block tables and token counts. Triton compiles a kernel anew for a stride that is no
@@ -52,7 +52,7 @@ class DeviceSlots:
             adjustments=self._adjustments,
         )
 
-    def apply(self, plan: StepPlan) -> None:
+    def apply(self, plan: DevicePlan) -> None:
         """Takes over what a plan changes."""
         if plan.starts is not None:
             self._start(plan.starts)
@@ -80,7 +80,7 @@ class DeviceSlots:
             hidden: `[rows, hidden]`, what they were computed from.
             slots: `[rows]` int32.
             indices: `[rows]` int32, each token's index in its request.
-            filtered: see `StepPlan`.
+            filtered: see `DevicePlan`.
         """
         state = ops.gather_sampling(self.sampling, slots, indices)
         tokens = ops.sample(logits, state, filtered)

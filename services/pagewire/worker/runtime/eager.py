@@ -13,10 +13,10 @@ from pagewire.worker.model.decoder import Batch, Decoder, Prefill, Wanted
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.reference.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, rehearsal
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.logprobs import LogprobRows
-from pagewire.worker.protocol.steps.plan import Chunks, StepPlan, rehearsal
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
+from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime import device_errors
 from pagewire.worker.runtime.cpu_threads import CpuThreads
 from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
@@ -68,14 +68,14 @@ class EagerBackend:
         self.wait(self.submit(rehearsal(self.limits, decodes=0, chunks=1, chunk_length=1)))
         self._measure_costs()
 
-    def copy(self, copies: HostCopies) -> None:
+    def copy(self, copies: StepHostCopies) -> None:
         """See `Backend`."""
         if self._host is None:
             raise RuntimeError("this worker has no blocks in the host's memory")
         with torch.inference_mode():
             self._host.copy(copies)
 
-    def submit(self, plan: StepPlan) -> EagerHandle:
+    def submit(self, plan: DevicePlan) -> EagerHandle:
         """See `Backend`."""
         if self.synchronous:
             self._threads.adapt(plan.num_decodes + plan.num_prefilled)
@@ -118,7 +118,7 @@ class EagerBackend:
         timer.stop()
         return timer.wait()
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _apply(self, plan: DevicePlan) -> None:
         """Takes over what a plan changes before it computes."""
         self._slots.apply(plan)
         if plan.copies is not None:
@@ -141,7 +141,7 @@ class EagerBackend:
         packed = compute(self._decoder.ops, logits, tokens, wanted)
         return PendingLogprobs(wanted, self._to_host(packed))
 
-    def _compute(self, plan: StepPlan) -> tuple[Tensor, PendingLogprobs | None]:
+    def _compute(self, plan: DevicePlan) -> tuple[Tensor, PendingLogprobs | None]:
         """Forward pass and sampling; `[rows]` int32 tokens on the device."""
         if not plan.num_decodes + plan.num_prefilled:
             return torch.empty(0, dtype=torch.int32, device=self.device), None
@@ -155,7 +155,7 @@ class EagerBackend:
         )
         return tokens, self._logprobs(logits, tokens, plan.logprobs)
 
-    def _batch(self, plan: StepPlan) -> tuple[Batch, Tensor, Tensor]:
+    def _batch(self, plan: DevicePlan) -> tuple[Batch, Tensor, Tensor]:
         """The decoder's batch, and the slots and token indices `[rows]` of the sampling rows."""
         if plan.chunks is not None:
             return self._mixed_batch(plan, plan.chunks)
@@ -176,7 +176,7 @@ class EagerBackend:
         )
         return batch, slots, indices
 
-    def _mixed_batch(self, plan: StepPlan, chunks: Chunks) -> tuple[Batch, Tensor, Tensor]:
+    def _mixed_batch(self, plan: DevicePlan, chunks: Chunks) -> tuple[Batch, Tensor, Tensor]:
         decodes = plan.num_decodes
         counts = np.diff(chunks.starts)
         (

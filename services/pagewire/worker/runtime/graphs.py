@@ -24,10 +24,10 @@ from pagewire.worker.ops.reference.step import (
     WRITE_COLUMNS,
     WRITE_SLOTS,
 )
+from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites, rehearsal
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.logprobs import LogprobRows
-from pagewire.worker.protocol.steps.plan import StepPlan, TableWrites, rehearsal
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
+from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.device_logprobs import WIDTHS, compute
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
 from pagewire.worker.runtime.mixed_graphs import MixedGraphs
@@ -86,7 +86,7 @@ class GraphBackend(EagerBackend):
                 run()
         if self._host is not None:
             scratch = np.zeros(1, np.int32)
-            self.copy(HostCopies(scratch, scratch, scratch, scratch))
+            self.copy(StepHostCopies(scratch, scratch, scratch, scratch))
         torch.cuda.synchronize(self.device)
 
     def warm_up(self) -> None:
@@ -105,7 +105,7 @@ class GraphBackend(EagerBackend):
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
 
-    def submit(self, plan: StepPlan) -> EagerHandle:
+    def submit(self, plan: DevicePlan) -> EagerHandle:
         """See `Backend`."""
         if not plan.num_decodes and plan.chunks is None:
             return super().submit(plan)  # nothing to compute
@@ -121,7 +121,7 @@ class GraphBackend(EagerBackend):
         timer.stop()
         return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
 
-    def _launch_decode(self, plan: StepPlan) -> Tensor:
+    def _launch_decode(self, plan: DevicePlan) -> Tensor:
         """Queues a decode step; its tokens `[rows]` int32 on the device, until the next step's."""
         decodes = plan.num_decodes
         buckets = self._shared_buckets if plan.groups else self._buckets
@@ -182,7 +182,7 @@ class GraphBackend(EagerBackend):
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
         return state.draw(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
-    def _pack(self, plan: StepPlan, rows: int, writes: TableWrites | None) -> Int32Array:
+    def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The packed inputs `[6, rows]` of a plan; rows beyond its own are the padding slot's."""
         packed = np.zeros((NUM_INPUTS, rows), np.int32)
         decodes = plan.num_decodes

@@ -10,7 +10,7 @@ from torch import Tensor
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops import Ops
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.upload import upload
 
 
@@ -36,7 +36,7 @@ class HostCache:
         self._host_blocks = storage.transpose(0, 1)  # [2 * layers, host blocks, values]
         self.nbytes = size
 
-    def copy(self, copies: HostCopies) -> None:
+    def copy(self, copies: StepHostCopies) -> None:
         """Saves, then loads, on the current stream."""
         saved, saved_host, loaded_host, loaded = upload(
             self._device, copies.saved, copies.saved_host, copies.loaded_host, copies.loaded

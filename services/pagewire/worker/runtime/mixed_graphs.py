@@ -19,8 +19,8 @@ from torch import Tensor
 from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.kv_cache import KVCache
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import Chunks, StepPlan
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.mixed_layout import (
     BodySize,
@@ -96,7 +96,7 @@ class MixedGraphs:
                 graph, tokens = capture(partial(self._head, inputs, filtered))
                 self._heads[rows, filtered] = Head(graph, inputs, tokens)
 
-    def launch(self, plan: StepPlan, chunks: Chunks) -> Tensor:
+    def launch(self, plan: DevicePlan, chunks: Chunks) -> Tensor:
         """Queues a step; its tokens `[rows]` int32 on the device, until the next step's."""
         size = next(size for size in self._sizes if size.holds(plan))
         packed = pack_body(plan, chunks, size, self._limits.padding_slot)
@@ -139,7 +139,7 @@ class MixedGraphs:
             self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
         )
 
-    def _pack_head(self, plan: StepPlan, bucket: int) -> Int32Array:
+    def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
         rows = len(plan.sample_slots)
         packed = np.zeros((NUM_INPUTS, bucket), np.int32)
         packed[ROWS, :rows] = plan.sample_rows()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Batch, Prefill
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.plan import Chunks, StepPlan
 from pagewire.worker.runtime.upload import ALIGNMENT
 
 Values = TypeVar("Values")
@@ -27,7 +27,7 @@ class BodySize:
     chunks: int
     decodes: int
 
-    def holds(self, plan: StepPlan) -> bool:
+    def holds(self, plan: DevicePlan) -> bool:
         """Whether the plan's tokens, chunks and decode rows fit."""
         chunks = 0 if plan.chunks is None else len(plan.chunks.slots)
         tokens = plan.num_decodes + plan.num_prefilled
@@ -82,7 +82,7 @@ def body_length(size: BodySize) -> int:
     return sum(_aligned(length) for length in _lengths(size))
 
 
-def pack_body(plan: StepPlan, chunks: Chunks, size: BodySize, padding_slot: int) -> Int32Array:
+def pack_body(plan: DevicePlan, chunks: Chunks, size: BodySize, padding_slot: int) -> Int32Array:
     """The packed inputs of a plan that `size` holds."""
     packed = np.zeros(body_length(size), np.int32)
     inputs = split_body(packed, size)

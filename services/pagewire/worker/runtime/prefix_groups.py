@@ -13,10 +13,10 @@ from pagewire.worker.ops.contract.shared_ranges import (
     RANGE_UNIT,
     SharedRanges,
 )
-from pagewire.worker.protocol.steps.step import PrefixGroup
+from pagewire.worker.protocol.steps.step import StepPrefixGroup
 
 # Shorter ranges cost more to merge than they spread.
-LEAST_RANGE = 256
+MIN_RANGE = 256
 # An item belongs to two rows at least, so this many leave every row of 512 in its own groups.
 MAX_ITEMS = 1024
 
@@ -44,7 +44,7 @@ def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedRanges:
 
 
 def pack_ranges(
-    groups: tuple[PrefixGroup, ...], decode_slots: Int32Array, rows: int, sharing: Sharing
+    groups: tuple[StepPrefixGroup, ...], decode_slots: Int32Array, rows: int, sharing: Sharing
 ) -> Int32Array:
     """The packed ranges of a step that decodes `decode_slots` in a batch of `rows`.
 
@@ -62,7 +62,7 @@ def pack_ranges(
     # Positions times tiles of rows, an upper bound: inner groups repeat those of outer ones.
     work = sum(-(-len(members) // sharing.members) * end for members, end in shared)
     length = work * sharing.kv_heads // (2 * sharing.processors)
-    length = max(LEAST_RANGE, -(-length // RANGE_UNIT) * RANGE_UNIT)
+    length = max(MIN_RANGE, -(-length // RANGE_UNIT) * RANGE_UNIT)
     for members, end in shared:
         ranges.add(members, end, length, sharing.members, decode_slots)
     ranges.write(buffer)

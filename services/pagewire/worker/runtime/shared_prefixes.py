@@ -6,7 +6,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.ops.contract.shared_ranges import SharedRanges
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.step import PrefixGroup
+from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import Sharing, buffer_length, pack_ranges, shared_ranges
 from pagewire.worker.runtime.staging import Staging
 
@@ -27,13 +27,13 @@ class SharedPrefixes:
         )
         self._buffer = torch.zeros(buffer_length(rows), dtype=torch.int32, device=device)
         self._staging = Staging(buffer_length(rows))
-        self._held: tuple[tuple[PrefixGroup, ...], int] = ((), 0)
+        self._held: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
 
     def ranges(self, rows: int) -> SharedRanges:
         """What a step of `rows` rows reads."""
         return shared_ranges(self._buffer[: buffer_length(rows)], rows)
 
-    def copy(self, groups: tuple[PrefixGroup, ...], slots: Int32Array, rows: int) -> None:
+    def copy(self, groups: tuple[StepPrefixGroup, ...], slots: Int32Array, rows: int) -> None:
         """Queues the ranges of a step that decodes `slots` as `rows` rows, if they are new.
 
         `groups` is another object whenever the groups or the slots that decode have changed.

@@ -87,6 +87,6 @@ class CompilePool:
 
 def early_pool(config: WorkerConfig) -> CompilePool | None:
     """A pool for a worker that will very likely need one: only torch knows, and it takes long."""
-    if config.device == "cpu" or config.backend == "torch" or not NVIDIA_DRIVER.exists():
+    if config.device == "cpu" or config.ops == "torch" or not NVIDIA_DRIVER.exists():
         return None
     return None if KernelRecord(config).exists() else CompilePool()

@@ -24,7 +24,7 @@ from triton.runtime.driver import driver
 from pagewire.worker.startup.compile_pool import Compiled, Job
 
 # A compilation takes some 200 MB.
-MOST_PROCESSES = 16
+MAX_PROCESSES = 16
 
 
 class TargetDriver:
@@ -71,7 +71,7 @@ class Forks:
 def main() -> None:
     """Serves one worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker that ends closes the pipe
-    forks = Forks(min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+    forks = Forks(min(MAX_PROCESSES, len(os.sched_getaffinity(0))))
     forks.run(_build_launch_module)
     # What every fork would otherwise do again.
     import_module("pagewire.worker.ops").load_ops("triton")

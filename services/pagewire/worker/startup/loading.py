@@ -25,13 +25,13 @@ from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.protocol.backend import Backend
+from pagewire.worker.protocol.steps.device_plan import rehearsal
 from pagewire.worker.protocol.steps.limits import (
     Limits,
     check_block_size,
     fit_to_pool,
     longest_sequence,
 )
-from pagewire.worker.protocol.steps.plan import rehearsal
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import GraphBackend
 from pagewire.worker.startup.compile_pool import Compiled, CompilePool
@@ -81,7 +81,7 @@ def _load(
     model = read_model_config(folder)
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
-    kernels = choose_backend(config.backend, device)
+    kernels = choose_ops(config.ops, device)
     check_block_size(config.block_size, kernels)
     ops = load_ops(kernels)
     table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
@@ -156,14 +156,14 @@ def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.d
     return dtype
 
 
-def choose_backend(
+def choose_ops(
     name: Literal["auto", "torch", "triton"], device: torch.device
 ) -> Literal["torch", "triton"]:
-    """The ops of `--backend`; `auto` is triton on a GPU and torch on a CPU."""
+    """The ops of `--ops`; `auto` is triton on a GPU and torch on a CPU."""
     if name == "auto":
         return "torch" if device.type == "cpu" else "triton"
     if name == "triton" and device.type == "cpu":
-        raise SetupError("--backend triton needs an NVIDIA GPU; take --backend torch on a CPU")
+        raise SetupError("--ops triton needs an NVIDIA GPU; take --ops torch on a CPU")
     return name
 
 

@@ -14,7 +14,7 @@ from pagewire.packing import Int32Array
 from pagewire.scheduler.core.batching.decode_list import DecodeList
 from pagewire.scheduler.core.batching.isolation import Isolation
 from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing, Return
-from pagewire.scheduler.core.batching.slot_table import Slots, SlotTable
+from pagewire.scheduler.core.batching.slot_table import SlotArray, SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepOutcome, StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.block_pool import SCRATCH_BLOCK, BlockPool
@@ -29,7 +29,7 @@ RIDES = 16
 class WorkerBatch:
     """The sequences, slots and blocks of one worker.
 
-    Slots and blocks of a sequence that leaves are reused only after every step that names them
+    SlotArray and blocks of a sequence that leaves are reused only after every step that names them
     has been answered.
     """
 
@@ -280,7 +280,7 @@ class WorkerBatch:
         self._sharing.forget(arrival)
 
     def named_slots(self) -> set[int]:
-        """Slots that steps in flight compute, those of sequences that have ended included."""
+        """SlotArray that steps in flight compute, those of sequences that have ended included."""
         named = {slot for plan in self.in_flight for slot in plan.prefill_slots}
         return named.union(*(plan.rows.tolist() for plan in self.in_flight))
 
@@ -328,7 +328,7 @@ class WorkerBatch:
         self._decode.put_into(plan)
         self._decode.advance(plan)
 
-    def _append_blocks(self, slots: Slots, plan: StepPlan) -> None:
+    def _append_blocks(self, slots: SlotArray, plan: StepPlan) -> None:
         """Gives each slot one more block; the pool has enough."""
         if not len(slots):
             return
@@ -379,7 +379,7 @@ class WorkerBatch:
         return awaited
 
     def _ending(self) -> NDArray[np.bool_]:
-        """Slots whose last token is in flight: their blocks come back without a preemption."""
+        """SlotArray whose last token is in flight: their blocks come back without a preemption."""
         return self.slots.live & (self.slots.sampled >= self.slots.limit)
 
     def _awaited_blocks(self) -> int:

@@ -42,7 +42,7 @@ class Isolation:
     def isolate(self, in_flight: bool, prefilling: Collection[int], stalled: set[int]) -> bool:
         """Leaves one suspect alone on the worker, or nobody if none is left; False to wait.
 
-        `in_flight`: whether steps are. Slots that are held leave `stalled`.
+        `in_flight`: whether steps are. SlotArray that are held leave `stalled`.
         """
         while self.first_is_done:
             self._suspects.popleft()

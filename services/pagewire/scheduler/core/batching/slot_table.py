@@ -9,7 +9,7 @@ from pagewire.packing import Int32Array
 from pagewire.scheduler.core.sequence import Sequence
 
 # Positions in the arrays of a table, as numpy takes them without a conversion.
-Slots = NDArray[np.intp]
+SlotArray = NDArray[np.intp]
 
 # Outputs lie far apart in memory: they are written for so many steps at once.
 STEPS_HELD = 32
@@ -59,8 +59,8 @@ class SlotTable:
         self.decoding = np.zeros(num_slots, dtype=bool)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._output = np.zeros((num_slots, 256), dtype=np.int32)
-        # Slots, indices and tokens that are not in the outputs yet.
-        self._appended: list[tuple[Slots, Int32Array, Int32Array]] = []
+        # SlotArray, indices and tokens that are not in the outputs yet.
+        self._appended: list[tuple[SlotArray, Int32Array, Int32Array]] = []
         # How many sequences each token id stops; the last entry, 0, is for all ids from there on.
         self._stoppers = np.zeros(1, dtype=np.int32)
 
@@ -98,7 +98,7 @@ class SlotTable:
         slot = sequence.slot
         return 0 <= slot < len(self.sequences) and self.sequences[slot] is sequence
 
-    def append(self, slots: Slots, tokens: Int32Array) -> Int32Array:
+    def append(self, slots: SlotArray, tokens: Int32Array) -> Int32Array:
         """Adds one token to each of distinct slots [n]; the index of each in its output."""
         indices = self.received[slots]
         self.received[slots] = indices + 1
@@ -107,11 +107,11 @@ class SlotTable:
             self._write_out()
         return indices
 
-    def full(self, slots: Slots) -> list[int]:
+    def full(self, slots: SlotArray) -> list[int]:
         """The rows of `slots` whose outputs are as long as they may be."""
         return (self.received[slots] >= self.limit[slots]).nonzero()[0].tolist()
 
-    def stopped(self, slots: Slots, tokens: Int32Array) -> list[int]:
+    def stopped(self, slots: SlotArray, tokens: Int32Array) -> list[int]:
         """The rows of live slots [n] that end by the token that each has got, a stop id of it."""
         rows = self._stoppers.take(tokens, mode="clip").nonzero()[0].tolist()
         return [row for row in rows if int(tokens[row]) in self.sequence(slots[row]).stop_ids]

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.scheduler.core.batching.slot_table import Slots
+from pagewire.scheduler.core.batching.slot_table import SlotArray
 from pagewire.scheduler.core.kv.host_tier import HostCopies
 from pagewire.scheduler.core.kv.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.sequence import Sequence
 
-NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
+NO_SLOTS: SlotArray = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(slots=True)
@@ -30,13 +30,13 @@ class StepPlan:
     append_blocks: list[int] = field(default_factory=list)
     prefill_slots: list[int] = field(default_factory=list)
     prefill_counts: list[int] = field(default_factory=list)
-    decode_slots: Slots = field(default_factory=lambda: NO_SLOTS)
+    decode_slots: SlotArray = field(default_factory=lambda: NO_SLOTS)
     decode_changed: bool = False
     # Which decode slots share leading blocks; the worker knows unless `groups_changed`.
     groups: list[PrefixGroup] = field(default_factory=list)
     groups_changed: bool = False
-    rows: Slots = field(default_factory=lambda: NO_SLOTS)
-    # Slots whose last known token is computed in this step.
+    rows: SlotArray = field(default_factory=lambda: NO_SLOTS)
+    # SlotArray whose last known token is computed in this step.
     completed: list[int] = field(default_factory=list)
     # Whether a sequence gets the last token that it may have.
     ends: bool = False
@@ -56,7 +56,7 @@ class StepOutcome:
     `valid` marks the rows of the answer that are such tokens, None for all of them.
     """
 
-    slots: Slots
+    slots: SlotArray
     tokens: Int32Array
     indices: Int32Array
     stopped: list[int]

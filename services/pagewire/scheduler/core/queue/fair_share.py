@@ -4,7 +4,7 @@ from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
 
 FIRST_GUESS = 128
-MOST_TENANTS = 4096
+MAX_TENANTS = 4096
 
 
 class FairShare(SchedulingPolicy):
@@ -40,7 +40,7 @@ class FairShare(SchedulingPolicy):
     def woken(self, sequence: Sequence) -> None:
         """The tenant catches up with virtual time."""
         self._served[sequence.tenant] = max(self._now, self._time(sequence.tenant))
-        if len(self._served) > MOST_TENANTS:
+        if len(self._served) > MAX_TENANTS:
             self._served = {t: time for t, time in self._served.items() if time > self._now}
             self._mean_output = {t: self._mean_output.get(t, FIRST_GUESS) for t in self._served}
 

@@ -38,7 +38,7 @@ ALIGNMENT = 256
 # Asked for with less workspace, the heuristics name other algorithms.
 _WORKSPACE_LIMITS = (WORKSPACE_BYTES, WORKSPACE_BYTES // 8, 0)
 # So many they name at most; asked for 256 with cuBLAS 13.1, no more.
-_MOST_RESULTS = 8
+_MAX_RESULTS = 8
 
 # cublasLtMatmulAlgoConfigAttributes_t: number and type of each setting of an algorithm.
 SETTINGS = {
@@ -259,7 +259,7 @@ def _heuristics(
             preference, _PREF_MAX_WORKSPACE_BYTES, _address(limit), ctypes.sizeof(limit)
         )
     )
-    results, count = (_HeuristicResult * _MOST_RESULTS)(), c_int()
+    results, count = (_HeuristicResult * _MAX_RESULTS)(), c_int()
     status = library.cublasLtMatmulAlgoGetHeuristic(
         _handle(),
         description,
@@ -268,7 +268,7 @@ def _heuristics(
         out,
         out,
         preference,
-        _MOST_RESULTS,
+        _MAX_RESULTS,
         results,
         byref(count),
     )

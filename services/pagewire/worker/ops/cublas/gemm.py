@@ -37,7 +37,7 @@ SCRATCH_BYTES = 256 << 20
 # Launches that are timed together, on weights of different layers as in a model: as many as have
 # this many operations, which is some 200 us, but at most so many.
 OPERATIONS = 1.5e11
-MOST_LAUNCHES = 4
+MAX_LAUNCHES = 4
 # The fastest of so many numbers of tokens before are tried as well: at some sizes the best that the
 # heuristics name is 2 to 13 % behind what they name for smaller ones.
 NEIGHBOURS = 3
@@ -54,8 +54,8 @@ FINALISTS = 3
 # By so much must one be faster than torch's to be taken.
 MARGIN = 1.01
 # Smaller products are left to torch: they take some microseconds whatever the algorithm.
-LEAST_BYTES = 16 << 20
-LEAST_OPERATIONS = 4e9
+MIN_BYTES = 16 << 20
+MIN_OPERATIONS = 4e9
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, weight and output
 
@@ -111,7 +111,7 @@ def choose_algorithms(weights: Sequence[Tensor], tokens: Sequence[int], add: boo
 
 def _worth_measuring(shape: Shape) -> bool:
     size = shape.features * shape.k
-    return size * shape.dtype.itemsize >= LEAST_BYTES or _operations(shape) >= LEAST_OPERATIONS
+    return size * shape.dtype.itemsize >= MIN_BYTES or _operations(shape) >= MIN_OPERATIONS
 
 
 def _operations(shape: Shape) -> int:
@@ -124,7 +124,7 @@ def _fastest(
     """The fastest algorithm, and how many times longer torch's takes; None if none is known."""
     x = weights[0].new_empty((shape.tokens, shape.k)).normal_(0.0, 0.02)
     out = weights[0].new_zeros((shape.tokens, shape.features))
-    launches = max(1, min(MOST_LAUNCHES, int(OPERATIONS / _operations(shape))))
+    launches = max(1, min(MAX_LAUNCHES, int(OPERATIONS / _operations(shape))))
     factors = [weights[launch % len(weights)] for launch in range(launches)]
 
     def microseconds(run: Product) -> float:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pagewire.worker.ops.integers import cdiv
 
 HEIGHTS = (64, 128, 192, 256)
-MOST_WIDTH = 256
+MAX_WIDTH = 256
 WIDTH_STEP = 8  # of matrix instructions
-LEAST_BUSY = 0.7  # of all multiprocessors
-MOST_TILES = 2
+MIN_BUSY = 0.7  # of all multiprocessors
+MAX_TILES = 2
 
 # cublasLtMatmulTile_t, the same from cuBLAS 12.6 to 13.1 (which divides by zero when it is asked
 # about numbers that no tile has): the first of the tiles of each height whose numbers follow one
@@ -41,12 +41,12 @@ class Tile:
         first, older = _NUMBERS[self.height]
         if self.width in older:
             return older[self.width]
-        newer = [w for w in range(WIDTH_STEP, MOST_WIDTH + 1, WIDTH_STEP) if w not in older]
+        newer = [w for w in range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP) if w not in older]
         return first + newer.index(self.width)
 
 
 def one_wave_tiles(features: int, tokens: int, processors: int) -> list[Tile]:
-    """At most `MOST_TILES` tiles of which `processors` programs cover `[tokens, features]`.
+    """At most `MAX_TILES` tiles of which `processors` programs cover `[tokens, features]`.
 
     Those come first that read the least for what they compute.
     """
@@ -58,6 +58,6 @@ def one_wave_tiles(features: int, tokens: int, processors: int) -> list[Tile]:
             continue
         width = cdiv(tokens, columns * WIDTH_STEP) * WIDTH_STEP
         programs = rows * cdiv(tokens, width)
-        if width <= MOST_WIDTH and programs >= LEAST_BUSY * processors:
+        if width <= MAX_WIDTH and programs >= MIN_BUSY * processors:
             tiles.append(Tile(height, width))
-    return sorted(tiles, key=lambda tile: tile.height + tile.width)[:MOST_TILES]
+    return sorted(tiles, key=lambda tile: tile.height + tile.width)[:MAX_TILES]

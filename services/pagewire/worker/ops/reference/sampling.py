@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.worker.protocol.steps.adjustments import BIASED, MOST_COUNTED, PENALIZED
+from pagewire.worker.protocol.steps.adjustments import BIASED, MAX_COUNTED, PENALIZED
 
 # Below this temperature a row is greedy: 1 / temperature would leave the noise no bits.
 GREEDY_BELOW = 1e-5
@@ -53,7 +53,7 @@ class Adjustments:
         kinds: `[rows]` int32, bits: BIASED, PENALIZED.
         slots: `[rows]` int32, where in the following the row's own are.
         token_counts: `[slots, vocabulary or more]` int16, what a sequence has of each token: see
-            MOST_COUNTED.
+            MAX_COUNTED.
         penalties: `[slots, 3]` float32: repetition, of which 1 is off, frequency and presence.
         bias_ids: `[slots, 300]` int32, ascending; NO_TOKEN behind the last.
         biases: `[slots, 300]` float32, what is added to the logits of `bias_ids`.
@@ -212,12 +212,12 @@ def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
     """
     repetition, frequency, presence = penalties.unsqueeze(-1).unbind(1)  # [n, 1] each
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    count = seen & MOST_COUNTED
+    count = seen & MAX_COUNTED
     return torch.where(seen != 0, repeated, logits) - (frequency * count + presence * (count > 0))
 
 
 def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> None:
-    """Add a token to the output of each slot with penalties; counts stay at MOST_COUNTED.
+    """Add a token to the output of each slot with penalties; counts stay at MAX_COUNTED.
 
     Args:
         tokens: `[n]` int32.
@@ -227,7 +227,7 @@ def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> Non
     rows = (adjustments.kinds[slots] & PENALIZED).nonzero()[:, 0]
     at = slots[rows], tokens[rows]
     seen = adjustments.token_counts[at]
-    adjustments.token_counts[at] = seen + ((seen & MOST_COUNTED) < MOST_COUNTED).short()
+    adjustments.token_counts[at] = seen + ((seen & MAX_COUNTED) < MAX_COUNTED).short()
 
 
 def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:

@@ -33,7 +33,7 @@ _BIAS_LANES = tl.constexpr(next_power_of_2(MAX_BIASES))
 _NO_TOKEN = tl.constexpr(adjustments.NO_TOKEN)
 _BIASED = tl.constexpr(adjustments.BIASED)
 _PENALIZED = tl.constexpr(adjustments.PENALIZED)
-_MOST_COUNTED = tl.constexpr(adjustments.MOST_COUNTED)
+_MAX_COUNTED = tl.constexpr(adjustments.MAX_COUNTED)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def _penalize(x, seen, penalties_ptr):
     repetition = tl.load(penalties_ptr)
     frequency, presence = tl.load(penalties_ptr + 1), tl.load(penalties_ptr + 2)
     repeated = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-    count = seen & _MOST_COUNTED
+    count = seen & _MAX_COUNTED
     penalty = frequency * count.to(tl.float32) + tl.where(count > 0, presence, 0.0)
     return tl.where(seen != 0, repeated, x) - penalty
 
@@ -143,7 +143,7 @@ def count_token(token, slot, kinds_ptr, counts_ptr, counts_stride):
     if (tl.load(kinds_ptr + slot) & _PENALIZED) != 0:
         at = counts_ptr + slot.to(tl.int64) * counts_stride + token
         seen = tl.load(at).to(tl.int32)
-        more = (seen & _MOST_COUNTED) < _MOST_COUNTED
+        more = (seen & _MAX_COUNTED) < _MAX_COUNTED
         tl.store(at, (seen + more.to(tl.int32)).to(tl.int16))
 
 

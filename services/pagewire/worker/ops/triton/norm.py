@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
-MOST_SCALED_LATE = 1 << 19  # values
+MAX_SCALED_LATE = 1 << 19  # values
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def scales_late(x: Tensor) -> bool:
     less, of 8 to 128 of Llama-3.1-8B 0.2 to 0.8; with more it no longer pays. float16 might not
     hold what is still to be divided.
     """
-    return x.numel() <= MOST_SCALED_LATE and x.dtype != torch.float16
+    return x.numel() <= MAX_SCALED_LATE and x.dtype != torch.float16
 
 
 def norm_config(tokens: int, hidden: int) -> NormConfig:

@@ -17,7 +17,7 @@ from pagewire.worker.ops.triton.norm import inverse_rms, scales_late
 
 
 @dataclass(frozen=True, slots=True)
-class RopeConfig:
+class RopeKernelConfig:
     """A program handles `heads` heads of `tokens` tokens."""
 
     tokens: int
@@ -79,7 +79,7 @@ def qk_norm_rope_kv_write(
     unscaled: Tensor | None = None,
     out: Tensor | None = None,
     waited_for: bool = False,
-    config: RopeConfig | None = None,
+    config: RopeKernelConfig | None = None,
 ) -> Tensor:
     """Twin of `reference.rope.qk_norm_rope_kv_write`; `qkv`, `unscaled` and `out` are
     contiguous.
@@ -132,13 +132,13 @@ def qk_norm_rope_kv_write(
     return q
 
 
-def _config(tokens: int) -> RopeConfig:
+def _config(tokens: int) -> RopeKernelConfig:
     """Choose a tile, as timing whole steps of Qwen3-0.6B and Llama-3.1-8B found them on an H200."""
     if tokens <= 32:
-        return RopeConfig(tokens=1, heads=8, warps=2)
+        return RopeKernelConfig(tokens=1, heads=8, warps=2)
     if tokens <= 1024:
-        return RopeConfig(tokens=2, heads=8, warps=4)
-    return RopeConfig(tokens=2, heads=8, warps=2)
+        return RopeKernelConfig(tokens=2, heads=8, warps=4)
+    return RopeKernelConfig(tokens=2, heads=8, warps=2)
 
 
 @triton.jit

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX, MAX_BIASES
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.steps.step import Sampling, Start
+from pagewire.worker.protocol.steps.step import Start, StepSampling
 
 # Which adjustments a slot has, as bits.
 BIASED, PENALIZED = 1, 2
 # What a sequence has of a token, in 16 bits: how often its output has it, at most as often as can
 # be counted, and as the sign whether its prompt does.
-MOST_COUNTED = 2**15 - 1
+MAX_COUNTED = 2**15 - 1
 IN_PROMPT = -(2**15)
 # Stands behind the last token with a bias; above every token id.
 NO_TOKEN = INT32_MAX
@@ -28,7 +28,7 @@ class PenalizedStarts:
     penalties: NDArray[np.float32]  # [penalized, 3]: repetition, frequency, presence
     seen_slots: Int32Array  # [seen]
     seen_ids: Int32Array  # [seen], distinct within a slot
-    seen_counts: Int32Array  # [seen], see MOST_COUNTED
+    seen_counts: Int32Array  # [seen], see MAX_COUNTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class BiasedStarts:
     biases: NDArray[np.float32]  # [biased, 300]
 
 
-def adjustment_kinds(sampling: Sampling) -> int:
+def adjustment_kinds(sampling: StepSampling) -> int:
     """BIASED, PENALIZED, both or neither."""
     return BIASED * (len(sampling.bias_ids) > 0) | PENALIZED * sampling.penalized
 
 
-def adjustment_fault(sampling: Sampling, vocab_size: int) -> str | None:
+def adjustment_fault(sampling: StepSampling, vocab_size: int) -> str | None:
     """What is wrong with the penalties or biases of a sequence, None if nothing is."""
     for name in ("presence_penalty", "frequency_penalty"):
         if not math.isfinite(getattr(sampling, name)):
@@ -99,6 +99,6 @@ def _seen(tokens: Int32Array, num_generated: int) -> tuple[Int32Array, Int32Arra
     """The distinct ids among known tokens, and what the sequence has of each."""
     prompt = len(tokens) - num_generated
     ids, places = np.unique(tokens, return_inverse=True)
-    counts = np.bincount(places[prompt:], minlength=len(ids)).clip(max=MOST_COUNTED)
+    counts = np.bincount(places[prompt:], minlength=len(ids)).clip(max=MAX_COUNTED)
     counts[places[:prompt]] += IN_PROMPT  # once, however often a place is named
     return ids, counts.astype(np.int32)

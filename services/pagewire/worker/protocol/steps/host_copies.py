@@ -5,10 +5,10 @@ import numpy as np
 from pagewire.errors import invalid
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.step import HostCopies
+from pagewire.worker.protocol.steps.step import StepHostCopies
 
 
-def check_host_copies(copies: HostCopies, limits: Limits) -> None:
+def check_host_copies(copies: StepHostCopies, limits: Limits) -> None:
     """RequestError INVALID_ARGUMENT names the field that names a wrong block, or one twice."""
     device, host = (1, limits.num_blocks), (0, limits.host_blocks)
     _check("saved_blocks", copies.saved, *device)

@@ -44,7 +44,7 @@ def check_block_size(block_size: int, kernels: Literal["torch", "triton"]) -> No
     if kernels == "triton" and block_size % RUN:
         raise SetupError(
             f"block_size {block_size} is no multiple of {RUN}, and the triton kernels read blocks "
-            f"in runs of as many positions: take a multiple, or --backend torch"
+            f"in runs of as many positions: take a multiple, or --ops torch"
         )
 
 

@@ -25,17 +25,17 @@ from pagewire.worker.protocol.steps.adjustments import (
     biased_starts,
     penalized_starts,
 )
-from pagewire.worker.protocol.steps.host_copies import check_host_copies
-from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.logprobs import LogprobRows
-from pagewire.worker.protocol.steps.plan import (
+from pagewire.worker.protocol.steps.device_plan import (
     BlockCopies,
     Chunks,
+    DevicePlan,
     SlotStarts,
-    StepPlan,
     TableWrites,
 )
-from pagewire.worker.protocol.steps.step import PrefixGroup, Sampling, Start, Step
+from pagewire.worker.protocol.steps.host_copies import check_host_copies
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
+from pagewire.worker.protocol.steps.step import Start, Step, StepPrefixGroup, StepSampling
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PlannedStep:
     None where the two are the same. `failures` are those found while planning.
     """
 
-    plan: StepPlan
+    plan: DevicePlan
     rows: Int32Array | None
     failures: tuple[Failure, ...]
 
@@ -84,9 +84,9 @@ class Slots:
         self._tables = np.zeros((n, limits.max_blocks), np.int32)
         self._tokens: list[Int32Array] = [_NONE] * n  # known tokens until all are computed
         self._decodes = _NONE
-        self._groups: tuple[PrefixGroup, ...] = ()  # as sent
+        self._groups: tuple[StepPrefixGroup, ...] = ()  # as sent
         # For which decode slots, and those of the groups that hold among them.
-        self._sharing: tuple[Int32Array, tuple[PrefixGroup, ...]] = (_NONE, ())
+        self._sharing: tuple[Int32Array, tuple[StepPrefixGroup, ...]] = (_NONE, ())
         self._failures: list[Failure] = []
 
     def plan(self, step: Step) -> PlannedStep:
@@ -104,7 +104,7 @@ class Slots:
         sample_slots = slots if chunks is None else np.concatenate((slots, rows))
         indices = self._generated[sample_slots]
         self._generated[sample_slots] = indices + 1
-        plan = StepPlan(
+        plan = DevicePlan(
             starts=starts,
             writes=writes,
             decode_slots=slots,
@@ -249,8 +249,8 @@ class Slots:
         return TableWrites(slots, columns, blocks)
 
     def _group(
-        self, sent: tuple[PrefixGroup, ...] | None, decodes: Int32Array
-    ) -> tuple[PrefixGroup, ...]:
+        self, sent: tuple[StepPrefixGroup, ...] | None, decodes: Int32Array
+    ) -> tuple[StepPrefixGroup, ...]:
         """The prefix groups among the slots that decode.
 
         A group whose members' blocks are not the same is left out: it would change their results.
@@ -270,7 +270,7 @@ class Slots:
             if group.blocks > self._num_blocks[slots].min() or (tables != tables[0]).any():
                 log.error("prefix group %s does not share %d blocks", slots, group.blocks)
                 continue
-            held.append(PrefixGroup(group.blocks, slots))
+            held.append(StepPrefixGroup(group.blocks, slots))
         self._sharing = decodes, tuple(held)
         return self._sharing[1]
 
@@ -417,7 +417,7 @@ def _copies(starts: list[Start], block_size: int) -> BlockCopies | None:
     )
 
 
-def _sampling_fault(sampling: Sampling, limits: Limits) -> str | None:
+def _sampling_fault(sampling: StepSampling, limits: Limits) -> str | None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return f"temperature {sampling.temperature} is not a number of at least 0"
     if not 0 < sampling.top_p <= 1:

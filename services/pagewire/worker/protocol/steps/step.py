@@ -10,7 +10,7 @@ from pagewire.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class StepSampling:
     """How a sequence's tokens are drawn; `SlotSampling` of worker.proto says what values mean."""
 
     temperature: float = 0.0
@@ -43,12 +43,12 @@ class Start:
     num_generated: int
     num_computed: int
     blocks: Int32Array  # [blocks]
-    sampling: Sampling
+    sampling: StepSampling
     copied_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixGroup:
+class StepPrefixGroup:
     """Decode slots whose first `blocks` blocks are the same ones."""
 
     blocks: int
@@ -56,7 +56,7 @@ class PrefixGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class HostCopies:
+class StepHostCopies:
     """Blocks copied to the host's memory, then blocks copied from there; targets are distinct."""
 
     saved: Int32Array  # [saves]
@@ -76,8 +76,8 @@ class Step:
     prefill_slots: Int32Array  # [chunks]
     prefill_counts: Int32Array  # [chunks]
     decode_slots: Int32Array | None  # [decodes]; None: as in the step before
-    groups: tuple[PrefixGroup, ...] | None = None  # None: as in the step before
-    host_copies: HostCopies | None = None
+    groups: tuple[StepPrefixGroup, ...] | None = None  # None: as in the step before
+    host_copies: StepHostCopies | None = None
 
 
 def decode_step(message: pb.Step) -> Step:
@@ -102,7 +102,7 @@ def decode_step(message: pb.Step) -> Step:
     return step
 
 
-def _groups(message: pb.Step) -> tuple[PrefixGroup, ...] | None:
+def _groups(message: pb.Step) -> tuple[StepPrefixGroup, ...] | None:
     """The prefix groups of a step; RequestError if they are not well formed."""
     sizes = _array("group_sizes", message.group_sizes)
     blocks = _array("group_blocks", message.group_blocks)
@@ -126,10 +126,10 @@ def _groups(message: pb.Step) -> tuple[PrefixGroup, ...] | None:
             raise invalid(
                 "group_slots", f"a group has the slots {group.tolist()}; they must ascend"
             )
-    return tuple(PrefixGroup(int(n), group) for n, group in zip(blocks, each, strict=False))
+    return tuple(StepPrefixGroup(int(n), group) for n, group in zip(blocks, each, strict=False))
 
 
-def _host_copies(message: pb.Step) -> HostCopies | None:
+def _host_copies(message: pb.Step) -> StepHostCopies | None:
     """The copies between device and host; RequestError if the arrays are not parallel."""
     if not (
         message.saved_blocks
@@ -138,7 +138,7 @@ def _host_copies(message: pb.Step) -> HostCopies | None:
         or message.loaded_blocks
     ):
         return None
-    copies = HostCopies(
+    copies = StepHostCopies(
         saved=_array("saved_blocks", message.saved_blocks).copy(),
         saved_host=_array("saved_host_blocks", message.saved_host_blocks).copy(),
         loaded_host=_array("loaded_host_blocks", message.loaded_host_blocks).copy(),
@@ -157,7 +157,7 @@ def _start(message: pb.SequenceStart) -> Start:
         num_generated=message.num_generated,
         num_computed=message.num_computed,
         blocks=_array("starts.blocks", message.blocks),
-        sampling=Sampling(
+        sampling=StepSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,

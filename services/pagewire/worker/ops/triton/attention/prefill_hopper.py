@@ -47,7 +47,7 @@ CHUNKS = gl.constexpr(256)  # what a call may have, the tokens after the last ch
 CONSUMER_REGISTERS = gl.constexpr(224)
 LOADER_REGISTERS = gl.constexpr(56)
 # Below this many query rows in a chunk, smaller tiles keep more multiprocessors busy.
-LEAST_ROWS = 1024
+MIN_ROWS = 1024
 
 
 @cache
@@ -67,7 +67,7 @@ def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int)
         and head_dim == HEAD_DIM.value
         and HALF.value % group == 0
         and chunks < CHUNKS.value
-        and group * max_query_length > LEAST_ROWS
+        and group * max_query_length > MIN_ROWS
     )
 
 

@@ -12,16 +12,16 @@ from pagewire.packing import pack
 from pagewire.rpc.checksums import summary
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import Backend, Outcome
-from pagewire.worker.protocol.metrics import Instruments
+from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
 from pagewire.worker.protocol.session import Session
-from pagewire.worker.protocol.steps.plan import StepPlan
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import Failure, PlannedStep
 
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class StepExecutor:
     """Every method may be called from any thread and only queues.
 
     `launcher` plans and submits steps. Where the backend does not compute in `submit`, a second
@@ -33,7 +33,7 @@ class Engine:
         self,
         backend: Backend,
         launcher: SerialThread,
-        instruments: Instruments,
+        instruments: WorkerMetrics,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """`on_fatal` is told when the device is lost; it should end the process."""
@@ -107,7 +107,7 @@ class Engine:
             self._collector.post(call)
 
     def _collect(
-        self, plan: StepPlan, handle: object, answer: Callable[[Outcome | RequestError], None]
+        self, plan: DevicePlan, handle: object, answer: Callable[[Outcome | RequestError], None]
     ) -> None:
         try:
             outcome = self._backend.wait(handle)
@@ -117,7 +117,7 @@ class Engine:
             self._measure(plan, outcome)
             answer(outcome)
 
-    def _failed_step(self, plan: StepPlan, error: Exception) -> RequestError:
+    def _failed_step(self, plan: DevicePlan, error: Exception) -> RequestError:
         if self._backend.is_fatal(error):
             self._on_fatal(error)
         log.error("a step of %d rows failed", len(plan.sample_slots), exc_info=error)
@@ -158,7 +158,7 @@ class Engine:
             )
         )
 
-    def _fail_rows(self, session: Session, plan: StepPlan, outcome: Outcome) -> list[Failure]:
+    def _fail_rows(self, session: Session, plan: DevicePlan, outcome: Outcome) -> list[Failure]:
         failures = []
         for failure in outcome.failures:
             slot = int(plan.sample_slots[failure.row])
@@ -175,7 +175,7 @@ class Engine:
             # NaNs left in the pool would spread to sequences that did nothing wrong.
             self._on_fatal(error)
 
-    def _measure(self, plan: StepPlan, outcome: Outcome) -> None:
+    def _measure(self, plan: DevicePlan, outcome: Outcome) -> None:
         instruments = self._instruments
         instruments.steps.inc()
         instruments.decode_tokens.inc(plan.num_decodes)
@@ -186,7 +186,7 @@ class Engine:
         )
 
 
-def _fail_all(session: Session, plan: StepPlan, message: str) -> list[Failure]:
+def _fail_all(session: Session, plan: DevicePlan, message: str) -> list[Failure]:
     """Fails every sequence that a step touched; running them again may succeed."""
     touched = [plan.decode_slots]
     touched += [part.slots for part in (plan.starts, plan.writes, plan.chunks) if part is not None]

@@ -9,8 +9,8 @@ from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.protocol.steps.logprobs import LogprobRows
-from pagewire.worker.protocol.steps.step import HostCopies, PrefixGroup
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
+from pagewire.worker.protocol.steps.step import StepHostCopies, StepPrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class DevicePlan:
     """One step, checked: every slot, block and position in it is valid.
 
     `host_copies` come before all else, see `Backend.copy`. A backend then applies `starts`,
@@ -84,9 +84,9 @@ class StepPlan:
     filtered: bool
     logprobs: LogprobRows | None = None  # None: no row wants any
     # Of the decode slots; the same object as in the step before where nothing has changed.
-    groups: tuple[PrefixGroup, ...] = ()
+    groups: tuple[StepPrefixGroup, ...] = ()
     copies: BlockCopies | None = None
-    host_copies: HostCopies | None = None
+    host_copies: StepHostCopies | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -121,7 +121,7 @@ def rehearsal(
     chunk_length: int,
     num_top: int | None = None,
     chunk_start: int = 0,
-) -> StepPlan:
+) -> DevicePlan:
     """A step of the given size whose rows all belong to the padding slot and draw with top-p.
 
     It touches no sequence: its KV goes to the scratch block. Chunks begin at position
@@ -130,7 +130,7 @@ def rehearsal(
     """
     pad = limits.padding_slot
     rows = decodes + chunks
-    return StepPlan(
+    return DevicePlan(
         starts=SlotStarts(
             slots=np.array([pad], np.int32),
             temperature=np.array([1.0], np.float32),
