@@ -91,7 +91,7 @@ protos: $(INSTALLED)
 	$(BIN)/python tools/generate_stubs.py
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.json $(ARGS)
+	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.jsonl $(ARGS)
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -170,6 +170,7 @@ def test_curves_have_a_value_a_bin_and_gaps_without_requests() -> None:
     recording = replay([plain(0, 0.0, 100, 5), plain(1, 1.0, 200, 3)])
     curves = over_time(recording, bins=4)
     assert {len(curve) for curve in curves.values()} == {4}
+    assert len(over_time(recording)["ttft_ms_p99"]) == 120
     assert curves["ttft_ms_p99"] == [pytest.approx(20), None, None, pytest.approx(30)]
     assert sum(c for c in curves["output_tokens_per_second"] if c) * recording.seconds / 4 > 5
     assert max(c for c in curves["device_utilization"] if c is not None) <= 1

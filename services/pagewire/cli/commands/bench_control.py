@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pagewire.bench.control_load import Load, Window, measure
-from pagewire.bench.results import write_json
+from pagewire.bench.results import figures_of, write_rows
 from pagewire.cli.launch.launch import quiet
 from pagewire.cli.launch.ports import free_port
 from pagewire.cli.launch.supervisor import Service, Supervisor, running
@@ -71,7 +71,7 @@ def control(
     no_detokenize: Annotated[
         bool, typer.Option("--no-detokenize", help="Measure token ids only, without text.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
     """Measure a scheduler's throughput and CPU: simulated workers and this client in processes
     of their own, over gRPC."""
@@ -89,12 +89,17 @@ def control(
     for figure, value in summary.items():
         print(f"  {figure:<44} {value:>12,.2f}")
     if output is not None:
-        scenarios = {
-            name: {**asdict(known[name]), **asdict(window)} for name, window in windows.items()
-        }
         command = f"pagewire bench control --only {only} --seconds {seconds:g}"
         command += " --no-detokenize" if no_detokenize else ""
-        write_json(output, {"command": command, "summary": summary, "scenarios": scenarios})
+        write_rows(output, figures_of(as_result(summary, windows)), command)
+
+
+def as_result(summary: dict[str, float], windows: dict[str, Window]) -> dict[str, Any]:
+    """The figures and what was counted in each scenario."""
+    counted = {name: asdict(window) for name, window in windows.items()}
+    for each in counted.values():
+        each["cpu_seconds"] = each.pop("cpu")
+    return {**summary, **counted}
 
 
 def summarize(windows: dict[str, Window]) -> dict[str, float]:

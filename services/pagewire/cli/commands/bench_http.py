@@ -11,7 +11,7 @@ import typer
 
 from pagewire.bench.http_load import LoadPlan, Timing, run_plan, words
 from pagewire.bench.latency import Objectives, summarize, summary_text
-from pagewire.bench.results import write_json
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.client import DEFAULT_URL, served_models, text_answer
 from pagewire.cli.errors import CommandError
 
@@ -52,7 +52,7 @@ def http(
     seed: Annotated[
         int, typer.Option(help="Of prompts and arrivals; run again, it finds its prompts cached.")
     ] = 0,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
     """Measure a running server: throughput, TTFT, TPOT, ITL and end-to-end latency."""
     if concurrency is not None and request_rate is not None:
@@ -76,8 +76,7 @@ def http(
     summary = summarize(timings, Objectives(slo_ttft_ms, slo_tpot_ms))
     print(f"{model} at {url}\n{summary_text(summary)}")
     if output is not None:
-        load = {"concurrency": concurrency, "request_rate": request_rate}
-        write_json(output, {"model": model, **load, **summary})
+        write_rows(output, figures_of(summary, model), command_line())
     failed = [timing.error for timing in timings if timing.error]
     if failed:
         raise CommandError(f"{len(failed)} requests failed; the first: {failed[0]}")

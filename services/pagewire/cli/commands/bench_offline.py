@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pagewire.bench.results import write_json
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
 from pagewire.cli.launch.stack import Stack, control_settings, control_stack
@@ -82,7 +82,7 @@ def offline(
     no_detokenize: Annotated[
         bool, typer.Option("--no-detokenize", help="Measure token ids only, without text.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
     """Start workers and a scheduler, submit all requests at once over gRPC, measure, end."""
     batch = read_requests(requests)
@@ -102,7 +102,8 @@ def offline(
     model = served_name(values["model"], values["served_model_name"])
     _report(model, start_to_ready, result)
     if output is not None:
-        write_json(output, _as_json(model, start_to_ready, result))
+        figures = figures_of(_as_result(start_to_ready, result), model)
+        write_rows(output, figures, command_line())
     if result.failed:
         raise CommandError(f"{result.failed} requests failed; the first: {result.first_error}")
 
@@ -210,9 +211,8 @@ def _report(model: str, start_to_ready: float, result: OfflineResult) -> None:
     )
 
 
-def _as_json(model: str, start_to_ready: float, result: OfflineResult) -> dict[str, Any]:
+def _as_result(start_to_ready: float, result: OfflineResult) -> dict[str, Any]:
     return {
-        "model": model,
         "start_to_ready_seconds": start_to_ready,
         **asdict(result),
         "output_tokens_per_second": result.output_rate,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagewire.bench.results import write_file, write_json
+from pagewire.bench.results import command_line, figures_of, write_file, write_rows
 from pagewire.cli.commands.replays import Setup, replay
 from pagewire.cli.errors import CommandError
 
@@ -91,7 +91,7 @@ def simulate(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file for figures and curves.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
     plot: Annotated[Path | None, typer.Option(help="SVG file with the figures over time.")] = None,
 ) -> None:
     """Replay a trace through the real scheduling core: simulated workers, a virtual clock."""
@@ -132,7 +132,7 @@ def simulate(
             result = comparisons.compare_preemption(loaded, setup, device)
             comparisons.print_preemption(result, as_json)
         if output is not None:
-            write_json(output, {"command": _command(), **result})
+            write_rows(output, figures_of(result), command_line())
         return
     sizes = _sizes(cache_blocks) or [setup.cache_blocks]
     setups = [
@@ -148,17 +148,12 @@ def simulate(
 
         recording = replay(loaded, each, device)
         runs[each.name] = summarize(recording, objectives)
-        curves[each.name] = over_time(recording)
+        if plot is not None:
+            curves[each.name] = over_time(recording)
     _print_runs(trace, loaded, runs, as_json)
     if output is not None:
-        document = {
-            "command": _command(),
-            "trace": trace.name,
-            "ideal_block_hit_rate": _ideal(loaded),
-            "runs": runs,
-            "over_time": curves,
-        }
-        write_json(output, document)
+        result = {"ideal_block_hit_rate": _ideal(loaded), **runs}
+        write_rows(output, figures_of(result), command_line())
     if plot is not None:
         _plot(plot, f"{trace.name}: {workers} workers, {profile}, {policy}", curves)
 
@@ -268,9 +263,3 @@ def _plot(path: Path, title: str, curves: dict[str, dict[str, Any]]) -> None:
     }
     seconds = {run: curve["seconds"] for run, curve in curves.items()}
     write_file(path, plot_svg(title, panels, seconds))
-
-
-def _command() -> str:
-    """The command line, files by their names alone."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return " ".join(["pagewire", *words])
