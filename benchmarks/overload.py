@@ -233,7 +233,7 @@ def summarize(
         "tpot_ms": percentiles(np.array([timing.tpot or 0.0 for timing in served]) * 1e3),
         "refused": len(refused),
         "refused_ms": percentiles(answered),
-        "refused_in_time": float((answered < REFUSED_WITHIN_MS).mean()) if refused else 1.0,
+        "refused_within_50_ms": float((answered < REFUSED_WITHIN_MS).mean()) if refused else 1.0,
         "sent_late_ms": percentiles(late),
         "retry_after_seconds": sorted({seconds_to_wait(timing) for timing in refused}),
         "other_failures": len(others),
@@ -291,8 +291,8 @@ def misses(result: dict[str, Any]) -> list[str]:
     found = []
     if result["goodput_of_peak"] < 0.9:
         found.append(f"goodput fell to {result['goodput_of_peak']:.0%} of its peak")
-    if overload["refused_in_time"] < 0.99:
-        found.append(f"only {overload['refused_in_time']:.1%} of the refusals took < 50 ms")
+    if overload["refused_within_50_ms"] < 0.99:
+        found.append(f"only {overload['refused_within_50_ms']:.1%} of the refusals took < 50 ms")
     found += [
         f"{name}: a request failed: {result[name]['first_other_failure']}"
         for name in ("peak", "overload", "after")
@@ -316,7 +316,7 @@ def line(name: str, found: dict[str, Any]) -> str:
         f"{name:<9} {found['offered_per_second']:6.1f} requests/s for {found['seconds']:g} s: "
         f"goodput {found['goodput_per_second']:5.2f}/s, TTFT p99 {found['ttft_ms']['p99']:.0f} ms; "
         f"{found['refused']} refused in p50 {refused['p50']:.1f}, p99 {refused['p99']:.1f}, "
-        f"max {refused['max']:.1f} ms ({found['refused_in_time']:.2%} below 50), sent late by "
+        f"max {refused['max']:.1f} ms ({found['refused_within_50_ms']:.2%} below 50), sent late by "
         f"p99 {late['p99']:.1f}, max {late['max']:.1f} ms; CPU of "
         + ", ".join(
             f"{name} {used:.1f} s (waited {found['waited_for_a_core_seconds'][name]:.2f})"

@@ -156,7 +156,9 @@ def _unit(path: tuple[str, ...], value: float) -> str:
         rate = re.search(r"([a-z]+)_per_s", key)
         if rate:
             return _RATES.get(rate[1], "requests/s")
-        for word in reversed(re.split(r"[^a-z0-9/%]+", key.lower())):
+        # "7 s" and "50_ms" are parts of what was measured, not its unit.
+        words = re.split(r"[^a-z0-9/%]+", re.sub(r"\d[ _][a-z]+", "", key.lower()))
+        for word in reversed(words):
             if word in _UNITS:
                 return _UNITS[word]
     return "count" if isinstance(value, int) else "ratio"

@@ -131,6 +131,8 @@ def test_a_nested_result_becomes_figures_with_units() -> None:
         "step us of 16 rows": 9.0,
         "growth, %": 5.0,
         "hit_rate": 0.1,
+        "stopped for 7 s": 4,
+        "refused_within_50_ms": 1.0,
     }
     found = {f.name: (f.value, f.unit) for f in figures_of(result, "run")}
     assert found == {
@@ -145,6 +147,8 @@ def test_a_nested_result_becomes_figures_with_units() -> None:
         "run/step us of 16 rows": (9.0, "us"),
         "run/growth, %": (5.0, "%"),
         "run/hit_rate": (0.1, "ratio"),
+        "run/stopped for 7 s": (4, "count"),
+        "run/refused_within_50_ms": (1.0, "ratio"),
     }
 
 
