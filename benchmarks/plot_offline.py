@@ -9,7 +9,7 @@ A bar is Pagewire's best rate of a workload in `results/serving-h200.jsonl` over
 import argparse
 from pathlib import Path
 
-from pagewire.cli.results import read_rows, write_file
+from pagewire.bench.results import read_rows, write_file
 
 HERE = Path(__file__).parent
 PAGEWIRE = HERE / "results" / "serving-h200.jsonl"

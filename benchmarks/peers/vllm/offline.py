@@ -17,7 +17,7 @@ from typing import Any
 import vllm
 from vllm import LLM, SamplingParams
 
-from pagewire.cli.results import Figure, command_line, write_rows
+from pagewire.bench.results import Figure, command_line, write_rows
 
 TEMPERATURE = 0.6
 

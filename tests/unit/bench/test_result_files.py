@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from pagewire.cli.bench_offline import read_requests
-from pagewire.cli.results import Row, read_rows
+from pagewire.bench.results import Row, read_rows
+from pagewire.cli.commands.bench_offline import read_requests
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 FILES = [*RESULTS.rglob("*.*"), *BENCHMARKS.glob("peers/*/*.jsonl")]
