@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos")
     group.addoption("--requests", type=int, default=120, help="Requests of each chaos test.")
     group.addoption("--minutes", type=float, default=0.25, help="How long the soak test lasts.")
-    group.addoption("--soak-output", help="JSON file for the result of the soak test.")
+    group.addoption("--soak-output", help="File for the figures of the soak test.")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench.results import figures_of, write_rows
+from pagewire.bench.results import figures_of, without_folders, write_rows
 from support.clients.load import Load, mixed_questions
 from support.processes.faults import Faults
 from support.processes.fleet import Fleet, running_fleet
@@ -70,8 +70,8 @@ async def test_faults_leave_nothing_behind(
                 },
                 "longest_life": lives.longest(),
             }
-            command = f"CHAOS_SEED={seed} " + " ".join(["pytest", *sys.argv[1:]])
-            write_rows(soak_output, figures_of(result), command)
+            words = [f"CHAOS_SEED={seed}", "pytest", *without_folders(sys.argv[1:])]
+            write_rows(soak_output, figures_of(result), " ".join(words))
         for name, held in after.items():
             assert held.open_requests == 0, (name, held)
             assert held.tasks <= before[name].tasks + TASK_SLACK, (name, held, before[name])

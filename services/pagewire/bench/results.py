@@ -100,7 +100,7 @@ def figures_of(result: Mapping[str, Any], *parents: str) -> Iterator[Figure]:
 
 
 def command_line() -> str:
-    """The command that runs, its files by their names alone."""
+    """The command that runs, for its rows."""
     program, *arguments = sys.argv
     script = Path(program)
     if script.name in ("main.py", "__main__.py", "pagewire"):
@@ -109,10 +109,14 @@ def command_line() -> str:
         root = Path(__file__).parents[3]
         inside = script.resolve().is_relative_to(root)
         words = ["python", str(script.resolve().relative_to(root)) if inside else script.name]
+    return " ".join([*words, *without_folders(arguments)])
+
+
+def without_folders(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments of a command, absolute paths by their names alone."""
     for argument in arguments:
         flag, equals, value = argument.rpartition("=")
-        words.append(flag + equals + (value if "://" in value else Path(value).name))
-    return " ".join(words)
+        yield flag + equals + (Path(value).name if value.startswith("/") else value)
 
 
 def provenance(command: str, release: str = "") -> dict[str, Any]:

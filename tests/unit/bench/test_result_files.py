@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from pagewire.bench.results import Row, read_rows
+from pagewire.bench.results import Row, read_rows, without_folders
 from pagewire.cli.commands.bench_offline import read_requests
 
 ROOT = Path(__file__).parents[3]
@@ -94,10 +94,9 @@ def test_simulated_figures_are_of_the_flags_of_their_script() -> None:
     names = {path.stem.removeprefix("simulate-") for path in RESULTS.glob("simulate-*")}
     assert set(simulations.SIMULATIONS) == names
     for name in names:
-        words = simulations.command(name, Path("traces"))
-        shown = [Path(word).name if "/" in word else word for word in ["pagewire", *words]]
+        words = without_folders(simulations.command(name, Path("/traces")))
         rows = read_rows(RESULTS / f"simulate-{name}.jsonl")
-        assert {row.command for row in rows} == {" ".join(shown)}
+        assert {row.command for row in rows} == {" ".join(["pagewire", *words])}
 
 
 def test_requests_are_written_as_the_offline_benchmark_reads_them(tmp_path: Path) -> None:
