@@ -23,8 +23,9 @@ PAGES = sorted(
 )
 # Settings of commands that are no service, and of pytest.
 OTHER_FLAGS = frozenset({
-    "build", "compare-preemption", "compare-static", "config", "count", "file", "model", "plot",
-    "profile", "requests", "seconds", "speedup", "temperature", "trace", "waiting", "workers",
+    "build", "compare-preemption", "compare-static", "config", "count", "file", "model", "output",
+    "plot", "profile", "requests", "seconds", "speedup", "temperature", "trace", "waiting",
+    "workers",
 })  # fmt: skip
 
 
