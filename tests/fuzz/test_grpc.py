@@ -154,7 +154,7 @@ async def status_of(
     opener = Opener(method.name, bytes)
     try:
         if method.streams:
-            sealer = Sealer()
+            sealer = Sealer(bytes)
             call = channel.stream_stream(path)(timeout=20, metadata=metadata)
             for data in sent:
                 await call.write(sealer.seal(data) if sealed else data)
@@ -166,7 +166,7 @@ async def status_of(
             return "OK"
         while (data := await call.read()) is not grpc.aio.EOF:
             if method.streams:
-                opener(data)
+                opener.open(data)
             if method.name == "Multiplex":
                 _check_ends(data, sent)
         return (await call.code()).name

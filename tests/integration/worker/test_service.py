@@ -268,7 +268,7 @@ async def test_a_message_that_does_not_decode_ends_its_stream(shared: Shared) ->
     async with channel_to(shared[0]) as channel:
         for sent in ([b"\xff"], [hello.SerializeToString(), b"\xff"]):
             call = channel.stream_stream("/pagewire.v1.Worker/Run")(timeout=20)
-            sealer = Sealer()
+            sealer = Sealer(bytes)
             for data in sent:
                 await call.write(sealer.seal(data))
             code, _ = await GrpcStream(call, pb.WorkerInfo()).status()

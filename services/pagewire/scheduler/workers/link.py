@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Sequence as Collection
 from typing import Protocol
 
@@ -87,18 +88,21 @@ class WorkerLink:
         # It ended because a step did not: that is no connection that broke.
         self.hung = False
         self._leaving = False
-        self._outgoing: asyncio.Queue[pb.RunRequest | None] = asyncio.Queue()
+        self._outgoing: deque[pb.RunRequest | None] = deque()
+        self._outgoing_filled = asyncio.Event()
         self._reported = ""
 
     def send(self, step: pb.Step) -> None:
         """Sends a step; run-ahead bounds how many wait here."""
         self._sent += 1
-        self._outgoing.put_nowait(pb.RunRequest(step=step))
+        self._outgoing.append(pb.RunRequest(step=step))
+        self._outgoing_filled.set()
 
     def leave(self) -> None:
         """Ends the stream after the steps sent so far; connects again once the worker serves."""
         self._leaving = True
-        self._outgoing.put_nowait(None)
+        self._outgoing.append(None)
+        self._outgoing_filled.set()
 
     def retire(self) -> None:
         """Drains the worker, if it is connected, and does not connect again."""
@@ -170,10 +174,12 @@ class WorkerLink:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
             await call.write(pb.RunRequest(hello=hello))
-            ready = await self._read(call)
-        if ready is None or ready.WhichOneof("message") != "ready":
+            ready = await receive(call)
+            if ready is grpc.aio.EOF:
+                await self._raise_status(call)
+        if ready is grpc.aio.EOF or ready.WhichOneof("message") != "ready":
             raise ValueError("its first message is not `ready`")
-        self._outgoing = asyncio.Queue()
+        self._outgoing.clear()
         self._leaving = self.has_said_why = self.hung = False
         self._sent = self._answered = self._received = 0
         self._unread = Stall(SILENT_HEARTBEATS)
@@ -188,13 +194,14 @@ class WorkerLink:
         )
         tasks = [asyncio.create_task(each) for each in work]
         try:
-            while (message := await self._read(call)) is not None:
+            while (message := await receive(call)) is not grpc.aio.EOF:
                 self._received += 1
                 if message.HasField("alive"):
                     self._check_reading(message.alive)
                     continue
                 self._answered += 1
                 self._events.on_result(self, message.result)
+            await self._raise_status(call)
             self.has_said_why = True
             if not self._leaving:
                 raise ValueError("it ended the stream")
@@ -228,15 +235,18 @@ class WorkerLink:
             call.cancel()  # it may have broken alone, and the worker's drain must be noticed
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        while True:
-            try:
-                request = await self._outgoing.get()
-                if request is None:
-                    await call.done_writing()
-                    return
-                await call.write(request)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # the reader sees why
+        try:
+            while True:
+                while self._outgoing:
+                    request = self._outgoing.popleft()
+                    if request is None:
+                        await call.done_writing()
+                        return
+                    await call.write(request)
+                self._outgoing_filled.clear()
+                await self._outgoing_filled.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader sees why
 
     async def _time_steps(self, call: grpc.aio.StreamStreamCall) -> None:
         """Gives the worker up when it does not answer the oldest step in flight in time."""
@@ -261,19 +271,14 @@ class WorkerLink:
         log.error("worker %s: no sign of life for %g s", self.address, seconds)
         call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> pb.RunResponse | None:
-        """The next message; None at the regular end of the stream."""
-        message = await receive(call)
-        if message is grpc.aio.EOF:
-            code, details = await call.code(), await call.details()
-            if code is grpc.StatusCode.OK:
-                return None
+    async def _raise_status(self, call: grpc.aio.StreamStreamCall) -> None:
+        """Raises how the stream has ended, unless that is its regular end."""
+        code, details = await call.code(), await call.details()
+        if code is not grpc.StatusCode.OK:
             self.has_said_why = code in SAY_WHY
             raise grpc.aio.AioRpcError(
                 code, await call.initial_metadata(), await call.trailing_metadata(), details
             )
-        assert isinstance(message, pb.RunResponse)
-        return message
 
 
 def _cancelled() -> bool:
