@@ -132,7 +132,7 @@ class SealGate(grpc.aio.ServerInterceptor):
 
 def open_stream(
     channel: grpc.aio.Channel, stream: SealedStream, metadata: Any = None
-) -> grpc.aio.StreamStreamCall:
+) -> grpc.aio.StreamStreamCall[Any, Any]:
     """A call of a sealed stream; its messages are read by `receive`."""
     opener = Opener(stream.response.__name__, stream.response.FromString)
     method = channel.stream_stream(
@@ -141,7 +141,7 @@ def open_stream(
     return method(metadata=metadata)
 
 
-async def receive(call: grpc.aio.StreamStreamCall) -> Any:
+async def receive(call: grpc.aio.StreamStreamCall[Any, Any]) -> Any:
     """The call's next message, or grpc.aio.EOF; StreamError for one that is not sound.
 
     The call must then be ended.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -68,7 +69,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._session.end(RequestError(Code.UNAVAILABLE, _STUCK))
 
     async def GetWorkerInfo(  # noqa: N802, the name is gRPC's
-        self, request: pb.GetWorkerInfoRequest, context: grpc.aio.ServicerContext
+        self, request: pb.GetWorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerInfo:
         """See worker.proto; UNAVAILABLE while the model loads."""
         if self._info is None:
@@ -77,7 +78,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._info
 
     async def Run(  # noqa: N802
-        self, requests: object, context: grpc.aio.ServicerContext
+        self, requests: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """See worker.proto."""
         try:
@@ -144,7 +145,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._session = None
             self._idle.set()
 
-    async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+    async def _read(self, session: Session, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Hands the stream's steps to the engine until the scheduler ends it."""
         assert self._engine is not None
         while True:
@@ -171,7 +172,7 @@ def add_host_costs(info: pb.WorkerInfo, costs: HostCosts | None) -> None:
         info.prefill_pair_seconds = costs.prefill_pair
 
 
-async def _hello(context: grpc.aio.ServicerContext) -> pb.Hello:
+async def _hello(context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
     try:
         request = await context.read()
     except (DecodeError, CorruptMessageError) as error:
@@ -190,5 +191,5 @@ def _unreadable(field: str, error: Exception) -> RequestError:
     return invalid(field, UNDECODABLE)
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
     await context.abort(_STATUS[error.code], error.message)
