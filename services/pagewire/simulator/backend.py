@@ -66,7 +66,6 @@ class SimulatedBackend:
         """
         self.weight_bytes = weight_bytes
         self.kv_cache_bytes = kv_cache_bytes
-        self.host_cache_bytes = kv_cache_bytes // limits.num_blocks * limits.host_blocks
         self.host_costs = host_costs
         self._limits = limits
         self._step_time = step_time

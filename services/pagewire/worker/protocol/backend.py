@@ -53,7 +53,6 @@ class Backend(Protocol):
     prefix_groups: bool  # whether it makes use of `DevicePlan.groups`
     weight_bytes: int
     kv_cache_bytes: int
-    host_cache_bytes: int
     host_costs: HostCosts | None  # as `warm_up` has measured them; None without host blocks
     ridge_tokens: int  # as `warm_up` has measured it, see WorkerInfo of worker.proto
 

@@ -13,7 +13,6 @@ from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
-from pagewire.worker.protocol.backend import HostCosts
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
@@ -43,13 +42,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def load(self, info: pb.WorkerInfo) -> None:
-        """The model is loaded: `info` may be asked for."""
-        self._info = info
-
-    def serve(self, engine: StepExecutor, limits: Limits) -> None:
-        """The worker is warm: streams may open."""
-        self._engine, self._limits = engine, limits
+    def serve(self, engine: StepExecutor, limits: Limits, info: pb.WorkerInfo) -> None:
+        """The worker is warm: streams may open, and `info` may be asked for."""
+        self._engine, self._limits, self._info = engine, limits, info
 
     async def drain(self, seconds: float) -> None:
         """Refuses new streams, and waits until the open one ends, `seconds` at most."""
@@ -161,15 +156,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 return self._engine.finish(session, error)
             session.received_steps += 1
             self._engine.step(session, request.step)
-
-
-def add_host_costs(info: pb.WorkerInfo, costs: HostCosts | None) -> None:
-    """Adds what was measured to what a worker says of itself."""
-    if costs is not None:
-        info.save_block_seconds = costs.save_block
-        info.load_block_seconds = costs.load_block
-        info.prefill_token_seconds = costs.prefill_token
-        info.prefill_pair_seconds = costs.prefill_pair
 
 
 async def _hello(context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:

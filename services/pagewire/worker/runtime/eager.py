@@ -55,7 +55,6 @@ class EagerBackend:
         self._host = (
             HostCache(self._cache, limits.host_blocks, decoder.ops) if limits.host_blocks else None
         )
-        self.host_cache_bytes = 0 if self._host is None else self._host.nbytes
         self.host_costs: HostCosts | None = None
         self.weight_bytes = decoder.weights.nbytes
         self.kv_cache_bytes = self._cache.nbytes
