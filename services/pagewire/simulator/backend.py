@@ -47,7 +47,7 @@ class SimulatedBackend:
 
     synchronous = False
     prefix_groups = False  # each row's time is that of reading all its KV
-    ridge_tokens = 0  # each token takes its own time, whatever is beside it
+    piggyback_tokens = 0  # each token takes its own time, whatever is beside it
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Backend(Protocol):
     weight_bytes: int
     kv_cache_bytes: int
     host_costs: HostCosts | None  # as `warm_up` has measured them; None without host blocks
-    ridge_tokens: int  # as `warm_up` has measured it, see WorkerInfo of worker.proto
+    piggyback_tokens: int  # as `warm_up` has measured it, see WorkerInfo of worker.proto
 
     def warm_up(self) -> None:
         """Does once what serving must not wait for: compiling, capturing, first allocations."""

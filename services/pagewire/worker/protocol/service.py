@@ -63,16 +63,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not moving and self._session is not None:
             self._session.end(RequestError(Code.UNAVAILABLE, _STUCK))
 
-    async def GetWorkerInfo(  # noqa: N802, the name is gRPC's
-        self, request: pb.GetWorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.WorkerInfo:
-        """See worker.proto; UNAVAILABLE while the model loads."""
-        if self._info is None:
-            await _abort(context, RequestError(Code.UNAVAILABLE, "the model is still loading"))
-        assert self._info is not None
-        return self._info
-
-    async def Run(  # noqa: N802
+    async def Run(  # noqa: N802, the name is gRPC's
         self, requests: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """See worker.proto."""

@@ -29,7 +29,7 @@ def worker_info(
         instance_id=uuid.uuid4().hex,
         prefix_groups=backend.prefix_groups,
         host_blocks=limits.host_blocks,
-        ridge_tokens=backend.ridge_tokens,
+        piggyback_tokens=backend.piggyback_tokens,
     )
     if (costs := backend.host_costs) is not None:
         info.save_block_seconds = costs.save_block
