@@ -296,7 +296,6 @@ STEPS = (
     worker_pb.Step(step=3, append_slots=pack([0]), append_blocks=pack([5])),
     worker_pb.Step(step=4),
 )
-INFO = Method("GetWorkerInfo", worker_pb.GetWorkerInfoRequest, (worker_pb.GetWorkerInfoRequest(),))
 RUN = Method(
     "Run",
     worker_pb.RunRequest,
@@ -339,11 +338,6 @@ async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> No
             status = await status_of(channel, WORKER + RUN.name, RUN, sent, sealed)
             counts[check(RUN, sent, status, sealed)] += len(sent)
             left -= len(sent)
-            if rng.random() < 0.02:
-                data = data_of(rng, INFO)
-                status = await status_of(channel, WORKER + INFO.name, INFO, [data])
-                counts[check(INFO, [data], status)] += 1
-                left -= 1
         stream = await GrpcStream.open(channel, 2**64 - 1)
         await stream.send(STEPS[0])
         result = await asyncio.wait_for(stream.receive(), 20)

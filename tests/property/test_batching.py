@@ -174,7 +174,7 @@ class Batching(RuleBasedStateMachine):
         threshold=st.sampled_from([0.5, 0.9, 1.0]),
         policy=st.sampled_from(sorted(POLICIES)),
         groups=st.booleans(),
-        ridge_tokens=st.sampled_from([0, 3, 5]),
+        piggyback_tokens=st.sampled_from([0, 3, 5]),
         host=st.sampled_from([NO_HOST_MEMORY, *HOSTS]),
     )
     def start(
@@ -185,7 +185,7 @@ class Batching(RuleBasedStateMachine):
         threshold: float,
         policy: str,
         groups: bool,
-        ridge_tokens: int,
+        piggyback_tokens: int,
         host: HostMemory,
     ) -> None:
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
@@ -197,7 +197,7 @@ class Batching(RuleBasedStateMachine):
             budget,
             threshold,
             prefix_groups=groups,
-            ridge_tokens=ridge_tokens,
+            piggyback_tokens=piggyback_tokens,
             host=host,
         )
         self.batch = self.admission.add_worker(limits)

@@ -12,7 +12,7 @@ from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.parent import die_with_parent
 
 # Of its usage errors (exit status 2) typer exports this one; their common base is what to catch.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def make_app() -> typer.Typer:

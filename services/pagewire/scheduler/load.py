@@ -26,7 +26,6 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
         total_blocks=sum(batch.pool.total for batch in batches),
         ready_workers=len(admission.workers),
         preemptions=admission.preemptions,
-        waiting_tokens=admission.waiting.tokens,
         retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
     )
 

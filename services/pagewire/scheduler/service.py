@@ -29,7 +29,7 @@ LOAD_INTERVAL = 0.1
 # While steps come, they come sooner than this, and no timer wakes the process between them.
 LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 
-Context = Any  # grpc.aio.ServicerContext, which has no types
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 # Requests above so many bytes reach their method as they came: decoding them takes time.

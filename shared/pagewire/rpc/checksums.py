@@ -141,7 +141,7 @@ class SealGate(grpc.aio.ServerInterceptor):
 
 def open_stream(
     channel: grpc.aio.Channel, stream: SealedStream, metadata: Any = None
-) -> grpc.aio.StreamStreamCall:
+) -> grpc.aio.StreamStreamCall[Any, Any]:
     """A call of a sealed stream; its messages are read by `receive`."""
     method = channel.stream_stream(
         stream.path,
@@ -153,7 +153,7 @@ def open_stream(
     return method(metadata=metadata)
 
 
-async def receive(call: grpc.aio.StreamStreamCall) -> Any:
+async def receive(call: grpc.aio.StreamStreamCall[Any, Any]) -> Any:
     """The call's next message, or grpc.aio.EOF; StreamError for one that is not sound.
 
     The call must then be ended.

@@ -21,7 +21,7 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-async def abort_with(context: grpc.aio.ServicerContext, error: RequestError) -> NoReturn:
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
     """Ends a call with an error, and a trailer that says when to come back where that is known."""
     if error.retry_after is not None:
         milliseconds = str(round(1000 * error.retry_after))
@@ -72,7 +72,7 @@ class DecodeInterceptor(grpc.aio.ServerInterceptor):
         return handler._replace(**changed)
 
 
-async def _refuse(requests: Any, context: grpc.aio.ServicerContext) -> None:
+async def _refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
         "this server takes calls with its token only; start both sides with the same one",
@@ -93,7 +93,9 @@ def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
     """`method` for requests that were decoded."""
     if inspect.isasyncgenfunction(method):
 
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def stream(
+            request: Any, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[Any]:
             await _check(request, context)
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
@@ -101,13 +103,13 @@ def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
 
         return stream
 
-    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         await _check(request, context)
         return await method(request, context)
 
     return answer
 
 
-async def _check(request: Any, context: grpc.aio.ServicerContext) -> None:
+async def _check(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     if isinstance(request, DecodeError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNDECODABLE)

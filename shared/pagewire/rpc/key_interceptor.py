@@ -117,14 +117,14 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         """`handler` within the limits. It reads the message itself, so that a call counts from its
         head on and its message has a bound in time."""
 
-        async def stream(requests: Any, context: grpc.aio.ServicerContext) -> None:
+        async def stream(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._call(account, method, context) as caller:
                 request = await self._message(requests, handler, caller, context)
                 async with aclosing(handler.unary_stream(request, context)) as responses:
                     async for response in responses:
                         await self._write(response, context)
 
-        async def answer(requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._call(account, method, context) as caller:
                 request = await self._message(requests, handler, caller, context)
                 return await handler.unary_unary(request, context)
@@ -135,7 +135,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _call(
-        self, account: Account, method: str, context: grpc.aio.ServicerContext
+        self, account: Account, method: str, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Caller]:
         rules, clock = self._rules, self._callers.clock
         caller = Caller(account.key, None, self._callers)
@@ -157,7 +157,11 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
                 caller.visit.leave(caller.used, clock())
 
     async def _message(
-        self, requests: Any, handler: Any, caller: Caller, context: grpc.aio.ServicerContext
+        self,
+        requests: Any,
+        handler: Any,
+        caller: Caller,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
         """The call's only message."""
         rules = self._rules
@@ -189,7 +193,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         self._bytes += len(data)
         return handler.request_deserializer(data)
 
-    async def _write(self, response: Any, context: grpc.aio.ServicerContext) -> None:
+    async def _write(self, response: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             async with asyncio.timeout(self._rules.unread_seconds):
                 await context.write(response)
@@ -201,7 +205,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             raise asyncio.CancelledError from None
 
 
-async def _end_unread(context: grpc.aio.ServicerContext, seconds: float) -> None:
+async def _end_unread(context: grpc.aio.ServicerContext[Any, Any], seconds: float) -> None:
     with suppress(grpc.aio.AbortError):
         await context.abort(
             grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -214,7 +218,7 @@ def _too_many(reason: str) -> RequestError:
 
 
 def _refusing(status: grpc.StatusCode, message: str) -> Any:
-    async def refuse(requests: Any, context: grpc.aio.ServicerContext) -> NoReturn:
+    async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         await context.abort(status, message)
         raise AssertionError("abort returned")
 

@@ -76,7 +76,7 @@ def end_call(call: grpc.aio.Call) -> None:
     connection would stay for good (grpc/grpc#41875).
     """
     if not call.cancel():
-        call._cython_call.cancel("the call is over")
+        call._cython_call.cancel("the call is over")  # type: ignore[attr-defined]
 
 
 def make_server(
@@ -97,7 +97,8 @@ def make_server(
         gates.insert(0, TokenInterceptor(credentials))
     # Of an option that is there twice gRPC takes the first.
     options = [("grpc.max_receive_message_length", largest_message), *SERVER_OPTIONS]
-    return grpc.aio.server(interceptors=gates, options=options)
+    server: grpc.aio.Server = grpc.aio.server(interceptors=gates, options=options)
+    return server
 
 
 class Health:

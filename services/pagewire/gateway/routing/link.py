@@ -6,7 +6,7 @@ import random
 import time
 from collections import deque
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -259,7 +259,7 @@ class Link:
                 end_call(call)
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives a stream up on which nothing comes, whether or not anything is open on it."""
         self._silent = False
         stall = Stall(SILENT_HEARTBEATS)
@@ -268,7 +268,7 @@ class Link:
         self._silent = True
         call.cancel()
 
-    async def _send_all(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _send_all(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         while True:
             while self._outbox:
                 message = self._message(self._outbox.popleft())

@@ -6,7 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence as Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -168,7 +168,7 @@ class WorkerLink:
                 end_call(call)
 
     async def _converse(
-        self, call: grpc.aio.StreamStreamCall, health: grpc.aio.UnaryStreamCall
+        self, call: grpc.aio.StreamStreamCall[Any, Any], health: grpc.aio.UnaryStreamCall[Any, Any]
     ) -> None:
         """One stream, from its hello to its end."""
         async with asyncio.timeout(HANDSHAKE_SECONDS):
@@ -218,7 +218,7 @@ class WorkerLink:
             raise StreamError(f"of {self._sent} steps it has read {alive.received_steps}")
 
     async def _watch(
-        self, health: grpc.aio.UnaryStreamCall, call: grpc.aio.StreamStreamCall
+        self, health: grpc.aio.UnaryStreamCall[Any, Any], call: grpc.aio.StreamStreamCall[Any, Any]
     ) -> None:
         """Drains the worker while it says that it does not serve."""
         try:
@@ -234,7 +234,7 @@ class WorkerLink:
         except (grpc.aio.AioRpcError, ValueError):
             call.cancel()  # it may have broken alone, and the worker's drain must be noticed
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         try:
             while True:
                 while self._outgoing:
@@ -248,7 +248,7 @@ class WorkerLink:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader sees why
 
-    async def _time_steps(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _time_steps(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives the worker up when it does not answer the oldest step in flight in time."""
         stall = Stall(LOOKS_AT_A_STEP)
         while not stall.look(self._answered, self._sent > self._answered):  # noqa: ASYNC110
@@ -262,7 +262,7 @@ class WorkerLink:
         self.hung = True
         call.cancel()
 
-    async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives the worker up when it says nothing, not even that it is alive."""
         stall = Stall(SILENT_HEARTBEATS)
         while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
@@ -271,7 +271,7 @@ class WorkerLink:
         log.error("worker %s: no sign of life for %g s", self.address, seconds)
         call.cancel()
 
-    async def _raise_status(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _raise_status(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Raises how the stream has ended, unless that is its regular end."""
         code, details = await call.code(), await call.details()
         if code is not grpc.StatusCode.OK:
@@ -287,7 +287,7 @@ def _cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _serving(health: grpc.aio.UnaryStreamCall) -> bool:
+async def _serving(health: grpc.aio.UnaryStreamCall[Any, Any]) -> bool:
     """What a worker says next of its health; one that knows no health checking is well."""
     try:
         message = await health.read()

@@ -101,7 +101,7 @@ class GraphBackend(EagerBackend):
             plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
         self._measure_costs()
-        self.ridge_tokens = measure_ridge(self, self.limits, self._seconds_of)
+        self.piggyback_tokens = measure_ridge(self, self.limits, self._seconds_of)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
-from pagewire.scheduler.core.batching.batch import RIDES, WorkerBatch
+from pagewire.scheduler.core.batching.batch import MAX_PIGGYBACK_STEPS, WorkerBatch
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.block_pool import BlockPool, OutOfBlocksError
@@ -557,9 +557,9 @@ def test_a_running_sequence_grows_into_what_was_kept() -> None:
 
 
 def chunks_beside(num_decodes: int, *prompts: int) -> list[int]:
-    """Prompt tokens of each step in which prompts are computed beside decodes, with a ridge at 16
-    tokens."""
-    limits = WorkerLimits(800, 16, 16, 2000, 1.0, prefix_caching=False, ridge_tokens=16)
+    """Prompt tokens of each step in which prompts are computed beside decodes, with
+    `piggyback_tokens` of 16."""
+    limits = WorkerLimits(800, 16, 16, 2000, 1.0, prefix_caching=False, piggyback_tokens=16)
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
     for arrival in range(num_decodes):
         worker.admit(counted(4, 500, arrival))
@@ -576,7 +576,7 @@ def chunks_beside(num_decodes: int, *prompts: int) -> list[int]:
     return chunks
 
 
-def test_prompts_ride_along_with_few_decodes() -> None:
+def test_prompts_are_piggybacked_on_few_decodes() -> None:
     assert chunks_beside(4, 30) == [12, 12, 6]
     assert chunks_beside(8, 20) == [8, 8, 4]
 
@@ -585,8 +585,8 @@ def test_a_prompt_that_begins_to_decode_leaves_less_room_for_the_next() -> None:
     assert chunks_beside(4, 12, 22) == [12, 11, 11]
 
 
-def test_nobody_rides_for_longer_than_some_steps() -> None:
-    assert chunks_beside(4, 1000) == [1000 - RIDES * 12] + [12] * RIDES
+def test_a_prompt_is_piggybacked_for_a_limited_number_of_steps() -> None:
+    assert chunks_beside(4, 1000) == [1000 - MAX_PIGGYBACK_STEPS * 12] + [12] * MAX_PIGGYBACK_STEPS
 
 
 def test_prompts_are_computed_at_once_beside_many_decodes_or_none() -> None:

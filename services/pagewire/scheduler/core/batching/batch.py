@@ -21,9 +21,9 @@ from pagewire.scheduler.core.kv.block_pool import SCRATCH_BLOCK, BlockPool
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
 
-# Steps in which prompts ride along with decodes before they are computed at once: an eighth of a
-# second where a step takes 8 ms.
-RIDES = 16
+# The most steps that the queued prompts may take as piggybacked prefill. More than that is
+# prefilled at once. It is an eighth of a second where a step takes 8 ms.
+MAX_PIGGYBACK_STEPS = 16
 
 
 class WorkerBatch:
@@ -441,18 +441,19 @@ class WorkerBatch:
     def _prefill_budget(self, num_decodes: int) -> int:
         """Prompt tokens that a step may compute beside so many decodes.
 
-        While there are few, prompts ride along in steps that stay below the ridge. What would take
-        more than `RIDES` of them is computed at once, and so is everything while more is queued
-        than a step holds: then prompts, not decodes, are what the worker is short of time for.
+        Beside few decodes, prompts are prefilled in chunks that keep the step at
+        `piggyback_tokens`. A backlog that needs more than `MAX_PIGGYBACK_STEPS` such
+        steps is prefilled at once. So is everything while more is queued than a step holds: then
+        prefill takes the most time.
         """
         most = self.limits.max_num_batched_tokens
         budget = most - num_decodes
         if not num_decodes:
             return budget
-        ridge = self.limits.ridge_tokens
-        free = ridge - num_decodes
-        if 2 * free >= ridge > 0 and self._backlog < most:
-            budget = min(budget, max(free, self._backlog - RIDES * free))
+        most_tokens = self.limits.piggyback_tokens
+        free = most_tokens - num_decodes
+        if 2 * free >= most_tokens > 0 and self._backlog < most:
+            budget = min(budget, max(free, self._backlog - MAX_PIGGYBACK_STEPS * free))
         return min(budget, self.chunk_tokens)
 
     def _start_decoding(self, slots: list[int], plan: StepPlan) -> None:

@@ -22,8 +22,8 @@ class WorkerLimits:
     whole_sequences: bool = False
     # The most tokens of a sequence, prompt and output together.
     max_model_len: int = INT32_MAX
-    # Up to so many tokens, prompts beside few decodes take less time than in a large step; or 0.
-    ridge_tokens: int = 0
+    # Piggybacked prefill keeps steps at this many tokens; 0 turns it off. See WorkerInfo.
+    piggyback_tokens: int = 0
     # Where cached KV goes when its blocks on the device are needed.
     host: HostMemory = NO_HOST_MEMORY
 

@@ -135,7 +135,7 @@ def in_groups(scores: Tensor) -> Tensor:
     missing = -scores.shape[1] % GROUP
     if missing:
         scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
-    return scores.unflatten(1, (-1, GROUP))
+    return scores.view(len(scores), scores.shape[1] // GROUP, GROUP)
 
 
 def noisy_groups(groups: Tensor, keys: NoiseKeys) -> Tensor:
