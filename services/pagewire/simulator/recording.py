@@ -45,7 +45,6 @@ class Sample:
     waiting: int
     running: int
     used_blocks: int
-    cached_blocks: int
     # Places for a token, in blocks of running sequences, that hold none.
     wasted_tokens: int
     output_tokens: int

@@ -190,7 +190,6 @@ class Replay:
                     waiting=len(self._admission.waiting),
                     running=sum(batch.num_running for batch in batches),
                     used_blocks=sum(batch.pool.used for batch in batches),
-                    cached_blocks=sum(batch.pool.idle for batch in batches),
                     wasted_tokens=sum(_wasted_tokens(batch) for batch in batches),
                     output_tokens=self._output_tokens,
                     busy_seconds=sum(

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from pagewire.objectives import Objectives
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import HostMemory
@@ -11,14 +12,14 @@ from pagewire.scheduler.core.routing import ROUTERS
 from pagewire.scheduler.policies import make_policy
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.replay import Replay
-from pagewire.simulator.report import Objectives, kv_use, over_time, summarize
+from pagewire.simulator.report import kv_use, over_time, summarize
 from pagewire.simulator.static_batching import run_static
 from pagewire.simulator.step_time import StepTime
 from pagewire.simulator.trace import TraceRequest, ideal_block_hit_rate
 
 # A step takes 10 ms and 1 ms a row; prefill 0.1 ms a token.
 TIME = StepTime(0.010, 0.001, 0.0, 0.0001, 0.0)
-ANY = Objectives(float("inf"), float("inf"))
+ANY = Objectives()
 
 
 def replay(requests: list[TraceRequest], workers: int = 1, **settings: object) -> Recording:
