@@ -123,7 +123,7 @@ class Replay:
 
     def _admit(self, now: float) -> None:
         for admitted in self._admission.admit():
-            sequence, batch = admitted.sequence, admitted.worker
+            sequence, batch = admitted.sequence, admitted.batch
             if batch is None:
                 self._recording.refused += 1
                 continue
@@ -131,8 +131,8 @@ class Replay:
             worker = self._workers[batch]
             worker.tokens[sequence.slot] = INT32_MAX - sequence.arrival
             worker.numbers[sequence.slot] = sequence.arrival
-            if admitted.returned is not None:
-                self._recording.returns[admitted.returned] += 1
+            if admitted.restart is not None:
+                self._recording.restarts[admitted.restart] += 1
             record: RequestRecord = sequence.owner
             if record.admitted is None:
                 record.admitted = now

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.objectives import Objectives
-from pagewire.scheduler.core.batching.prefix_sharing import Return
+from pagewire.scheduler.core.batching.cached_prefix import Restart
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.trace import HASHED_TOKENS
 
@@ -39,7 +39,7 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
         "device_utilization": recording.busy_seconds / (seconds * recording.workers),
         **kv_use(recording),
         "preemptions": recording.preemptions,
-        "preempted_returns": {kind.value: recording.returns[kind] for kind in Return},
+        "preempted_returns": {kind.value: recording.restarts[kind] for kind in Restart},
         "saved_blocks": recording.saved_blocks,
         "loaded_blocks": recording.loaded_blocks,
         "longest_wait_seconds": max(waits, default=0.0),

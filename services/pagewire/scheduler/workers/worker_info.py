@@ -18,7 +18,7 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         num_slots=min(config.max_num_seqs or 2**31, info.num_slots, budget),
         max_num_batched_tokens=budget,
         max_model_len=info.max_model_len,
-        ridge_tokens=min(info.ridge_tokens, budget),
+        piggyback_tokens=min(info.ridge_tokens, budget),
         memory_threshold=config.memory_threshold,
         prefix_caching=config.prefix_caching,
         prefix_groups=info.prefix_groups,

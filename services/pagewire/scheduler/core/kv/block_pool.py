@@ -37,7 +37,17 @@ class BlockPool:
     - a holder of a block holds the blocks before it too, so all blocks below an idle one are idle.
     """
 
-    __slots__ = ("_evictor", "_free", "_references", "_tree", "host", "idle", "loading", "total")
+    __slots__ = (
+        "_evictor",
+        "_free",
+        "_references",
+        "_tree",
+        "block_size",
+        "host",
+        "idle",
+        "loading",
+        "total",
+    )
 
     def __init__(
         self, num_blocks: int, block_size: int, memory: HostMemory = NO_HOST_MEMORY
@@ -48,6 +58,7 @@ class BlockPool:
                 f"num_blocks is {num_blocks}; give at least 2, the scratch block and one more"
             )
         self.total = num_blocks - 1
+        self.block_size = block_size
         self.idle = 0
         # Taken from the end: low numbers first, and the block released last is used first, while
         # it may still be in a cache of the device.
