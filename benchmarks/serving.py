@@ -25,7 +25,7 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagewire.bench.http_load import WORDS, LoadPlan
-from pagewire.bench.latency import Objectives, summarize
+from pagewire.bench.latency import summarize
 from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.commands.bench_http import run_plans, split
 from pagewire.cli.commands.bench_offline import Request, SamplingFlags, submit_all, with_patience
@@ -35,6 +35,7 @@ from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
 from pagewire.cli.settings.options import configured
 from pagewire.cli.settings.settings import Setting
 from pagewire.models import served_name
+from pagewire.objectives import Objectives
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
 
 # Where a vocabulary is as large: below it are the control tokens of some, above it those of others.

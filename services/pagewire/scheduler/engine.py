@@ -191,7 +191,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether a worker takes requests."""
-        return bool(self._admission.workers)
+        return bool(self._admission.batches)
 
     @property
     def all_closed(self) -> asyncio.Event:
@@ -291,7 +291,7 @@ class Engine:
         logprobs = StepLogprobs.read(result)
         worker.observe(result.duration_us)
         for error in result.errors:
-            worker.batch.distrust(error.slot)
+            worker.batch.slot_failed(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return outcome, logprobs
@@ -323,7 +323,7 @@ class Engine:
 
     def _judge(self) -> None:
         """It is known whether a worker has ended, and so perhaps by whom."""
-        for sequence in self._admission.judge():
+        for sequence in self._admission.remove_deadly():
             request: Request = sequence.owner
             failure = failures.took_workers_down(sequence)
             log.error("request %s: %s", request.request_id, failure.message)
@@ -369,7 +369,7 @@ class Engine:
         sequence = begin(request, parsed)
         if (told := request.worker_losses) is not None:
             suspicion = Suspicion.told(told.workers, list(told.alone), time.monotonic())
-            self._admission.take_up(sequence, suspicion)
+            self._admission.set_suspicion(sequence, suspicion)
         ended = await replay(request, parsed)
         if not request.open:
             return
@@ -446,12 +446,12 @@ class Engine:
         for admitted in self._admission.admit(time.monotonic()):
             sequence = admitted.sequence
             request: Request = sequence.owner
-            if admitted.worker is None:
+            if admitted.batch is None:
                 self._give_back(request, failures.no_worker_large_enough(sequence))
                 continue
-            self._workers.of(admitted.worker).streams.occupy(sequence.slot, request)
-            if admitted.returned is not None:
-                metrics.RETURNS.labels(admitted.returned.value).inc()
+            self._workers.of(admitted.batch).streams.occupy(sequence.slot, request)
+            if admitted.restart is not None:
+                metrics.RETURNS.labels(admitted.restart.value).inc()
             if request.queue_seconds is None:
                 now = time.monotonic()
                 self._bounds.left(now)
@@ -462,7 +462,7 @@ class Engine:
 
     def _give_up_waiting(self) -> None:
         """While no worker is ready: nobody waits for one longer than is stated."""
-        for sequence in self._admission.stranded():
+        for sequence in self._admission.runnable():
             request: Request = sequence.owner
             seconds = self._absence.too_long_for(request.buffer.moves)
             if request.open and seconds is not None:

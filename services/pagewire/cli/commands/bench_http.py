@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from pagewire.bench.http_load import LoadPlan, Timing, run_plan, words
-from pagewire.bench.latency import Objectives, summarize, summary_text
+from pagewire.bench.latency import summarize, summary_text
 from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.client import DEFAULT_URL, served_models, text_answer
 from pagewire.cli.errors import CommandError
+from pagewire.objectives import Objectives
 
 _DEFAULT_CONCURRENCY = 16
 _SAMPLE_WORDS = 64

@@ -95,8 +95,8 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="SVG file with the figures over time.")] = None,
 ) -> None:
     """Replay a trace through the real scheduling core: simulated workers, a virtual clock."""
+    from pagewire.objectives import Objectives
     from pagewire.simulator.profile import load_profile
-    from pagewire.simulator.report import Objectives
 
     try:
         loaded = _read(trace, requests, rate)

@@ -31,7 +31,8 @@ def compare_static(
     requests: "list[TraceRequest]", setup: Setup, device: "Profile"
 ) -> dict[str, Any]:
     """Continuous against static batching at one batch limit, and KV use under pressure."""
-    from pagewire.simulator.report import Objectives, summarize
+    from pagewire.objectives import Objectives
+    from pagewire.simulator.report import summarize
     from pagewire.simulator.static_batching import run_static
 
     at_once = [replace(request, arrival=0.0) for request in requests]
@@ -42,7 +43,7 @@ def compare_static(
         ).output_tokens_per_second
         for padded in (True, False)
     }
-    objectives = Objectives(float("inf"), float("inf"))
+    objectives = Objectives()
     continuous = summarize(replay(at_once, setup, device), objectives)
     pressed_setup = replace(setup, cache_blocks=_fourth_of_demand(requests, setup))
     pressed = summarize(replay(at_once, pressed_setup, device), objectives)
@@ -94,7 +95,8 @@ def compare_preemption(
     the best of several settings counts. The others admit by what is known so far and preempt; they
     compute again what was evicted, or bring it back from the host.
     """
-    from pagewire.simulator.report import Objectives, summarize
+    from pagewire.objectives import Objectives
+    from pagewire.simulator.report import summarize
 
     at_once = [replace(request, arrival=0.0) for request in requests]
     blocks = _fourth_of_demand(requests, setup)
@@ -112,7 +114,7 @@ def compare_preemption(
         for tokens in (setup.max_num_batched_tokens, setup.max_num_batched_tokens // 4)
         if slots and tokens
     ]
-    objectives = Objectives(float("inf"), float("inf"))
+    objectives = Objectives()
 
     def run(each: Setup) -> dict[str, Any]:
         figures = summarize(replay(at_once, each, device), objectives)
