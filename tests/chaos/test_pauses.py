@@ -18,7 +18,7 @@ import pytest
 from pagewire.cli.launch.health import until_healthy
 from pagewire.cli.launch.processes import ChildProcess
 from pagewire.cli.launch.supervisor import LONGEST_SERVED_DELAY
-from pagewire.rpc.transport import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
 from support.clients.load import Load, Question, questions
 from support.processes.fleet import PROGRAM, SIMULATED, Fleet, running_fleet
 from support.processes.tcp_proxy import TcpProxy

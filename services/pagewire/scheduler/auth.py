@@ -11,7 +11,8 @@ from pagewire.config import SchedulerConfig
 from pagewire.hosts import is_local
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
 from pagewire.rpc.key_interceptor import KeyInterceptor, KeyRules
-from pagewire.rpc.transport import LARGEST_REQUEST_BYTES, make_server
+from pagewire.rpc.protocol import MAX_CLIENT_MESSAGE_BYTES
+from pagewire.rpc.transport import make_server
 from pagewire.scheduler.service import RawRequests
 
 SERVICE_NAME = "pagewire.v1.Inference"
@@ -48,7 +49,7 @@ def public_server(
     gate = None
     if callers.have_keys:
         gate = KeyInterceptor(callers, credentials, _key_rules(config))
-    return make_server(credentials, gate, [RawRequests()], LARGEST_REQUEST_BYTES)
+    return make_server(credentials, gate, [RawRequests()], MAX_CLIENT_MESSAGE_BYTES)
 
 
 def _key_rules(config: SchedulerConfig) -> KeyRules:

@@ -12,17 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from pagewire.rpc.checksums import SealGate
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.interceptors import DecodeInterceptor, TokenInterceptor
-
-MAX_MESSAGE_BYTES = 64 << 20
-# Of what clients send to a scheduler: a prompt of 4 Mi characters takes 16 MiB at most.
-LARGEST_REQUEST_BYTES = 32 << 20
-# Of worker.proto. Version 2 has checksums and signs of life.
-PROTOCOL_VERSION = 2
-
-# Schedulers and workers have something to say on every stream at least this often.
-HEARTBEAT_SECONDS = 1.0
-# A peer that was silent for so many heartbeats is lost: stopped, stuck or cut off.
-SILENT_HEARTBEATS = 5
+from pagewire.rpc.protocol import MAX_MESSAGE_BYTES
 
 # Pings find a peer that vanished without closing its connection: a lost machine, a cut cable, a
 # process that was stopped. gRPC answers them itself, so a busy interpreter is no reason to be late.

@@ -18,7 +18,8 @@ from pagewire.lifecycle.stall import Stall
 from pagewire.packing import unpack_unsigned
 from pagewire.rpc.checksums import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import HEARTBEAT_SECONDS, SILENT_HEARTBEATS, end_call, open_channel
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
+from pagewire.rpc.transport import end_call, open_channel
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
 

@@ -16,7 +16,7 @@ from pagewire.gateway.models import model_of
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.trials import Trials
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import LARGEST_REQUEST_BYTES as LARGEST_MESSAGE_BYTES
+from pagewire.rpc.protocol import MAX_CLIENT_MESSAGE_BYTES
 from pagewire.suspicion import ENDS_ALONE, EXPLAINED_SECONDS, Loss
 from pagewire.v1 import inference_pb2 as pb
 
@@ -26,7 +26,7 @@ RESOLVE_SECONDS = 5.0
 # A scheduler takes the prompts that belong to it up to so many times its share of all requests.
 LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
-LARGEST_REQUEST_BYTES = LARGEST_MESSAGE_BYTES * 3 // 4
+LARGEST_REQUEST_BYTES = MAX_CLIENT_MESSAGE_BYTES * 3 // 4
 
 
 class Schedulers:

@@ -15,13 +15,8 @@ from pagewire.lifecycle.stall import Stall
 from pagewire.packing import pack
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import (
-    HEARTBEAT_SECONDS,
-    PROTOCOL_VERSION,
-    SILENT_HEARTBEATS,
-    end_call,
-    open_channel,
-)
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SILENT_HEARTBEATS
+from pagewire.rpc.transport import end_call, open_channel
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.v1 import worker_pb2 as pb
