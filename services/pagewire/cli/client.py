@@ -96,6 +96,19 @@ async def served_models(url: str) -> list[str] | None:
     return [str(model["id"]) for model in response.json()["data"]]
 
 
+async def first_model(url: str) -> str:
+    """The first model that a server serves; CommandError when there is no server or no model."""
+    models = await served_models(url)
+    if models is None:
+        raise CommandError(
+            f"no server answers at {url}; start one with `pagewire run`, or give another's address "
+            "with --url"
+        )
+    if not models:
+        raise CommandError(f"the server at {url} serves no model yet; try again in a moment")
+    return models[0]
+
+
 async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """The server-sent events of a response, parsed."""
     import httpx

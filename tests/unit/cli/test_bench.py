@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pagewire.bench.http import split
 from pagewire.bench.http_load import LoadPlan, Timing, _time_chunks, words
 from pagewire.bench.latency import Objectives, summarize, summary_text
+from pagewire.bench.offline import Request, read_requests
 from pagewire.bench.results import provenance, write_json
-from pagewire.cli.commands.bench_http import split
-from pagewire.cli.commands.bench_offline import Request, read_requests
 from pagewire.cli.errors import CommandError
 
 

@@ -2,21 +2,19 @@
 
 import asyncio
 import os
-import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pagewire.bench.http_load import LoadPlan, Timing, run_plan, words
+from pagewire.bench.http import run_plans, split, words_for
+from pagewire.bench.http_load import LoadPlan
 from pagewire.bench.latency import Objectives, summarize, summary_text
 from pagewire.bench.results import write_json
-from pagewire.cli.client import DEFAULT_URL, served_models, text_answer
+from pagewire.cli.client import DEFAULT_URL, first_model
 from pagewire.cli.errors import CommandError
 
 _DEFAULT_CONCURRENCY = 16
-_SAMPLE_WORDS = 64
 
 
 def http(
@@ -59,12 +57,12 @@ def http(
         raise typer.BadParameter("give --concurrency or --request-rate, not both")
     if request_rate is None:
         concurrency = concurrency or _DEFAULT_CONCURRENCY
-    model = model or asyncio.run(_first_model(url))
+    model = model or asyncio.run(first_model(url))
     plan = LoadPlan(
         url=url,
         model=model,
         requests=num_requests,
-        input_words=asyncio.run(_words_for(url, model, input_len)),
+        input_words=asyncio.run(words_for(url, model, input_len)),
         output_tokens=output_len,
         concurrency=concurrency,
         request_rate=request_rate,
@@ -81,59 +79,3 @@ def http(
     failed = [timing.error for timing in timings if timing.error]
     if failed:
         raise CommandError(f"{len(failed)} requests failed; the first: {failed[0]}")
-
-
-def split(plan: LoadPlan, processes: int) -> list[LoadPlan]:
-    """Shares of a plan whose requests, lanes and rates add up to it; none is empty."""
-    processes = min(processes, plan.requests, plan.concurrency or processes)
-    rate = None if plan.request_rate is None else plan.request_rate / processes
-    return [
-        replace(
-            plan,
-            requests=_share(plan.requests, processes, index),
-            concurrency=plan.concurrency and _share(plan.concurrency, processes, index),
-            request_rate=rate,
-            seed=plan.seed * 1_000_003 + index,
-        )
-        for index in range(processes)
-    ]
-
-
-def run_plans(plans: list[LoadPlan]) -> list[Timing]:
-    """Runs each plan in a process of its own, all at once."""
-    # Here, so that commands that measure nothing start faster.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(plans), mp_context=context) as pool:
-        return [timing for share in pool.map(run_plan, plans) for timing in share]
-
-
-def _share(total: int, parts: int, index: int) -> int:
-    return total // parts + (index < total % parts)
-
-
-async def _first_model(url: str) -> str:
-    models = await served_models(url)
-    if not models:
-        raise CommandError(f"no model is served at {url}; start it with `pagewire run`")
-    return models[0]
-
-
-async def _words_for(url: str, model: str, tokens: int) -> int:
-    """How many random words make a prompt of about so many tokens, by asking the server."""
-    sample = words(random.Random(0), _SAMPLE_WORDS)
-    counts = [await _prompt_tokens(url, model, text) for text in (sample, f"{sample} {sample}")]
-    per_word = (counts[1] - counts[0]) / _SAMPLE_WORDS
-    overhead = 2 * counts[0] - counts[1]
-    return max(1, round((tokens - overhead) / per_word))
-
-
-async def _prompt_tokens(url: str, model: str, prompt: str) -> int:
-    answer = text_answer(url, model, prompt, max_tokens=1, temperature=0)
-    async for _ in answer:
-        pass
-    if not answer.prompt_tokens:
-        raise CommandError(f"{url} does not tell token counts in streams (include_usage)")
-    return answer.prompt_tokens

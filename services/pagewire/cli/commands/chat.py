@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pagewire.cli.client import DEFAULT_URL, chat_answer, served_models
+from pagewire.cli.client import DEFAULT_URL, chat_answer, first_model
 from pagewire.cli.errors import CommandError
 
 
@@ -20,7 +20,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
 ) -> None:
     """Talk with the model of a running server. Ctrl-C interrupts an answer, Ctrl-D ends."""
-    model = model or asyncio.run(_first_model(url))
+    model = model or asyncio.run(first_model(url))
     print(f"{model} at {url}. Ctrl-C interrupts an answer, Ctrl-D ends.")
     messages = [{"role": "system", "content": system}] if system else []
     options = {"temperature": temperature, "max_tokens": max_tokens}
@@ -30,18 +30,6 @@ def chat(
         messages.append({"role": "user", "content": question})
         text = _answer(url, model, messages, options)
         messages.append({"role": "assistant", "content": text})
-
-
-async def _first_model(url: str) -> str:
-    models = await served_models(url)
-    if models is None:
-        raise CommandError(
-            f"no server answers at {url}; start one with `pagewire run`, or give another's address "
-            "with --url"
-        )
-    if not models:
-        raise CommandError(f"the server at {url} serves no model yet; try again in a moment")
-    return models[0]
 
 
 def _ask() -> str | None:

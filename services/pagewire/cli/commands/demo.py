@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from pagewire.cli.client import chat_answer, served_models
-from pagewire.cli.commands.generate import temporary_stack
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.stack import Stack, full_stack
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import EMBEDDED
 
 _QUESTION = "Hello! What can you do?"

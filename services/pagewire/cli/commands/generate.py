@@ -7,7 +7,7 @@ import typer
 
 from pagewire.cli.client import DEFAULT_URL, Answer, chat_answer, served_models, text_answer
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import EMBEDDED
 
 
@@ -46,12 +46,6 @@ def generate(
     values = temporary_stack(model=model or EMBEDDED)
     if launch(full_stack, values, quiet, on_own_stack) is None:
         raise typer.Exit(130)
-
-
-def temporary_stack(**given: Any) -> dict[str, Any]:
-    """The settings of a stack for one command: free ports, nothing but warnings logged."""
-    defaults = {name: setting.default for name, setting in stack_settings().items()}
-    return {**defaults, "port": 0, "grpc_port": 0, "log_level": "warning", **given}
 
 
 def _ask(url: str, model: str, prompt: str, raw: bool, options: dict[str, Any]) -> Answer:

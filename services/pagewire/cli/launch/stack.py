@@ -55,6 +55,12 @@ def _settings(*configs: type) -> dict[str, Setting]:
     return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
 
 
+def temporary_stack(**given: Any) -> dict[str, Any]:
+    """The settings of a stack for one command: free ports, nothing but warnings logged."""
+    defaults = {name: setting.default for name, setting in stack_settings().items()}
+    return {**defaults, "port": 0, "grpc_port": 0, "log_level": "warning", **given}
+
+
 def control_stack(
     values: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Stack:
