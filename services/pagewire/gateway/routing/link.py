@@ -175,7 +175,7 @@ class Link:
     def explain(self, loss: Loss, instance: str = "") -> None:
         """A loss is decided: by the process that answers now, or by time, as none does."""
         if loss.ended is None or instance:
-            loss.met(instance)
+            loss.resolve(instance)
         if self._loss is loss:
             if instance:
                 self._loss = None

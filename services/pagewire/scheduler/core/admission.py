@@ -85,7 +85,7 @@ class Admission:
                 sequence.note_loss(loss)
                 self._suspect(sequence)
             if tried in blamed and tried is not None and tried.suspicion is not None:
-                tried.suspicion.note_alone(loss, now, now - tried.tried_at)
+                tried.suspicion.add_trial(loss, now, now - tried.tried_at)
                 self._accused = [s for s in self._accused if not s.state.final and s is not tried]
                 self._accused.append(tried)
             else:
@@ -108,7 +108,7 @@ class Admission:
         for sequence in [*self.held, *self.waiting]:
             if sequence.suspicion is not None:
                 self._suspect(sequence)
-                if sequence.accused and sequence.suspicion.guilty:
+                if sequence.accused and sequence.suspicion.confirmed:
                     self.remove(sequence)
                     guilty.append(sequence)
         return guilty
@@ -168,7 +168,7 @@ class Admission:
         not among them may be of the same kind."""
         for sequence in self._accused:
             if sequence not in blamed and sequence.suspicion is not None:
-                sequence.suspicion.lost_without()
+                sequence.suspicion.discard_trials()
         self._accused = [s for s in self._accused if s in blamed and not s.state.final]
 
     def _next(self) -> Sequence | None:

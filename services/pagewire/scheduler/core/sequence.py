@@ -135,7 +135,7 @@ class Sequence:
         """The worker that computed it is gone."""
         if self.suspicion is None or self.recovered(len(self.output)):
             self.suspicion = Suspicion()
-        self.suspicion.note(loss)
+        self.suspicion.add_loss(loss)
         self.failed_at = len(self.output)
 
     @property
@@ -143,12 +143,12 @@ class Sequence:
         """Whether workers were lost while it was alone in their steps, as far as is known."""
         if not self.suspect or self.suspicion is None:
             return False
-        return self.suspicion.undecided or bool(self.suspicion.trials)
+        return self.suspicion.unresolved or bool(self.suspicion.crashed_trials)
 
     @property
     def undecided(self) -> bool:
         """Whether it is not known yet what became of a worker that it had alone."""
-        return self.suspicion is not None and self.suspicion.undecided
+        return self.suspicion is not None and self.suspicion.unresolved
 
     def may_be_tried(self, lived_since: float, now: float) -> bool:
         """Whether it may run at a worker that has lived since then."""
