@@ -80,7 +80,7 @@ class Suspicion:
 
     def add_loss(self, loss: Loss) -> None:
         """A process was lost while it ran the request."""
-        if loss not in self._losses:  # the sequences of a beam search share one suspicion
+        if loss not in self._losses:  # the sequences of a beam search report the same loss
             self._losses.append(loss)
 
     def add_trial(self, loss: Loss, at: float, took: float) -> None:

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.lifecycle.stall import Stall
+from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.packing import pack
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
@@ -73,7 +73,7 @@ class WorkerLink:
         self.address = address
         self._step_timeout = step_timeout
         self._sent = self._answered = self._received = 0
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events = events
         self.retired = False
         self.connected = False
@@ -171,7 +171,7 @@ class WorkerLink:
         self._outgoing = asyncio.Queue()
         self._leaving = self.has_said_why = self.hung = False
         self._sent = self._answered = self._received = 0
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events.on_ready(self, ready.ready)
         self.connected = True
         self._reported = ""
@@ -202,7 +202,7 @@ class WorkerLink:
 
     def _check_reading(self, alive: pb.Alive) -> None:
         """Steps that the worker does not read are lost; it says once a second how many it has."""
-        if self._unread.look(alive.received_steps, self._sent > alive.received_steps):
+        if self._unread.poll(alive.received_steps, self._sent > alive.received_steps):
             raise StreamError(f"of {self._sent} steps it has read {alive.received_steps}")
 
     async def _watch(
@@ -235,8 +235,8 @@ class WorkerLink:
 
     async def _time_steps(self, call: grpc.aio.StreamStreamCall) -> None:
         """Gives the worker up when it does not answer the oldest step in flight in time."""
-        stall = Stall(LOOKS_AT_A_STEP)
-        while not stall.look(self._answered, self._sent > self._answered):  # noqa: ASYNC110
+        stall = StallDetector(LOOKS_AT_A_STEP)
+        while not stall.poll(self._answered, self._sent > self._answered):  # noqa: ASYNC110
             await asyncio.sleep(self._step_timeout / LOOKS_AT_A_STEP)
         log.error(
             "worker %s has not answered step %d for %g s",
@@ -249,8 +249,8 @@ class WorkerLink:
 
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall) -> None:
         """Gives the worker up when it says nothing, not even that it is alive."""
-        stall = Stall(SILENT_HEARTBEATS)
-        while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
+        stall = StallDetector(SILENT_HEARTBEATS)
+        while not stall.poll(self._received):  # noqa: ASYNC110 - it looks at silence
             await asyncio.sleep(HEARTBEAT_SECONDS)
         seconds = SILENT_HEARTBEATS * HEARTBEAT_SECONDS
         log.error("worker %s: no sign of life for %g s", self.address, seconds)
