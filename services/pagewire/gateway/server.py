@@ -14,7 +14,7 @@ from functools import partial
 
 import uvicorn
 
-from pagewire.addresses import parse_addresses
+from pagewire.addresses import is_loopback, parse_addresses, with_port
 from pagewire.auth.keys import ENVIRONMENT, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
@@ -24,7 +24,6 @@ from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
 from pagewire.gateway.routing.schedulers import Schedulers
-from pagewire.hosts import is_loopback, with_port
 from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics

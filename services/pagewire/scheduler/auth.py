@@ -5,10 +5,10 @@ from functools import partial
 
 import grpc
 
+from pagewire.addresses import is_local
 from pagewire.auth.callers import Callers
 from pagewire.auth.keys import ENVIRONMENT, read_keys
 from pagewire.config import SchedulerConfig
-from pagewire.hosts import is_local
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
 from pagewire.rpc.key_interceptor import KeyInterceptor, KeyRules
 from pagewire.rpc.protocol import MAX_CLIENT_MESSAGE_BYTES

@@ -5,10 +5,9 @@ import logging
 import signal
 import sys
 
-from pagewire.addresses import parse_worker_addresses
+from pagewire.addresses import parse_worker_addresses, with_port
 from pagewire.config import SchedulerConfig
 from pagewire.errors import RequestError
-from pagewire.hosts import with_port
 from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics

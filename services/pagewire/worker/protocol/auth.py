@@ -1,7 +1,7 @@
 """Who may send a worker its steps."""
 
+from pagewire.addresses import is_local
 from pagewire.config import ProcessConfig
-from pagewire.hosts import is_local
 from pagewire.rpc.credentials import WORKER_TOKEN, Credentials, read_token
 
 
