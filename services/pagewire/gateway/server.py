@@ -15,7 +15,7 @@ from functools import partial
 import uvicorn
 
 from pagewire.addresses import is_loopback, parse_addresses, with_port
-from pagewire.auth.keys import ENVIRONMENT, read_keys
+from pagewire.auth.keys import KEYS_VARIABLE, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.limits import BodyLimits
@@ -47,7 +47,7 @@ def run_gateway(config: GatewayConfig) -> None:
         addresses = parse_addresses(config.schedulers)
         # Keys are no setting: a flag would show them to everybody on this machine.
         guard = AccessControl(
-            partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, ""))
+            partial(read_keys, config.api_keys_file, os.environ.get(KEYS_VARIABLE, ""))
         )
         credentials = Credentials.of(config).with_token(
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)

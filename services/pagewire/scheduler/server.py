@@ -69,7 +69,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     log.info("listening on %s", with_port(config.grpc_host, port))
     if callers.have_keys:
         log.info("%d API keys", callers.num_keys)
-        if not public.refuses_strangers:
+        if not public.authenticates_clients:
             log.warning(
                 "no token: whoever is on this machine may call as a gateway (%s)", SCHEDULER_TOKEN
             )

@@ -1,4 +1,4 @@
-"""gRPC servers and channels as every service sets them up: limits, keep-alive, health, reflection."""
+"""gRPC servers and channels with the options that every service uses, and health checks."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pagewire.auth.keys import ENVIRONMENT
+from pagewire.auth.keys import KEYS_VARIABLE
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.gpus import visible_gpus
 from pagewire.cli.launch.ports import claim_port, reachable_host
@@ -99,7 +99,7 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
 def _token_of_its_own(values: Mapping[str, Any]) -> dict[str, str]:
     """With API keys the scheduler must know its gateway by something, or others could call as one
     without a key."""
-    keys = values["api_keys_file"] or os.environ.get(ENVIRONMENT, "").strip()
+    keys = values["api_keys_file"] or os.environ.get(KEYS_VARIABLE, "").strip()
     given = values["scheduler_token_file"] or os.environ.get(SCHEDULER_TOKEN, "").strip()
     return {SCHEDULER_TOKEN: secrets.token_hex(32)} if keys and not given else {}
 
