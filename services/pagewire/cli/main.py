@@ -9,7 +9,7 @@ from pagewire.cli.commands import bench, demo, generate, keys, run, services
 from pagewire.cli.commands import chat as chat_command
 from pagewire.cli.commands import simulate as simulate_command
 from pagewire.cli.errors import CommandError
-from pagewire.cli.launch.parent import die_with_parent
+from pagewire.parent_process import end_with_supervisor
 
 # Of its usage errors (exit status 2) typer exports this one; their common base is what to catch.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
@@ -47,7 +47,7 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """Runs the command line; failures become one message and an exit status."""
-    die_with_parent()
+    end_with_supervisor()
     try:
         status = make_app()(standalone_mode=False)
     except _UsageError as error:

@@ -21,9 +21,9 @@ from support.waiting import eventually, until
 # Answers health checks; notes when it ends in a file; ignores SIGTERM when told to.
 SERVER = """
 import http.server, signal, sys, time
-from pagewire.cli.launch.parent import die_with_parent
+from pagewire.parent_process import end_with_supervisor
 
-die_with_parent()
+end_with_supervisor()
 port, notes, stubborn = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "stubborn"
 
 def end(*_):
