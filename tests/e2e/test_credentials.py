@@ -13,7 +13,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.cli.launch.health import problem_of
+from pagewire.cli.launch.health import health_problem
 from pagewire.config import ProcessConfig
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials, read_token
 from pagewire.rpc.transport import Health, bind, make_server, open_channel
@@ -187,10 +187,10 @@ def test_a_stack_with_everything_closed(tmp_path: Path, monkeypatch: pytest.Monk
         assert generated(stack.url, ssl.create_default_context(cafile=identity.ca))
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{stack.url}/healthz")
-        assert asyncio.run(problem_of(f"{stack.url}/readyz")) is None
-        assert "no answer" in (asyncio.run(problem_of(stack.grpc_address)) or "")
+        assert asyncio.run(health_problem(f"{stack.url}/readyz")) is None
+        assert "no answer" in (asyncio.run(health_problem(stack.grpc_address)) or "")
         mutual = credentials(**identity.settings)
-        assert asyncio.run(problem_of(stack.grpc_address, credentials=mutual)) is None
+        assert asyncio.run(health_problem(stack.grpc_address, credentials=mutual)) is None
         address = stack.grpc_address
         assert asyncio.run(outcome(address, NO_CREDENTIALS)) == "UNAVAILABLE"
         assert asyncio.run(outcome(address, mutual)) == "UNAUTHENTICATED"

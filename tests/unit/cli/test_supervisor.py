@@ -171,7 +171,7 @@ async def test_a_machine_that_cannot_start_a_process_is_asked_again(
 async def test_stopping_while_one_waits_for_its_restart(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "LONGEST_SERVED_DELAY", 60.0)
+    monkeypatch.setattr(supervisor_module, "MAX_SERVED_DELAY", 60.0)
     monkeypatch.setattr(supervisor_module, "FIRST_RESTART_DELAY", 60.0)
     said = "a was ended by SIGKILL; starting it again in 60 s"
     supervisor = Supervisor([[services.server("a")]], services.report)

@@ -1,4 +1,4 @@
-"""`pagewire bench control`: what the control plane costs, on simulated workers."""
+"""`pagewire bench control`: the cost of the control plane, with simulated workers."""
 
 import asyncio
 from dataclasses import asdict
@@ -15,15 +15,19 @@ _ALL = ",".join(scenario.name for scenario in SCENARIOS)
 
 
 def control(
-    only: Annotated[str, typer.Option(help="Scenarios, separated by commas.")] = _ALL,
-    seconds: Annotated[float, typer.Option(min=1, help="Length of each measurement.")] = 10.0,
+    only: Annotated[
+        str, typer.Option(help="Scenarios to run, separated by commas; by default all.")
+    ] = _ALL,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each measurement.")] = 10.0,
     no_detokenize: Annotated[
-        bool, typer.Option("--no-detokenize", help="Measure token ids only, without text.")
+        bool, typer.Option("--no-detokenize", help="Request token ids only, without text.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file to write the result to.")] = None,
 ) -> None:
-    """Measure a scheduler's throughput and CPU: simulated workers and this client in processes
-    of their own, over gRPC."""
+    """Measure the throughput and CPU time of a scheduler.
+
+    Simulated workers, the scheduler and the client are processes of their own.
+    """
     known = {scenario.name: scenario for scenario in SCENARIOS}
     unknown = [name for name in only.split(",") if name not in known]
     if unknown:

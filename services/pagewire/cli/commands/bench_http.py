@@ -20,39 +20,50 @@ _DEFAULT_CONCURRENCY = 16
 def http(
     url: Annotated[str, typer.Option(help="The server's URL.")] = DEFAULT_URL,
     model: Annotated[
-        str | None, typer.Option(help="Name of the model; by default the first one served.")
+        str | None,
+        typer.Option(help="Name of the model; by default the first one that the server lists."),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests under way at any time (closed loop); default 16."),
+        typer.Option(
+            min=1, help="Requests that are open at any time (closed loop); by default 16."
+        ),
     ] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Instead: requests a second with Poisson arrivals."),
+        typer.Option(
+            min=0.001, help="Requests a second with Poisson arrivals, instead of --concurrency."
+        ),
     ] = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 128,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, about.")] = 256,
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests in total.")] = 128,
+    input_len: Annotated[int, typer.Option(min=1, help="Approximate tokens of a prompt.")] = 256,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of an output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Generate output-len tokens in any case.")
+        bool, typer.Option(help="Generate output-len tokens, even after an end-of-sequence token.")
     ] = True,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="Load processes; by default 4, or fewer on a smaller machine."),
+        typer.Option(min=1, help="Processes that send requests; by default 4, at most one a core."),
     ] = None,
     slo_ttft_ms: Annotated[
-        float | None, typer.Option(help="Goodput counts requests with at most this TTFT.")
+        float | None,
+        typer.Option(help="Longest TTFT, in milliseconds, of a request that counts as goodput."),
     ] = None,
     slo_tpot_ms: Annotated[
-        float | None, typer.Option(help="Goodput counts requests with at most this TPOT.")
+        float | None,
+        typer.Option(help="Longest TPOT, in milliseconds, of a request that counts as goodput."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of prompts and arrivals; run again, it finds its prompts cached.")
+        int,
+        typer.Option(
+            help="Seed of prompts and arrivals. With the same seed, a second run finds its "
+            "prompts cached."
+        ),
     ] = 0,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file to write the result to.")] = None,
 ) -> None:
-    """Measure a running server: throughput, TTFT, TPOT, ITL and end-to-end latency."""
+    """Measure throughput, TTFT, TPOT, ITL and end-to-end latency of a running server."""
     if concurrency is not None and request_rate is not None:
         raise typer.BadParameter("give --concurrency or --request-rate, not both")
     if request_rate is None:

@@ -26,18 +26,23 @@ def offline(
     *,
     requests: Annotated[
         Path,
-        typer.Option(help='JSON lines: {"prompt_token_ids": [1, 2, 3], "max_tokens": 16}.'),
+        typer.Option(
+            help='File of requests, one a line: {"prompt_token_ids": [1, 2, 3], "max_tokens": 16}.'
+        ),
     ],
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Generate max_tokens tokens in any case.")
+        bool,
+        typer.Option(
+            "--ignore-eos", help="Generate max_tokens tokens, even after an end-of-sequence token."
+        ),
     ] = False,
     no_detokenize: Annotated[
-        bool, typer.Option("--no-detokenize", help="Measure token ids only, without text.")
+        bool, typer.Option("--no-detokenize", help="Request token ids only, without text.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file to write the result to.")] = None,
 ) -> None:
-    """Start workers and a scheduler, submit all requests at once over gRPC, measure, end."""
+    """Start workers and a scheduler, submit all requests at once over gRPC, and measure them."""
     sampling = OfflineSampling(temperature, ignore_eos, not no_detokenize)
     values = {**values, "skip_tokenizer": values["skip_tokenizer"] or no_detokenize}
     measured = measure_offline(values, read_requests(requests), sampling)
