@@ -19,7 +19,8 @@ from pagewire.auth.keys import new_key
 from pagewire.errors import Code
 from pagewire.packing import pack, pack_floats
 from pagewire.rpc.checksums import Opener, Sealer, receive
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.scheduler.requests import failures
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc

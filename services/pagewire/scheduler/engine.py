@@ -41,7 +41,7 @@ from pagewire.scheduler.workers.link import WorkerLink, encode_step
 from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
 from pagewire.scheduler.workers.slot_streams import SlotStreams
 from pagewire.scheduler.workers.worker_info import worker_limits
-from pagewire.suspicion import EXPLAINED_SECONDS, Loss, Suspicion
+from pagewire.suspicion import LOSS_TIMEOUT_SECONDS, Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
@@ -213,7 +213,7 @@ class Engine:
         batch = self._admission.add_worker(limits, time.monotonic())
         loss = self._losses.pop(link.address, None)
         if loss is not None:
-            loss.met(info.instance_id)
+            loss.resolve(info.instance_id)
             self._judge()
         worker = ReadyWorker(
             link, info, batch, SlotStreams(limits.num_slots, self.tokenizer.token_texts)
@@ -263,7 +263,7 @@ class Engine:
             self._judge()
         elif loss is not None:
             self._losses[link.address] = loss
-            asyncio.get_running_loop().call_later(EXPLAINED_SECONDS, self._explain, loss)
+            asyncio.get_running_loop().call_later(LOSS_TIMEOUT_SECONDS, self._explain, loss)
         self._workers_changed()
         self._pump_soon()
 
@@ -318,7 +318,7 @@ class Engine:
     def _explain(self, loss: Loss) -> None:
         """A worker has not returned for so long that it is taken to have ended."""
         if loss.ended is None:
-            loss.met("")
+            loss.resolve("")
             self._judge()
 
     def _judge(self) -> None:
@@ -368,7 +368,7 @@ class Engine:
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = begin(request, parsed)
         if (told := request.worker_losses) is not None:
-            suspicion = Suspicion.told(told.workers, list(told.alone), time.monotonic())
+            suspicion = Suspicion.from_report(told.workers, list(told.alone), time.monotonic())
             self._admission.set_suspicion(sequence, suspicion)
         ended = await replay(request, parsed)
         if not request.open:
@@ -479,7 +479,7 @@ class Engine:
             if told:
                 worst = max(told, key=lambda suspicion: suspicion.losses)
                 finish.worker_losses.workers = worst.losses
-                finish.worker_losses.alone.extend(trial.took for trial in worst.trials)
+                finish.worker_losses.alone.extend(trial.took for trial in worst.crashed_trials)
             self.stop(request, State.CANCELLED, finish)
         else:
             self._fail(request, failure)

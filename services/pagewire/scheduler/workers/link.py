@@ -12,17 +12,12 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.lifecycle.stall import Stall
+from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.packing import pack
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import (
-    HEARTBEAT_SECONDS,
-    PROTOCOL_VERSION,
-    SILENT_HEARTBEATS,
-    end_call,
-    open_channel,
-)
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SILENT_HEARTBEATS
+from pagewire.rpc.transport import end_call, open_channel
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.v1 import worker_pb2 as pb
@@ -79,7 +74,7 @@ class WorkerLink:
         self.address = address
         self._step_timeout = step_timeout
         self._sent = self._answered = self._received = 0
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events = events
         self.retired = False
         self.connected = False
@@ -182,7 +177,7 @@ class WorkerLink:
         self._outgoing.clear()
         self._leaving = self.has_said_why = self.hung = False
         self._sent = self._answered = self._received = 0
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events.on_ready(self, ready.ready)
         self.connected = True
         self._reported = ""
@@ -214,7 +209,7 @@ class WorkerLink:
 
     def _check_reading(self, alive: pb.Alive) -> None:
         """Steps that the worker does not read are lost; it says once a second how many it has."""
-        if self._unread.look(alive.received_steps, self._sent > alive.received_steps):
+        if self._unread.poll(alive.received_steps, self._sent > alive.received_steps):
             raise StreamError(f"of {self._sent} steps it has read {alive.received_steps}")
 
     async def _watch(
@@ -250,8 +245,8 @@ class WorkerLink:
 
     async def _time_steps(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives the worker up when it does not answer the oldest step in flight in time."""
-        stall = Stall(LOOKS_AT_A_STEP)
-        while not stall.look(self._answered, self._sent > self._answered):  # noqa: ASYNC110
+        stall = StallDetector(LOOKS_AT_A_STEP)
+        while not stall.poll(self._answered, self._sent > self._answered):  # noqa: ASYNC110
             await asyncio.sleep(self._step_timeout / LOOKS_AT_A_STEP)
         log.error(
             "worker %s has not answered step %d for %g s",
@@ -264,8 +259,8 @@ class WorkerLink:
 
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives the worker up when it says nothing, not even that it is alive."""
-        stall = Stall(SILENT_HEARTBEATS)
-        while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
+        stall = StallDetector(SILENT_HEARTBEATS)
+        while not stall.poll(self._received):  # noqa: ASYNC110 - it looks at silence
             await asyncio.sleep(HEARTBEAT_SECONDS)
         seconds = SILENT_HEARTBEATS * HEARTBEAT_SECONDS
         log.error("worker %s: no sign of life for %g s", self.address, seconds)

@@ -15,7 +15,7 @@ from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.suspicion import CONTROL_SECONDS, Loss, Suspicion
+from pagewire.suspicion import SURVIVAL_SECONDS, Loss, Suspicion
 from support.sequences import GREEDY, admit
 
 LIMITS = WorkerLimits(33, 4, 8, 16, memory_threshold=1.0)
@@ -65,7 +65,7 @@ class Fleet:
         loss = Loss("process")
         self.admission.lose_worker(worker, loss, self.now)
         self.admission.add_worker(LIMITS, self.now)
-        loss.met("process" if self.returns() else "another")
+        loss.resolve("process" if self.returns() else "another")
         self.guilty += self.admission.remove_deadly()
 
     def _advance(self, worker: WorkerBatch) -> None:
@@ -116,7 +116,7 @@ def test_a_poison_fails_alone_after_four_workers(deadly: Callable, workers: int)
     assert fleet.guilty == [poison]
     assert fleet.losses == 4  # twice among others, then twice alone
     assert fleet.beside[2:] == [1, 1]
-    assert fleet.now > CONTROL_SECONDS, "some worker has lived without it in between"
+    assert fleet.now > SURVIVAL_SECONDS, "some worker has lived without it in between"
     assert all(len(s.output) == 20 for s in innocent)
 
 
@@ -149,7 +149,7 @@ def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhil
         fleet.lose(worker)
         assert fleet.losses == expected
     assert only.lost_alone
-    fleet.now += CONTROL_SECONDS / 2
+    fleet.now += SURVIVAL_SECONDS / 2
     assert list(fleet.admission.admit(fleet.now)) == [], "a worker must live without it first"
     fleet.lose(fleet.admission.batches[0])  # idle
     assert not only.lost_alone
@@ -189,7 +189,7 @@ def test_a_suspect_waits_until_a_loss_is_explained() -> None:
     assert list(fleet.admission.admit(fleet.now)) == []
     assert fleet.admission.held == [suspect]
     assert fleet.admission.runnable() == [], "nobody else may try it either"
-    loss.met("process")
+    loss.resolve("process")
     assert fleet.admission.remove_deadly() == []
     assert [each.sequence for each in fleet.admission.admit(fleet.now)] == [suspect]
 
@@ -208,13 +208,13 @@ def test_a_worker_that_was_to_leave_is_no_loss() -> None:
 def test_what_was_known_where_it_has_run_counts_here() -> None:
     poison = sequence(0)
     fleet = Fleet(1, deadly_in_prefill(poison))
-    fleet.admission.set_suspicion(poison, Suspicion.told(3, [0.1], fleet.now))
+    fleet.admission.set_suspicion(poison, Suspicion.from_report(3, [0.1], fleet.now))
     assert poison.suspect
     assert poison.lost_alone
     fleet.run([poison])
     assert fleet.guilty == [poison]
     assert fleet.losses == 1
-    assert fleet.now > CONTROL_SECONDS
+    assert fleet.now > SURVIVAL_SECONDS
 
 
 def test_two_poisons_are_told_apart() -> None:

@@ -1,10 +1,9 @@
 """Comparisons that `pagewire simulate` makes: one worker, all requests of a trace at once."""
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pagewire.cli.commands.replays import Setup, replay
+from pagewire.bench.replays import Setup, replay
 
 if TYPE_CHECKING:
     from pagewire.simulator.profile import Profile
@@ -65,27 +64,6 @@ def compare_static(
     }
 
 
-def print_static(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    print(
-        f"{result['requests']} requests at once, one worker, at most {result['batch_limit']} "
-        "sequences\n"
-        f"  continuous batching  {result['continuous_tokens_per_second']:10,.0f} output tokens/s\n"
-        f"  static batching      {result['static_tokens_per_second']:10,.0f} output tokens/s: "
-        f"continuous is {result['ratio']:.2f}x\n"
-        f"  static, finished rows not computed "
-        f"{result['static_without_finished_rows_tokens_per_second']:,.0f}: "
-        f"{result['ratio_without_finished_rows']:.2f}x\n"
-        f"With {result['pressure_blocks']} KV blocks, a fourth of what the batch needs\n"
-        f"  KV utilization       {result['pressure_kv_utilization']:10.1%}\n"
-        f"  KV waste             {result['pressure_kv_waste']:10.1%}\n"
-        f"  throughput           {result['pressure_tokens_per_second']:10,.0f} output tokens/s, "
-        f"{result['pressure_preemptions']} preemptions, {result['pressure_finished']} finished"
-    )
-
-
 def compare_preemption(
     requests: "list[TraceRequest]", setup: Setup, device: "Profile"
 ) -> dict[str, Any]:
@@ -144,28 +122,6 @@ def compare_preemption(
         "plain_queue_settings": queues,
         **compared,
     }
-
-
-def print_preemption(result: dict[str, Any], as_json: bool) -> None:
-    """Prints what `compare_preemption` has found."""
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    print(
-        f"{result['requests']} requests at once, one worker with {result['blocks']} KV blocks, a "
-        "fourth of what its batch needs"
-    )
-    for name, run in result.items():
-        if not isinstance(run, dict):
-            continue
-        share = f", {run['of_best_plain_queue']:.0%}" if "of_best_plain_queue" in run else ""
-        print(
-            f"  {name:22} {run['output_tokens_per_second']:8,.0f} output tokens/s{share}; "
-            f"{run['finished']} finished, {run['preemptions']} preemptions, "
-            f"{run['saved_blocks']} blocks saved, {run['loaded_blocks']} loaded; longest wait "
-            f"{run['longest_wait_seconds']:.0f} s, longest pause {run['longest_pause_seconds']:.1f}"
-            " s"
-        )
 
 
 def _fourth_of_demand(requests: "list[TraceRequest]", setup: Setup) -> int:
