@@ -51,7 +51,7 @@ class Door:
     heads: dict[str, int] = field(default_factory=dict)  # sent, by the key's name
 
     def account(self, name: str) -> Account:
-        account = self.gateway.guard._callers.find(self.keys[name].encode())
+        account = self.gateway.access._callers.find(self.keys[name].encode())
         assert account is not None
         return account
 
@@ -97,8 +97,8 @@ async def opened(**limits: RateLimits) -> AsyncIterator[Door]:
     await eventually(lambda: schedulers.ready)
     keys = {name: new_key() for name in limits}
     ring = [key_of(name, keys[name], limits[name]) for name in limits]
-    guard = AccessControl(lambda: KeyRing(ring), lambda: 0.0)
-    gateway = Gateway(schedulers, metrics, MAX_BODY, 1000, guard)
+    access = AccessControl(lambda: KeyRing(ring), lambda: 0.0)
+    gateway = Gateway(schedulers, metrics, MAX_BODY, 1000, access=access)
     config = uvicorn.Config(
         create_app(gateway), ws="none", lifespan="off", interface="asgi3", log_config=None
     )
@@ -195,9 +195,9 @@ async def test_what_is_charged_is_what_was_used(seed: int) -> None:
             for _ in range(20):
                 await asyncio.sleep(0.02)
                 gone = door.ring.pop(rng.randrange(len(door.ring)))
-                door.gateway.guard.reload()
+                door.gateway.access.reload()
                 door.ring.append(gone)
-                door.gateway.guard.reload()
+                door.gateway.access.reload()
 
         await asyncio.gather(reloads(), *(client(lane) for lane in range(6)))
         await door.settled()

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.errors import Code, RequestError, invalid
-from pagewire.gateway.api.chat import ChatReply
-from pagewire.gateway.api.completions import CompletionReply
-from pagewire.gateway.api.formatting import Envelope, Reply
+from pagewire.gateway.api.chat import ChatFormatter
+from pagewire.gateway.api.completions import CompletionFormatter
+from pagewire.gateway.api.formatting import Envelope, Formatter
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parser import INLINE_BYTES, Parser
-from pagewire.gateway.api.parsing import JobParser, most_nodes
+from pagewire.gateway.api.parsing import JobParser, node_bound
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.generation.logprob_log import CandidateReader, LogprobLog
-from pagewire.gateway.generation.turns import Turns
-from pagewire.gateway.http.paced_json import paced_logprobs, readable
+from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.http.paced_json import json_utf8, paced_logprobs
+from pagewire.gateway.http.parser_pool import INLINE_BYTES, ParserPool
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import inference_pb2 as pb
 from support.jobs import requests_of
@@ -83,7 +83,7 @@ async def test_a_deadline_counts_from_the_arrival(client: httpx.AsyncClient) -> 
 )
 def test_bounds(body: bytes, named: str, remedy: str) -> None:
     with pytest.raises(RequestError) as refused:
-        JobParser(SMALL).job("chat", body, MODELS)
+        JobParser(SMALL).parse("chat", body, MODELS)
     assert refused.value.field == named
     assert any(part in refused.value.message for part in remedy.split("|")) or len(named) > 99
 
@@ -91,7 +91,7 @@ def test_bounds(body: bytes, named: str, remedy: str) -> None:
 def test_token_ids_beyond_the_models_length_are_refused() -> None:
     body = json.dumps({"prompt": [[1], [7] * 4096]}).encode()
     with pytest.raises(RequestError, match="prompt 1 has 4096 tokens"):
-        JobParser(BodyLimits()).job("completions", body, MODELS)
+        JobParser(BodyLimits()).parse("completions", body, MODELS)
 
 
 @given(
@@ -107,33 +107,33 @@ def test_no_value_escapes_the_count(value: Any) -> None:
 
     nodes = count({"tools": value})
     body = json.dumps({"tools": value}).encode()
-    assert most_nodes(body) >= nodes
+    assert node_bound(body) >= nodes
     limits = BodyLimits(max_json_nodes=nodes - 1)
     with pytest.raises(RequestError, match=f"at most {nodes - 1} are allowed"):
-        JobParser(limits).job("completions", body, MODELS)
+        JobParser(limits).parse("completions", body, MODELS)
 
 
 async def test_helpers_make_the_same_jobs_and_errors() -> None:
-    parser = Parser(BodyLimits(), 1 << 20, processes=1)
+    parser = ParserPool(BodyLimits(), 1 << 20, processes=1)
     large = {"user": "u" * INLINE_BYTES, "seed": 3, "stop": ["x"], "logit_bias": {"4": 1}}
     try:
-        job = await parser.job("chat", chat(**large, n=2), MODELS, never)
-        inline = JobParser(BodyLimits()).job("chat", chat(**large, n=2), MODELS)
+        job = await parser.parse("chat", chat(**large, n=2), MODELS, never)
+        inline = JobParser(BodyLimits()).parse("chat", chat(**large, n=2), MODELS)
         made, expected = requests_of(job), requests_of(inline)
         for request in [*made, *expected]:
             request.request_id = ""
         assert made == expected
         assert [r.sampling.seed for r in made] == [3, 4]
-        assert job.inputs == inline.inputs
+        assert job.common == inline.common
         with pytest.raises(RequestError) as refused:
-            await parser.job("chat", chat(**large, n=99), MODELS, never)
+            await parser.parse("chat", chat(**large, n=99), MODELS, never)
         assert refused.value == invalid("n", "n is 99; it must be between 1 and 16")
     finally:
         await parser.close()
 
 
 async def test_a_client_that_leaves_is_not_parsed_for() -> None:
-    parser = Parser(BodyLimits(), 1 << 20, processes=1)
+    parser = ParserPool(BodyLimits(), 1 << 20, processes=1)
 
     async def hangs_up() -> dict[str, Any]:
         await asyncio.sleep(0.01)
@@ -142,32 +142,32 @@ async def test_a_client_that_leaves_is_not_parsed_for() -> None:
     try:
         began = time.monotonic()
         with pytest.raises(ClientGoneError):
-            await parser.job("chat", chat(user="u" * INLINE_BYTES), MODELS, hangs_up)
+            await parser.parse("chat", chat(user="u" * INLINE_BYTES), MODELS, hangs_up)
         assert time.monotonic() - began < 0.3, "before a helper has started"
-        await parser.job("chat", chat(user="u" * INLINE_BYTES), MODELS, never)
+        await parser.parse("chat", chat(user="u" * INLINE_BYTES), MODELS, never)
     finally:
         await parser.close()
 
 
 async def test_what_takes_a_helper_too_long_fails_alone() -> None:
-    parser = Parser(BodyLimits(), 1 << 24, processes=1, timeout=0.001)
+    parser = ParserPool(BodyLimits(), 1 << 24, processes=1, timeout=0.001)
     ids = json.dumps({"prompt": [7] * 1_900_000}).encode()
     try:
         with pytest.raises(RequestError, match="it took longer than") as failed:
-            await parser.job("completions", ids, {"m": 2_000_000}, never)
+            await parser.parse("completions", ids, {"m": 2_000_000}, never)
         assert failed.value.code is Code.INTERNAL
     finally:
         await parser.close()
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "formatter",
     [
-        CompletionReply(Envelope("cmpl", "text_completion", "m")),
-        ChatReply(Envelope("chatcmpl", "chat.completion", "m")),
+        CompletionFormatter(Envelope("cmpl", "text_completion", "m")),
+        ChatFormatter(Envelope("chatcmpl", "chat.completion", "m")),
     ],
 )
-async def test_log_probabilities_in_turns_are_those_in_one(reply: Reply) -> None:
+async def test_log_probabilities_in_turns_are_those_in_one(formatter: Formatter) -> None:
     logs = LogprobLog(), LogprobLog()
     for number in range(75):
         message = pb.MultiplexResponse(
@@ -178,6 +178,6 @@ async def test_log_probabilities_in_turns_are_those_in_one(reply: Reply) -> None
         )
         for log in logs:
             log.extend(CandidateReader(message).take(1, 3))
-    pieces = await paced_logprobs(reply, logs[0], Turns())
-    assert "".join(pieces) == readable(reply.logprobs(logs[1].take()))
+    pieces = await paced_logprobs(formatter, logs[0], Pacer())
+    assert "".join(pieces) == json_utf8(formatter.logprobs(logs[1].take()))
     assert logs[0].waiting == 0

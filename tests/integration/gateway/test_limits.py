@@ -252,8 +252,8 @@ def test_no_more_requests_are_let_in_than_there_are_descriptors_for() -> None:
     code = (
         "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, 1000)); "
         "from pagewire.config import GatewayConfig as C; "
-        "from pagewire.gateway.server import most_open_requests as most; "
-        "print(most(C()), most(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
+        "from pagewire.gateway.server import max_open_requests as limit; "
+        "print(limit(C()), limit(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "872 5000 (1000, 1000)"

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pagewire.addresses import parse_addresses
-from pagewire.gateway.affinity import head, in_order
-from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.generation.input import Input
+from pagewire.gateway.affinity import by_preference, prompt_head
+from pagewire.gateway.generation.common_fields import CommonFields
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.v1 import inference_pb2 as pb
@@ -27,18 +28,18 @@ def chat(*turns: str, model: str = MODEL, system: str = "Be brief.") -> pb.Gener
 
 
 def test_later_turns_have_the_head_of_the_first() -> None:
-    assert head(chat("Hello", "Hi", "More")) == head(chat("Hello"))
-    assert head(chat("Hello")) != head(chat("Hallo"))
-    assert head(chat("Hello")) != head(chat("Hello", system="Be long."))
-    assert head(chat("Hello")) != head(chat("Hello", model="other"))
+    assert prompt_head(chat("Hello", "Hi", "More")) == prompt_head(chat("Hello"))
+    assert prompt_head(chat("Hello")) != prompt_head(chat("Hallo"))
+    assert prompt_head(chat("Hello")) != prompt_head(chat("Hello", system="Be long."))
+    assert prompt_head(chat("Hello")) != prompt_head(chat("Hello", model="other"))
 
 
 def test_prompts_have_a_head_when_they_are_long_enough_to_share() -> None:
     def text(prompt: str) -> bytes:
-        return head(pb.GenerateRequest(prompt=prompt))
+        return prompt_head(pb.GenerateRequest(prompt=prompt))
 
     def ids(tokens: list[int]) -> bytes:
-        return head(pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=tokens)))
+        return prompt_head(pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=tokens)))
 
     assert text("short") == ids([1, 2]) == b""
     assert text("x" * 600) == text("x" * 700) != b""
@@ -49,12 +50,12 @@ def test_prompts_have_a_head_when_they_are_long_enough_to_share() -> None:
 
 def test_a_target_that_goes_moves_its_own_prompts_only() -> None:
     keys = [f"key {n}".encode() for n in range(2000)]
-    before = {key: in_order(key, TARGETS) for key in keys}
+    before = {key: by_preference(key, TARGETS) for key in keys}
     homes = Counter(order[0] for order in before.values())
     assert min(homes.values()) > 300
     gone, rest = TARGETS[2], TARGETS[:2] + TARGETS[3:]
     for key in keys:
-        assert in_order(key, rest) == [target for target in before[key] if target != gone]
+        assert by_preference(key, rest) == [target for target in before[key] if target != gone]
 
 
 @pytest.fixture
@@ -80,13 +81,15 @@ async def test_a_scheduler_has_its_share_and_a_quarter_more(schedulers: Schedule
     ceil(1.25 k / 3), else to the second under the same bound, else to the third."""
     request = chat("popular")
     request.stop.max_tokens = 1000
-    common = Input(head=head(request))
-    order = in_order(common.head, list(schedulers.links))
+    common = CommonFields(head=prompt_head(request))
+    order = by_preference(common.head, list(schedulers.links))
     taken = []
     for number in range(8):
-        before = [schedulers.links[target].requests for target in order]
-        schedulers.submit([Generation(request, number, 0, Mailbox(), eager=False, common=common)])
-        after = [schedulers.links[target].requests for target in order]
+        before = [schedulers.links[target].num_requests for target in order]
+        schedulers.submit(
+            [Generation(request, number, 0, UpdateQueue(), eager=False, common=common)]
+        )
+        after = [schedulers.links[target].num_requests for target in order]
         taken += [place for place in range(3) if after[place] > before[place]]
     assert taken == [0, 1, 0, 1, 0, 1, 2, 0]
 
@@ -97,8 +100,8 @@ async def test_conversations_return_and_no_scheduler_is_overrun(
     def send(request: pb.GenerateRequest, tokens: int) -> Generation:
         request.sampling.seed = 1
         request.stop.max_tokens = tokens
-        common = Input(head=head(request))
-        generation = Generation(request, 0, 0, Mailbox(), eager=False, common=common)
+        common = CommonFields(head=prompt_head(request))
+        generation = Generation(request, 0, 0, UpdateQueue(), eager=False, common=common)
         schedulers.submit([generation])
         return generation
 
@@ -110,8 +113,8 @@ async def test_conversations_return_and_no_scheduler_is_overrun(
 
     for turns in (["A"], ["A", "x", "B"], ["A", "x", "B", "y", "C"]):
         generation = send(chat(*turns), 2)
-        await generation.mailbox.take()
-        await eventually(lambda: all(link.requests == 0 for link in schedulers.links.values()))
+        await generation.updates.take()
+        await eventually(lambda: all(link.num_requests == 0 for link in schedulers.links.values()))
     assert sorted(home("A")) == [0, 0, 3], "each turn went where the first one did"
     for _ in range(60):
         send(chat("popular"), 200)

@@ -11,12 +11,13 @@ from pagewire.auth.callers import Callers
 from pagewire.auth.keys import ApiKey, KeyRing, entry_of, new_key, read_keys
 from pagewire.auth.rate_limits import RateLimits, TokenBucket
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api import formatting as reply
+from pagewire.gateway.api.formatting import usage as usage_body
 from pagewire.gateway.api.job import Job
-from pagewire.gateway.auth.bill import Bill
+from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.generation.input import Input
+from pagewire.gateway.generation.common_fields import CommonFields
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.packing import pack
 from pagewire.v1 import inference_pb2 as pb
 
@@ -122,18 +123,18 @@ def account(**limits: int) -> Account:
 def job(prompts: int = 1, max_tokens: int | None = 10, n: int = 1) -> Job:
     stop = pb.StopConditions(max_tokens=max_tokens)
     requests = [pb.GenerateRequest(stop=stop) for _ in range(prompts * n)]
-    common = [Input(tokens=10)] * prompts
+    common = [CommonFields(tokens=10)] * prompts
     return Job(requests, common, n, n, None, False, False, False)  # type: ignore[arg-type]
 
 
-def let_in(holder: Account, wanted: Job, now: float) -> Bill:
-    return Bill(holder.enter(now), wanted, 100, lambda: now)
+def let_in(holder: Account, wanted: Job, now: float) -> Charge:
+    return Charge(holder.enter(now), wanted, 100, lambda: now)
 
 
 def refusal(holder: Account, wanted: Job, now: float) -> tuple[int, int]:
     visit = holder.enter(now)
     with pytest.raises(RequestError) as caught:
-        Bill(visit, wanted, 100, lambda: now)
+        Charge(visit, wanted, 100, lambda: now)
     visit.leave(0, now)
     error = ApiError.of(caught.value)
     return error.status, int((error.headers or {}).get("retry-after", 0))
@@ -153,7 +154,7 @@ def left(bucket: TokenBucket | None, now: float) -> float:
 
 
 def generation(request: pb.GenerateRequest, prompt: int = 0, sent: bool = True) -> Generation:
-    made = Generation(request, 0, prompt, Mailbox(), False)
+    made = Generation(request, 0, prompt, UpdateQueue(), False)
     if sent:
         made.next_attempt()
     return made
@@ -173,13 +174,13 @@ def test_requests_a_minute() -> None:
 
 def test_tokens_are_reserved_and_then_settled() -> None:
     holder = account(tokens_per_minute=60)
-    bill = let_in(holder, job(max_tokens=40), 0.0)  # 10 for the prompt, 40 for the output
+    charge = let_in(holder, job(max_tokens=40), 0.0)  # 10 for the prompt, 40 for the output
     assert refusal(holder, job(max_tokens=10), 0.0) == (429, 10)
     run = generation(pb.GenerateRequest())
     run.prompt_tokens = 7
     run.extend(pack([1, 2, 3]), b"", 0.0)
-    bill.follow([run])
-    bill.close()
+    charge.follow([run])
+    charge.close()
     assert left(holder.tokens, 0.0) == 50.0
     # More than a minute's worth is let in with a full bucket, and paid for afterwards.
     let_in(holder, job(max_tokens=1000), 60.0).close()
@@ -202,17 +203,17 @@ def test_a_request_without_max_tokens_reserves_what_is_left() -> None:
 def test_the_choices_of_a_prompt_pay_for_it_once() -> None:
     holder = account(tokens_per_minute=600)
     wanted = job(max_tokens=5, n=3)
-    bill = let_in(holder, wanted, 0.0)
+    charge = let_in(holder, wanted, 0.0)
     assert left(holder.tokens, 0.0) == 600 - 10 - 3 * 5
     runs = [generation(request) for request in wanted.requests]
-    bill.follow(runs)
+    charge.follow(runs)
     for run in runs:
         run.prompt_tokens = 9
         run.extend(pack([1] * 5), b"", 0.0)
         usage = pb.Usage(prompt_tokens=9, completion_tokens=5)
         run.end(pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage))
-    bill.close()
-    assert holder.charged == 9 + 3 * 5 == reply.usage(runs)["total_tokens"]
+    charge.close()
+    assert holder.charged == 9 + 3 * 5 == usage_body(runs)["total_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -221,15 +222,15 @@ def test_the_choices_of_a_prompt_pay_for_it_once() -> None:
 def test_a_beam_search_is_paid_for(ended: str, charged: int) -> None:
     holder, wanted = account(tokens_per_minute=60), job(max_tokens=40)
     wanted.requests[0].beam_search.width = 2
-    bill = let_in(holder, wanted, 0.0)
+    charge = let_in(holder, wanted, 0.0)
     run = generation(wanted.requests[0])
-    bill.follow([run])
+    charge.follow([run])
     if ended == "well":
         usage = pb.Usage(prompt_tokens=9, completion_tokens=25)
         run.end(pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage))
     elif ended == "badly":
         run.fail(RequestError(Code.UNAVAILABLE, "no worker"))
-    bill.close()
+    charge.close()
     assert holder.charged == charged
 
 
@@ -247,24 +248,24 @@ def test_what_was_given_up_is_settled_when_it_is_known(
 ) -> None:
     """Until then its prompt is taken at its estimate: leaving early computes no prompt for free."""
     holder, wanted = account(tokens_per_minute=600), job()
-    bill = let_in(holder, wanted, 0.0)
+    charge = let_in(holder, wanted, 0.0)
     run = generation(wanted.requests[0])
-    bill.follow([run])
-    bill.close()
+    charge.follow([run])
+    charge.close()
     assert holder.charged == 10
     if heard is not None:
         heard.reason = pb.FINISH_REASON_ABORT
-        run.note_use(heard)
-        run.note_use(heard)
+        run.record_usage(heard)
+        run.record_usage(heard)
     assert holder.charged == charged
     assert left(holder.tokens, 0.0) == 600 - charged
 
 
 def test_what_was_never_sent_costs_nothing() -> None:
     holder, wanted = account(tokens_per_minute=600), job()
-    bill = let_in(holder, wanted, 0.0)
-    bill.follow([generation(wanted.requests[0], sent=False)])
-    bill.close()
+    charge = let_in(holder, wanted, 0.0)
+    charge.follow([generation(wanted.requests[0], sent=False)])
+    charge.close()
     assert holder.charged == 0
 
 
@@ -305,19 +306,19 @@ def test_a_request_counts_from_its_head_on_whatever_becomes_of_it() -> None:
 def test_use_outlives_a_reload() -> None:
     """Under another limit, too: a key file with a larger number is no fresh budget."""
     holder = account(requests_per_minute=2, tokens_per_minute=100)
-    bill = let_in(holder, job(), 0.0)
+    charge = let_in(holder, job(), 0.0)
     holder.renew(ApiKey("ada", b"d", "ada", RateLimits(3, 500)), 0.0)
     assert (left(holder.requests, 0.0), left(holder.tokens, 0.0)) == (2.0, 480.0)
-    bill.close()
+    charge.close()
     assert (holder.running, left(holder.tokens, 0.0)) == (0, 500.0)
 
 
 def test_a_limit_that_is_new_gives_nothing_back_to_those_who_were_there() -> None:
     holder = account()
-    bill = let_in(holder, job(), 0.0)
+    charge = let_in(holder, job(), 0.0)
     holder.renew(ApiKey("ada", b"d", "ada", RateLimits(tokens_per_minute=100)), 0.0)
     let_in(holder, job(max_tokens=80), 0.0)
-    bill.close()
+    charge.close()
     assert left(holder.tokens, 0.0) == 10.0
 
 

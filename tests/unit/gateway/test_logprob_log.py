@@ -7,15 +7,16 @@ import pytest
 
 from pagewire.errors import Code
 from pagewire.gateway.api.formatting import json_logprob
-from pagewire.gateway.generation.generation import Generation, Mailbox
+from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import CandidateBlock, CandidateReader, LogprobLog
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import inference_pb2 as pb
 
 
 def generation() -> Generation:
     request = pb.GenerateRequest(request_id="r", logprobs=0)
-    return Generation(request, 0, 0, Mailbox(), eager=True)
+    return Generation(request, 0, 0, UpdateQueue(), eager=True)
 
 
 def block(*tokens: tuple[float, bytes]) -> CandidateBlock:
@@ -63,7 +64,7 @@ def test_offsets_count_characters_not_bytes() -> None:
     pieces = [b"a", smiley[:1], smiley[1:], "é".encode(), b" b"]
     log.extend(block(*[(-1.0, piece) for piece in pieces[:2]]))
     log.extend(block(*[(-1.0, piece) for piece in pieces[2:]]))
-    assert [news.offset for news in log.take()] == [0, 1, 1, 2, 3]
+    assert [each.offset for each in log.take()] == [0, 1, 1, 2, 3]
     assert log.take() == []
 
 
@@ -79,7 +80,7 @@ def test_a_part_is_taken_in_whole_blocks() -> None:
     for _ in range(3):
         log.extend(block((-1.0, b"a"), (-2.0, b"b")))
     assert (log.count, log.waiting, log.total) == (6, 6, -9.0)
-    assert [news.token.text for news in log.take(3)] == ["a", "b", "a", "b"]
+    assert [each.token.text for each in log.take(3)] == ["a", "b", "a", "b"]
     assert log.waiting == 2
-    assert [(news.token.logprob, news.offset) for news in log.take()] == [(-1.0, 4), (-2.0, 5)]
+    assert [(each.token.logprob, each.offset) for each in log.take()] == [(-1.0, 4), (-2.0, 5)]
     assert log.take(5) == []

@@ -11,10 +11,11 @@ import pytest
 from pagewire.addresses import Address, parse_addresses, resolve
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.generation.generation import Generation, Mailbox
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing import schedulers as schedulers_module
-from pagewire.gateway.routing.link import Link
+from pagewire.gateway.routing.connection import Connection
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
@@ -31,7 +32,7 @@ def generation(prompt: str = "hi", tokens: int = 8, model: str = MODEL) -> Gener
         sampling=pb.SamplingParams(seed=3),
         stop=pb.StopConditions(max_tokens=tokens),
     )
-    return Generation(request, 0, 0, Mailbox(), eager=False)
+    return Generation(request, 0, 0, UpdateQueue(), eager=False)
 
 
 def tokens_of(prompt: str, count: int) -> list[int]:
@@ -104,7 +105,7 @@ async def test_draining_scheduler_is_left_out(
 async def test_a_scheduler_that_falls_silent_is_lost(
     connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.gateway.routing.link.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("pagewire.gateway.routing.connection.HEARTBEAT_SECONDS", 0.1)
     peers[1].waiting = 50
     peers[0].step = 0.02
     schedulers = await connect(*[await peer.start() for peer in peers])
@@ -112,7 +113,7 @@ async def test_a_scheduler_that_falls_silent_is_lost(
     schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     peers[0].mute = True
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert [len(peer.submitted) for peer in peers] == [1, 1]
     assert run.tokens.tolist() == tokens_of("hi", 40)
     peers[0].mute = False
@@ -123,7 +124,7 @@ async def test_a_scheduler_that_does_not_read_is_lost(
     connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a damaged length makes it wait for the rest of a message."""
-    monkeypatch.setattr("pagewire.gateway.routing.link.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("pagewire.gateway.routing.connection.HEARTBEAT_SECONDS", 0.1)
     peers[1].waiting = 50
     peers[0].step = peers[1].step = 0.02
     peers[0].read = 0
@@ -132,7 +133,7 @@ async def test_a_scheduler_that_does_not_read_is_lost(
     assert all(link.ready for link in schedulers.links.values()), "nothing was to be read"
     run = generation(tokens=200)
     schedulers.submit([run])
-    await asyncio.wait_for(run.mailbox.take(), 10)
+    await asyncio.wait_for(run.updates.take(), 10)
     assert [len(peer.submitted) for peer in peers] == [1, 1]
     assert run.tokens.tolist() == tokens_of("hi", 200)
 
@@ -146,7 +147,7 @@ async def test_refused_by_one_goes_to_another(
     run = generation()
     schedulers.submit([run])
     peers[0].draining = True
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert [len(peer.submitted) for peer in peers] == [1, 1]
     assert run.tokens.tolist() == tokens_of("hi", 8)
 
@@ -158,12 +159,12 @@ async def test_a_full_queue_sends_it_to_another(
     schedulers = await connect(*[await peer.start() for peer in peers])
     run = generation()
     schedulers.submit([run])
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
     peers[1].full_for = 1.5
     refused = generation()
     schedulers.submit([refused])
-    await asyncio.wait_for(refused.mailbox.take(), 5)
+    await asyncio.wait_for(refused.updates.take(), 5)
     assert refused.failure is not None
     assert refused.failure.code == Code.RESOURCE_EXHAUSTED
     assert ApiError.of(refused.failure).headers == {"retry-after": "2"}
@@ -198,7 +199,7 @@ async def test_a_scheduler_hears_what_was_taken_before(
     late = generation("late")
     schedulers.submit([late])
     peers[0].ready_workers = 1
-    await asyncio.wait_for(late.mailbox.take(), 5)
+    await asyncio.wait_for(late.updates.take(), 5)
     assert peers[0].moved == [False, True]
 
 
@@ -210,7 +211,7 @@ async def test_refused_by_the_only_one_fails(
     run = generation()
     schedulers.submit([run])
     peers[0].draining = True
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.failure is not None
     assert run.failure.code == Code.UNAVAILABLE
 
@@ -227,7 +228,7 @@ async def test_unknown_model_and_no_scheduler(
     await eventually(lambda: not schedulers.ready)
     run = generation()
     schedulers.submit([run])
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.failure is not None
     assert run.failure.code == Code.UNAVAILABLE
     peers[1].model = "second"
@@ -245,8 +246,8 @@ async def test_choices_of_a_prompt_stay_together(
     for peer in peers:
         peer.step = 0.01
     schedulers = await connect(*[await peer.start() for peer in peers])
-    request, mailbox = generation("hi", 60).request, Mailbox()
-    family = [Generation(request, i, 0, mailbox, eager=False) for i in range(5)]
+    request, updates = generation("hi", 60).request, UpdateQueue()
+    family = [Generation(request, i, 0, updates, eager=False) for i in range(5)]
     schedulers.submit(family)
     await eventually(lambda: all(len(run.tokens) > 5 for run in family))
     assert sorted(len(peer.submitted) for peer in peers) == [0, 0, 5]
@@ -270,7 +271,7 @@ async def test_a_new_request_waits_for_a_worker(
     await asyncio.sleep(0.1)
     assert peers[0].submitted == []
     peers[0].ready_workers = 1
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
     assert peers[0].submitted == [run.request], "it was never sent before: no attempt to resume"
 
@@ -284,7 +285,7 @@ async def test_lost_scheduler_is_resumed_elsewhere(
     schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     await peers[0].stop()
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 60)
     (resumed,) = peers[1].submitted
     assert len(resumed.resume_token_ids) >= 5
@@ -301,8 +302,8 @@ async def test_what_is_handed_back_goes_on_elsewhere(
         peer.step = 0.01
     peers[1].waiting = peers[2].waiting = 50
     schedulers = await connect(*[await peer.start() for peer in peers])
-    request, mailbox = generation("hi", 60).request, Mailbox()
-    family = [Generation(request, i, 0, mailbox, eager=False) for i in range(5)]
+    request, updates = generation("hi", 60).request, UpdateQueue()
+    family = [Generation(request, i, 0, updates, eager=False) for i in range(5)]
     schedulers.submit(family)
     await eventually(lambda: all(len(run.tokens) > 5 for run in family))
     peers[0].unable, peers[0].ready_workers = True, 0
@@ -330,7 +331,7 @@ async def test_what_is_handed_back_by_all_waits_for_a_worker_that_returns(
     assert [len(peer.submitted) for peer in peers] == [1, 1], "it goes to and fro"
     assert not run.ended
     peers[1].unable, peers[1].ready_workers = False, 2
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
     assert [len(peer.submitted) for peer in peers] == [1, 2]
 
@@ -368,11 +369,11 @@ async def test_others_wait_once_more_while_suspects_are_tried(
     await eventually(lambda: not schedulers.ready)
     suspect, other = generation("suspect"), generation("other")
     for _ in range(3):
-        suspect.note_loss(Loss("before", True))
+        suspect.record_loss(Loss("before", True))
     began = asyncio.get_running_loop().time()
     for run in (suspect, other):
         schedulers._let_wait(run)
-    schedulers._settle()
+    schedulers._dispatch()
     await ended([other])
     assert 0.9 < asyncio.get_running_loop().time() - began < 2
     await ended([suspect])
@@ -391,7 +392,7 @@ async def test_what_is_handed_back_does_not_wait_for_ever(
     schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     peers[0].unable = True
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.failure is not None
     assert run.failure.code == Code.UNAVAILABLE
     assert len(peers[0].submitted) == 1
@@ -419,7 +420,7 @@ async def test_a_scheduler_that_returns_without_a_worker_still_serves_its_model(
     await asyncio.sleep(0.2)
     assert not run.ended
     peers[0].ready_workers = 1
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
     del schedulers.links[address]
     assert schedulers.model(MODEL).id == MODEL
@@ -450,7 +451,7 @@ async def test_lost_scheduler_is_awaited(connect: Connect, peers: list[ScriptedS
     await eventually(lambda: not schedulers.ready)
     assert not run.ended
     await peers[0].start(address)
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 60)
 
 
@@ -464,7 +465,7 @@ async def test_lost_scheduler_is_not_awaited_for_ever(
     schedulers.submit([run])
     await eventually(lambda: len(run.tokens) > 5)
     await peers[0].stop()
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.failure is not None
     assert run.failure.code == Code.UNAVAILABLE
     await peers[0].start()
@@ -485,7 +486,7 @@ async def test_a_deadline_goes_on_when_the_scheduler_is_lost(
     await eventually(lambda: len(peers[1].submitted) == 2)
     assert 3000 < peers[1].submitted[0].deadline_ms < 4990
     await peers[1].stop()
-    await asyncio.wait_for(awaiting.mailbox.take(), 3)
+    await asyncio.wait_for(awaiting.updates.take(), 3)
     assert awaiting.failure is not None
     assert awaiting.failure.code == Code.DEADLINE_EXCEEDED
     for peer in peers:
@@ -497,7 +498,7 @@ async def test_repeated_delta_is_dropped(connect: Connect, peers: list[ScriptedS
     await peers[1].start()
     run = generation("twice=2")
     schedulers.submit([run])
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("twice=2", 8)
 
 
@@ -510,10 +511,10 @@ async def test_gap_fails_the_request_alone(
     broken, good = generation("skip=2"), generation()
     schedulers.submit([broken])
     schedulers.submit([good])
-    await asyncio.wait_for(broken.mailbox.take(), 5)
+    await asyncio.wait_for(broken.updates.take(), 5)
     assert broken.failure is not None
     assert broken.failure.code == Code.INTERNAL
-    await asyncio.wait_for(good.mailbox.take(), 5)
+    await asyncio.wait_for(good.updates.take(), 5)
     assert good.tokens.tolist() == tokens_of("hi", 8)
     assert peers[0].aborted == ["r"]
 
@@ -545,9 +546,9 @@ async def test_names_are_resolved_again(
     await eventually(lambda: second in schedulers.links and schedulers.links[second].ready)
     late = generation()
     schedulers.submit([late])
-    await asyncio.wait_for(late.mailbox.take(), 5)
+    await asyncio.wait_for(late.updates.take(), 5)
     assert len(peers[1].submitted) == 1, "a vanished address takes no new requests"
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 30), "but finishes those it has"
     await eventually(lambda: set(schedulers.links) == {second})
     await schedulers.close()
@@ -574,7 +575,7 @@ async def test_socket_file(
     await peers[1].start()
     run = generation()
     schedulers.submit([run])
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert run.tokens.tolist() == tokens_of("hi", 8)
 
 
@@ -662,7 +663,7 @@ async def test_innocents_survive_schedulers_that_end_again_and_again(
     runs = [generation(f"run {number}", 10) for number in range(20)]
     for run in runs:
         for _ in range(3):
-            run.note_loss(Loss("before", True))
+            run.record_loss(Loss("before", True))
         schedulers.submit([run])
 
     async def kill() -> None:
@@ -698,7 +699,7 @@ async def test_a_connection_that_breaks_is_no_loss(
         peers[0].step = 60.0 if cuts < 7 else 0.01
         await peers[0].start(address)
         await eventually(lambda: run.losses == 0)
-    await asyncio.wait_for(run.mailbox.take(), 5)
+    await asyncio.wait_for(run.updates.take(), 5)
     assert_innocent([run])
 
 
@@ -722,7 +723,7 @@ async def test_a_scheduler_that_drains_is_no_loss(
 async def test_suspects_are_tried_one_at_a_time_while_others_are_elsewhere(
     connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.gateway.routing.trials.TRIAL_SECONDS", 0.5)
+    monkeypatch.setattr("pagewire.gateway.routing.isolated_runs.CLEARED_AFTER_SECONDS", 0.5)
     peers[0].step = peers[1].step = 0.05
     schedulers = await connect(*[await peer.start() for peer in peers])
     peers[1].waiting = 50
@@ -733,9 +734,9 @@ async def test_suspects_are_tried_one_at_a_time_while_others_are_elsewhere(
     await eventually(lambda: len(other.tokens) > 2)
     for run in suspects:
         for _ in range(3):
-            run.note_loss(Loss("before", True))
+            run.record_loss(Loss("before", True))
         schedulers._let_wait(run)
-    schedulers._settle()
+    schedulers._dispatch()
     await ended([other, *suspects])
     assert_innocent([other, *suspects])
     tried = [each.prompt for each in peers[0].submitted]
@@ -747,31 +748,31 @@ async def test_suspects_are_tried_one_at_a_time_while_others_are_elsewhere(
 async def test_a_scheduler_that_lives_with_a_suspect_clears_it(
     connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.gateway.routing.trials.TRIAL_SECONDS", 0.4)
+    monkeypatch.setattr("pagewire.gateway.routing.isolated_runs.CLEARED_AFTER_SECONDS", 0.4)
     await peers[1].start()
     schedulers = await connect(await peers[0].start())
     run = generation("fail=13 fail_at=1", 500)  # so that the script gives it no token
     run.request.prompt = "hi"
     for _ in range(3):
-        run.note_loss(Loss("before", True))
+        run.record_loss(Loss("before", True))
     schedulers._let_wait(run)
     peers[0].step = 0.8  # but it says something
-    schedulers._settle()
+    schedulers._dispatch()
     await eventually(lambda: run.losses == 0)
 
 
 async def test_a_scheduler_that_is_never_alone_runs_suspects_among_others(
     connect: Connect, peers: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.gateway.routing.trials.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("pagewire.gateway.routing.isolated_runs.RESERVATION_TIMEOUT_SECONDS", 0.3)
     await peers[1].start()
     schedulers = await connect(await peers[0].start())
     peers[0].grants, peers[0].step = False, 0.02
     run = generation()
     for _ in range(3):
-        run.note_loss(Loss("before", True))
+        run.record_loss(Loss("before", True))
     schedulers._let_wait(run)
-    schedulers._settle()
+    schedulers._dispatch()
     for _ in range(40):
         peers[0].waiting += 1  # news, as there always are
         await asyncio.sleep(0.02)
@@ -788,9 +789,9 @@ async def test_a_suspect_that_is_handed_back_goes_on_where_a_worker_is(
     await eventually(lambda: any(link.load.waiting for link in schedulers.links.values()))
     run = generation()
     for _ in range(3):
-        run.note_loss(Loss("before", True))
+        run.record_loss(Loss("before", True))
     schedulers._let_wait(run)
-    schedulers._settle()
+    schedulers._dispatch()
     await ended([run])
     assert_innocent([run])
 
@@ -798,7 +799,7 @@ async def test_a_suspect_that_is_handed_back_goes_on_where_a_worker_is(
 async def test_links_close_whose_calls_fail_when_they_are_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Link, "_session", fails_when_cancelled)
+    monkeypatch.setattr(Connection, "_run_stream", fails_when_cancelled)
     schedulers = Schedulers(parse_addresses("127.0.0.1:1"), GatewayMetrics(), resume_seconds=1.0)
     await schedulers.start()
     await asyncio.sleep(0.01)
@@ -808,9 +809,9 @@ async def test_links_close_whose_calls_fail_when_they_are_cancelled(
 def test_a_token_clears_of_suspicion() -> None:
     run = generation()
     for losses in (1, 2, 3):
-        run.note_loss(Loss("process", True))
+        run.record_loss(Loss("process", True))
         assert run.losses == losses
     run.extend(b"\1\0\0\0", b"x", 0.0)
     assert run.losses == 0
-    run.note_loss(Loss("process", True))
+    run.record_loss(Loss("process", True))
     assert run.losses == 1

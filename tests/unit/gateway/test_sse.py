@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from pagewire.errors import Code
-from pagewire.gateway.api.chat import ChatReply
-from pagewire.gateway.api.completions import CompletionReply
-from pagewire.gateway.api.formatting import Envelope, Reply
+from pagewire.gateway.api.chat import ChatFormatter
+from pagewire.gateway.api.completions import CompletionFormatter
+from pagewire.gateway.api.formatting import Envelope, Formatter
 from pagewire.gateway.errors import ClientGoneError
-from pagewire.gateway.generation.generation import Generation, Mailbox
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.http.sse import ChunkWriter, EventStream
 from pagewire.packing import pack
 from pagewire.v1 import inference_pb2 as pb
@@ -18,8 +19,8 @@ from pagewire.v1 import inference_pb2 as pb
 AWKWARD = 'quote " backslash \\ newline \n nul \x00 line\u2028separator 🙂 </script>'
 
 
-def generation(mailbox: Mailbox | None = None, index: int = 0) -> Generation:
-    return Generation(pb.GenerateRequest(), index, index, mailbox or Mailbox(), eager=True)
+def generation(updates: UpdateQueue | None = None, index: int = 0) -> Generation:
+    return Generation(pb.GenerateRequest(), index, index, updates or UpdateQueue(), eager=True)
 
 
 def finish(**fields: Any) -> pb.Finish:
@@ -34,16 +35,16 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks]
 
 
-def completion_reply() -> Reply:
-    return CompletionReply(Envelope("cmpl", "text_completion", "m"))
+def completion_formatter() -> Formatter:
+    return CompletionFormatter(Envelope("cmpl", "text_completion", "m"))
 
 
-def chat_reply() -> Reply:
-    return ChatReply(Envelope("chatcmpl", "chat.completion.chunk", "m"))
+def chat_formatter() -> Formatter:
+    return ChatFormatter(Envelope("chatcmpl", "chat.completion.chunk", "m"))
 
 
 def test_completion_chunks() -> None:
-    writer = ChunkWriter(completion_reply(), include_usage=False)
+    writer = ChunkWriter(completion_formatter(), include_usage=False)
     run = generation(index=2)
     run.extend(pack([1]), AWKWARD.encode(), 0.0)
     (chunk,) = events(writer.write(run))
@@ -62,7 +63,7 @@ def test_completion_chunks() -> None:
 
 
 def test_chat_chunks_with_usage() -> None:
-    writer = ChunkWriter(chat_reply(), include_usage=True)
+    writer = ChunkWriter(chat_formatter(), include_usage=True)
     run = generation()
     run.extend(pack([1]), AWKWARD.encode(), 0.0)
     role, text = events(writer.write(run))
@@ -84,32 +85,32 @@ def test_chat_chunks_with_usage() -> None:
     }
 
 
-@pytest.mark.parametrize("reply", [completion_reply(), chat_reply()])
-def test_end_without_text(reply: Reply) -> None:
+@pytest.mark.parametrize("formatter", [completion_formatter(), chat_formatter()])
+def test_end_without_text(formatter: Formatter) -> None:
     run = generation()
     run.end(finish())
-    chunks = events(ChunkWriter(reply, False).write(run))
+    chunks = events(ChunkWriter(formatter, False).write(run))
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert len(chunks) == (2 if isinstance(reply, ChatReply) else 1)
+    assert len(chunks) == (2 if isinstance(formatter, ChatFormatter) else 1)
 
 
 async def test_deltas_merge_for_a_reader_that_lags() -> None:
-    mailbox = Mailbox()
-    run = generation(mailbox)
+    updates = UpdateQueue()
+    run = generation(updates)
     for index in range(100):
         run.extend(pack([index]), "é".encode(), 0.0)
-    assert await mailbox.take() == [run]
+    assert await updates.take() == [run]
     assert run.take_text() == "é" * 100
     assert run.tokens.tolist() == list(range(100))
     run.extend(pack([100]), b"x", 0.0)
-    assert await mailbox.take() == [run]
+    assert await updates.take() == [run]
 
 
 async def test_hanging_up_wakes_the_reader() -> None:
-    mailbox = Mailbox()
-    mailbox.hang_up()
+    updates = UpdateQueue()
+    updates.client_left()
     with pytest.raises(ClientGoneError):
-        await mailbox.take()
+        await updates.take()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ async def test_bad_ends(ending: pb.Finish, code: int) -> None:
     run.end(ending)
     assert run.failure is not None
     assert run.failure.code == code
-    assert await run.mailbox.take() == [run]
+    assert await run.updates.take() == [run]
 
 
 async def test_a_stream_whose_client_is_gone_as_it_begins_ends_its_run() -> None:
@@ -140,7 +141,7 @@ async def test_a_stream_whose_client_is_gone_as_it_begins_ends_its_run() -> None
         raise ConnectionResetError
 
     run: Any = Closable()
-    stream = EventStream(run, [], chat_reply(), include_usage=False)
+    stream = EventStream(run, [], chat_formatter(), include_usage=False)
     with pytest.raises(ConnectionResetError):
         await stream({"type": "http", "state": {}}, send, send)
     assert run.closed == 1

@@ -31,7 +31,7 @@ async def test_an_idle_hour_says_nothing_about_how_fast_requests_are_answered(
     async def send(message: Message) -> None:
         told.append(message)
 
-    traffic = Traffic(GatewayMetrics(), (PATH,), 40, 1 << 20).watch(answer)
+    traffic = Traffic(GatewayMetrics(), (PATH,), 40, 1 << 20).wrap(answer)
     clock.now = 3600.0
     scopes = [{"type": "http", "path": PATH, "method": "POST"} for _ in range(41)]
     running = [asyncio.create_task(traffic(scope, receive, send)) for scope in scopes[:40]]

@@ -364,7 +364,7 @@ async def test_what_a_chat_becomes() -> None:
         cache_salt="tenant",
         deadline_ms=2500,
     )
-    job = JobParser(BodyLimits()).job("chat", body.encode(), {"m": 100})
+    job = JobParser(BodyLimits()).parse("chat", body.encode(), {"m": 100})
     (request,) = requests_of(job)
     turns = [(turn.role, turn.content, turn.name) for turn in request.chat.messages]
     assert turns == [("system", "be brief", ""), ("user", "a\nb", "ann"), ("assistant", "", "")]
@@ -388,7 +388,7 @@ async def test_what_a_chat_becomes() -> None:
 
 async def test_what_a_batch_becomes() -> None:
     _, body = complete(prompt=[[1, 2], [3]], cache_salt="tenant")
-    job = JobParser(BodyLimits()).job("completions", body.encode(), {"m": 100})
+    job = JobParser(BodyLimits()).parse("completions", body.encode(), {"m": 100})
     requests = requests_of(job)
     assert [list(r.prompt_token_ids.ids) for r in requests] == [[1, 2], [3]]
     assert [r.stop.max_tokens for r in requests] == [16, 16]

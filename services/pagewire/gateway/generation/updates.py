@@ -1,0 +1,54 @@
+"""How the reader of an HTTP request learns which of its generations have changed."""
+
+import asyncio
+from typing import Generic, TypeVar
+
+from pagewire.gateway.errors import ClientGoneError
+
+Changed = TypeVar("Changed")
+
+
+class UpdateQueue(Generic[Changed]):
+    """The generations of one HTTP request that have changed; one reader waits for them.
+
+    It holds generations, not pieces of output. So a slow reader gets fewer and larger pieces, and
+    the memory held is bounded by the requests' max_tokens.
+    """
+
+    __slots__ = ("_changed", "_client_gone", "_waiter")
+
+    def __init__(self) -> None:
+        self._changed: dict[Changed, None] = {}  # an ordered set
+        self._waiter: asyncio.Future[None] | None = None
+        self._client_gone = False
+
+    def put(self, generation: Changed) -> None:
+        """Adds a generation; until the next `take` it is there once."""
+        if generation not in self._changed:
+            self._changed[generation] = None
+            self._wake()
+
+    def client_left(self) -> None:
+        """Makes `take` raise ClientGoneError from now on."""
+        self._client_gone = True
+        self._wake()
+
+    @property
+    def client_gone(self) -> bool:
+        """Whether the client has closed its connection."""
+        return self._client_gone
+
+    async def take(self) -> list[Changed]:
+        """Waits until a generation has changed, and removes all that have, in order of `put`."""
+        if not self._changed and not self._client_gone:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._client_gone:
+            raise ClientGoneError
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
