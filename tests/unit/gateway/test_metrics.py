@@ -1,4 +1,4 @@
-"""What the gateway counts of generations that ended."""
+"""The metrics of generations that ended."""
 
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.updates import UpdateQueue

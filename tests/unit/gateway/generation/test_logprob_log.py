@@ -1,4 +1,4 @@
-"""Log probabilities of one generation, over several attempts."""
+"""Log probabilities: their sum over several attempts, and how they are read."""
 
 import math
 
@@ -20,7 +20,7 @@ def generation() -> Generation:
 
 
 def block(*tokens: tuple[float, bytes]) -> CandidateBlock:
-    """Tokens without others at their places, as a scheduler sends them."""
+    """Tokens without other candidates, as a scheduler sends them."""
     message = pb.MultiplexResponse(
         candidate_ids=pack([7] * len(tokens)),
         candidate_logprobs=pack_floats(np.array([value for value, _ in tokens], np.float32)),
@@ -36,7 +36,7 @@ def receive(run: Generation, *logprobs: float) -> None:
     run.extend(pack([7] * len(logprobs)), b"", 0.0)
 
 
-def test_the_sum_is_over_all_attempts() -> None:
+def test_the_sum_covers_all_attempts() -> None:
     run = generation()
     run.next_attempt()
     receive(run, -0.5, -0.25)
@@ -49,7 +49,7 @@ def test_the_sum_is_over_all_attempts() -> None:
     assert run.finish.cumulative_logprob == -2.75
 
 
-def test_an_end_without_all_of_them_is_a_failure() -> None:
+def test_missing_log_probabilities_are_a_failure() -> None:
     run = generation()
     receive(run, -0.5)
     run.extend(pack([8]), b"", 0.0)
@@ -75,7 +75,7 @@ def test_json_has_no_infinity(logprob: float, shown: float) -> None:
     assert json_logprob(logprob) == shown
 
 
-def test_a_part_is_taken_in_whole_blocks() -> None:
+def test_take_returns_whole_blocks() -> None:
     log = LogprobLog()
     for _ in range(3):
         log.extend(block((-1.0, b"a"), (-2.0, b"b")))
