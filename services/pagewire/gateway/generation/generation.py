@@ -45,6 +45,7 @@ class Generation:
         "on_usage",
         "prompt_index",
         "prompt_tokens",
+        "queued",
         "refused_by",
         "request",
         "started_at",
@@ -69,6 +70,7 @@ class Generation:
         self.index = index
         self.prompt_index = prompt_index
         self.updates = updates
+        self.queued = False  # whether it is in `updates` now
         self.eager = eager
         self.tokens = array("i")
         self._text = bytearray()
@@ -162,7 +164,7 @@ class Generation:
                 self.first_token_at = now
             self.tokens.frombytes(token_bytes)
         self._text += text
-        if self.eager:
+        if self.eager and not self.queued:  # the queue checks it too; this saves a call
             self.updates.put(self)
 
     def take_text(self) -> str:

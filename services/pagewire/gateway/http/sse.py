@@ -146,7 +146,7 @@ class EventStream(Response):
         pacer = Pacer()
         pieces: list[str] = []
         for generation in updated:
-            # Its end may have arrived, and was written, during a pause before this update.
+            # It may have ended during an earlier pause. Then its end was written already.
             if generation.index in self._ended:
                 continue
             if generation.finish is not None:
