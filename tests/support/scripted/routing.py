@@ -63,6 +63,7 @@ def assert_complete(generations: Sequence[Generation]) -> None:
     """Each has all tokens of its script, in whatever schedulers it ran."""
     for generation in generations:
         assert generation.failure is None, generation.failure
+        assert generation.queued, "its reader was not woken"
         request = generation.request
         wanted = scripted_tokens(request.prompt, request.stop.max_tokens)
         assert generation.tokens.tolist() == wanted
