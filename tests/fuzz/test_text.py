@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.gateway.api.chat import ChatReply
-from pagewire.gateway.api.completions import CompletionReply
+from pagewire.gateway.api.chat import ChatFormatter
+from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope
-from pagewire.gateway.generation.generation import Generation, Mailbox
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.http.sse import DONE, ChunkWriter
 from pagewire.models import EMBEDDED, resolve_model
 from pagewire.packing import pack
@@ -85,9 +86,9 @@ def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
     def check(pieces: list[tuple[int, str, bool]], usage: bool, stop: str | None) -> None:
         counts[kind] += 1
         envelope = Envelope("x", "chunk", "m\n\n")
-        reply = ChatReply(envelope) if kind == "chat" else CompletionReply(envelope)
-        runs = [Generation(pb.GenerateRequest(), i, i, Mailbox(), eager=True) for i in range(3)]
-        writer, written = ChunkWriter(reply, usage), ""
+        formatter = ChatFormatter(envelope) if kind == "chat" else CompletionFormatter(envelope)
+        runs = [Generation(pb.GenerateRequest(), i, i, UpdateQueue(), eager=True) for i in range(3)]
+        writer, written = ChunkWriter(formatter, usage), ""
         for index, text, read in pieces:
             runs[index].extend(pack([1]), text.encode(), 0.0)
             if read:

@@ -1,4 +1,4 @@
-"""The description of the HTTP API: off by default, and made of the models that check requests."""
+"""The OpenAPI document: off by default, and generated from the models that check requests."""
 
 import json
 
@@ -20,7 +20,7 @@ async def get(describe: bool) -> httpx.Response:
         return await client.get(PATH)
 
 
-async def test_it_is_served_where_it_is_asked_for() -> None:
+async def test_it_is_served_only_if_enabled() -> None:
     assert (await get(False)).status_code == 404
     assert (await get(True)).json() == json.loads(json.dumps(document()))
 

@@ -1,33 +1,34 @@
-"""best_of: the candidates with the highest log probability per token become the choices."""
+"""Which candidates become choices: with best_of those with the best log probabilities."""
 
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from pagewire.gateway.api.completions import CompletionReply
+from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope
 from pagewire.gateway.api.job import Job
-from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.http.choices import outputs
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
+from pagewire.gateway.http.choices import choices
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text
 
 
 def generation(index: int, prompt: int, tokens: int, logprob: float) -> Generation:
-    made = Generation(pb.GenerateRequest(), index, prompt, Mailbox(), eager=False)
+    made = Generation(pb.GenerateRequest(), index, prompt, UpdateQueue(), eager=False)
     made.extend(bytes(4 * tokens), f"text {index}".encode(), 0.0)
     made.end(pb.Finish(reason=pb.FINISH_REASON_LENGTH, cumulative_logprob=logprob))
     return made
 
 
 def job(candidates: int, n: int) -> Job:
-    reply = CompletionReply(Envelope("cmpl", "text_completion", "m"))
-    return Job([], [], candidates, n, reply, False, False, False)
+    formatter = CompletionFormatter(Envelope("cmpl", "text_completion", "m"))
+    return Job([], [], candidates, n, formatter, False, False, False)
 
 
-def test_the_best_by_mean_are_taken_best_first() -> None:
+def test_the_candidates_with_the_best_mean_come_first() -> None:
     generations = [
         generation(0, 0, 2, -4.0),  # -2 a token
         generation(1, 0, 10, -9.0),  # -0.9
@@ -36,13 +37,13 @@ def test_the_best_by_mean_are_taken_best_first() -> None:
         generation(4, 1, 1, -0.2),  # -0.2
         generation(5, 1, 1, -9.0),
     ]
-    texts = [output.text for output in outputs(job(3, 2), generations)]
+    texts = [choice.text for choice in choices(job(3, 2), generations)]
     assert texts == ["text 1", "text 2", "text 4", "text 3"]
 
 
-def test_without_a_choice_to_make_the_order_is_that_of_the_seeds() -> None:
+def test_if_all_candidates_are_choices_they_keep_their_order() -> None:
     generations = [generation(0, 0, 1, -4.0), generation(1, 0, 1, -1.0)]
-    assert [o.text for o in outputs(job(2, 2), generations)] == ["text 0", "text 1"]
+    assert [choice.text for choice in choices(job(2, 2), generations)] == ["text 0", "text 1"]
 
 
 @pytest.fixture
@@ -52,11 +53,13 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])
-async def test_best_of(client: httpx.AsyncClient, logprobs: int | None) -> None:
-    """The candidates are the runs of n = best_of; the best of them by their own logprobs."""
+async def test_best_of_returns_the_best_candidates(
+    client: httpx.AsyncClient, logprobs: int | None
+) -> None:
+    """The candidates are the choices of a request with n = best_of."""
     body = {"prompt": "a b", "max_tokens": 4, "seed": 5}
-    everything = await client.post("/v1/completions", json={**body, "n": 4, "logprobs": 0})
-    choices = everything.json()["choices"]
+    all_candidates = await client.post("/v1/completions", json={**body, "n": 4, "logprobs": 0})
+    choices = all_candidates.json()["choices"]
     means = [sum(c["logprobs"]["token_logprobs"]) / 4 for c in choices]
     assert len(set(means)) > 1
     best = sorted(range(4), key=lambda i: means[i], reverse=True)[:2]

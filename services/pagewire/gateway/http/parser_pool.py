@@ -1,4 +1,4 @@
-"""Who makes jobs of bodies: the event loop of small ones, helper processes of the others."""
+"""Where bodies are parsed: small ones on the event loop, others in helper processes."""
 
 import asyncio
 import contextlib
@@ -14,22 +14,23 @@ from pagewire.gateway.api.parsing import (
     HelperSetup,
     JobParser,
     Route,
-    most_nodes,
+    node_bound,
     pack_task,
     unpack_job,
 )
 from pagewire.gateway.errors import ClientGoneError
+from pagewire.gateway.http.disconnect import wait_for_disconnect
 from pagewire.helpers.pool import HelperError, HelperPool
 
-# Bodies within both bounds are parsed by the event loop, in some milliseconds at worst.
+# The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
 INLINE_BYTES = 16 << 10
 INLINE_NODES = 512
-# Larger ones are not given to the last helper that is free.
+# Larger bodies do not get the last free helper process.
 LARGE_BYTES = 1 << 20
 
 
-class Parser:
-    """Parses bodies in time that holds no event loop up."""
+class ParserPool:
+    """Parses bodies without blocking the event loop."""
 
     def __init__(
         self,
@@ -48,30 +49,30 @@ class Parser:
         )
 
     async def start(self) -> None:
-        """Starts the first helper, without waiting for it."""
+        """Starts the first helper process, without waiting for it."""
         await self._helpers.start()
 
     async def close(self) -> None:
-        """Ends the helpers."""
+        """Ends the helper processes."""
         await self._helpers.close()
 
-    async def job(
+    async def parse(
         self, route: Route, body: bytes, models: Mapping[str, int], receive: Receive
     ) -> Job:
-        """The work that a body asks for; RequestError names the field at fault.
+        """The job of a body; RequestError names a field that is not valid.
 
-        ClientGoneError as soon as the client hangs up. `models` are those served, with their
-        lengths.
+        `models` has the served models with their maximum lengths. ClientGoneError as soon as the
+        client closes its connection.
         """
-        if len(body) <= INLINE_BYTES and most_nodes(body) <= INLINE_NODES:
-            return self._inline.job(route, body, models)
+        if len(body) <= INLINE_BYTES and node_bound(body) <= INLINE_NODES:
+            return self._inline.parse(route, body, models)
         task = pack_task(route, body, models)
         parsing = asyncio.create_task(self._helpers.run(task, large=len(body) > LARGE_BYTES))
-        hanging_up = asyncio.create_task(_hung_up(receive))
+        disconnect = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            await asyncio.wait({parsing, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({parsing, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not parsing.done():
-                hanging_up.result()
+                disconnect.result()
                 raise ClientGoneError
             return unpack_job(parsing.result())
         except HelperError as error:
@@ -79,12 +80,8 @@ class Parser:
                 Code.INTERNAL, f"the request could not be parsed: {error}; make it smaller"
             ) from error
         finally:
-            for task_ in (parsing, hanging_up):
-                task_.cancel()
+            parsing.cancel()
+            disconnect.cancel()
+            # Until it has ended it would take the messages of the next reader.
             with contextlib.suppress(asyncio.CancelledError):
-                await hanging_up  # or it would take what the next reader waits for
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+                await disconnect

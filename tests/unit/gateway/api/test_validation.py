@@ -1,6 +1,5 @@
-"""What the gateway refuses, and that it goes on serving afterwards."""
+"""Which requests are refused and which are accepted, and what becomes of their fields."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,14 +7,8 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from starlette.requests import Request
 
 from pagewire.config import GatewayConfig
-from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.http import body as gateway_body
-from support.jobs import requests_of
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
 
@@ -51,7 +44,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-# What is sent, the status, the parameter that the error names.
+# The path with the body, the status, and the parameter that the error names.
 BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     # not JSON, or not an object
     ((CHAT, ""), 400, None),
@@ -161,7 +154,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (complete(logit_bias={"9" * 5000: 1}), 400, "logit_bias"),
     (complete(logit_bias={str(2**31): 1}), 400, "logit_bias"),
     (complete(logit_bias=dict.fromkeys(map(str, range(301)), 1)), 400, "logit_bias"),
-    # ends
+    # stop conditions
     (complete(max_tokens=0), 400, "max_tokens"),
     (complete(max_tokens=-1), 400, "max_tokens"),
     (complete(max_tokens="5"), 400, "max_tokens"),
@@ -209,7 +202,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
         "chat_template_kwargs",
     ),
     (complete(temprature=1), 400, "temprature"),
-    # known elsewhere, not implemented here
+    # choices, log probabilities, and fields that are not supported
     (complete(n=0), 400, "n"),
     (complete(n=17), 400, "n"),
     (complete(n=True), 400, "n"),
@@ -258,7 +251,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
 
 
 @pytest.mark.parametrize(("sent", "status", "param"), BAD)
-async def test_refused(
+async def test_a_request_is_refused_and_the_next_one_is_served(
     client: httpx.AsyncClient, sent: tuple[str, str | bytes], status: int, param: str | None
 ) -> None:
     route, body = sent
@@ -294,7 +287,7 @@ NEUTRAL = {
 }
 
 
-async def test_neutral_values_are_taken(client: httpx.AsyncClient) -> None:
+async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
     only_chat = {
         "logprobs": False,
         "top_logprobs": 0,
@@ -315,7 +308,9 @@ async def test_neutral_values_are_taken(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
-async def test_other_content_types(client: httpx.AsyncClient, content_type: str) -> None:
+async def test_other_content_types_are_refused(
+    client: httpx.AsyncClient, content_type: str
+) -> None:
     response = await client.post(
         COMPLETION, content='{"prompt": "hi"}', headers={"content-type": content_type}
     )
@@ -323,7 +318,7 @@ async def test_other_content_types(client: httpx.AsyncClient, content_type: str)
     assert response.json()["error"]["code"] == "unsupported_content_type"
 
 
-async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
+async def test_unknown_routes_and_methods_are_refused(client: httpx.AsyncClient) -> None:
     missing = await client.get("/v1/embeddings")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
     wrong = await client.get(CHAT)
@@ -333,81 +328,7 @@ async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_models(client: httpx.AsyncClient) -> None:
+async def test_models_are_listed(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert [model["id"] for model in listed["data"]] == ["scripted"]
     assert (await client.get("/v1/models/scripted")).json() == listed["data"][0]
-
-
-async def test_what_a_chat_becomes() -> None:
-    _, body = chat(
-        messages=[
-            {"role": "developer", "content": "be brief"},
-            {
-                "role": "user",
-                "name": "ann",
-                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            },
-            {"role": "assistant", "content": ""},
-        ],
-        temperature=0,
-        top_k=5,
-        seed=-9,
-        stop="x",
-        stop_token_ids=[7],
-        min_tokens=2,
-        ignore_eos=True,
-        include_stop_str_in_output=True,
-        add_generation_prompt=False,
-        chat_template_kwargs={"enable_thinking": False},
-        priority=4,
-        cache_salt="tenant",
-        deadline_ms=2500,
-    )
-    job = JobParser(BodyLimits()).job("chat", body.encode(), {"m": 100})
-    (request,) = requests_of(job)
-    turns = [(turn.role, turn.content, turn.name) for turn in request.chat.messages]
-    assert turns == [("system", "be brief", ""), ("user", "a\nb", "ann"), ("assistant", "", "")]
-    assert request.chat.HasField("add_generation_prompt")
-    assert not request.chat.add_generation_prompt
-    assert request.chat.template_kwargs["enable_thinking"] is False
-    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (
-        0,
-        5,
-        -9,
-    )
-    assert request.sampling.HasField("temperature")
-    assert not request.stop.HasField("max_tokens")
-    assert (list(request.stop.stop), list(request.stop.stop_token_ids)) == (["x"], [7])
-    assert request.stop.ignore_eos
-    assert request.stop.include_stop_str_in_output
-    assert (request.stop.min_tokens, request.priority, request.model) == (2, 4, "m")
-    assert request.cache_salt == "tenant"
-    assert request.deadline_ms == 2500
-
-
-async def test_what_a_batch_becomes() -> None:
-    _, body = complete(prompt=[[1, 2], [3]], cache_salt="tenant")
-    job = JobParser(BodyLimits()).job("completions", body.encode(), {"m": 100})
-    requests = requests_of(job)
-    assert [list(r.prompt_token_ids.ids) for r in requests] == [[1, 2], [3]]
-    assert [r.stop.max_tokens for r in requests] == [16, 16]
-    assert [r.cache_salt for r in requests] == ["tenant", "tenant"]
-    seeds = {r.sampling.seed for r in requests}
-    assert len(seeds) == 2, "each prompt without a seed draws one of its own"
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert len({r.request_id for r in requests}) == 2
-
-
-async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_body, "_BODY_SECONDS", 0.05)
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0.01)
-        return {"type": "http.request", "body": b" ", "more_body": True}
-
-    headers = [(b"content-type", b"application/json")]
-    request = Request({"type": "http", "headers": headers, "method": "POST"}, receive)
-    with pytest.raises(ApiError) as caught:
-        await asyncio.wait_for(gateway_body.read_body(request, LIMIT), 5)
-    assert (caught.value.status, caught.value.code) == (408, "request_timeout")
