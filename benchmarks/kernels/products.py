@@ -38,10 +38,10 @@ from pagewire.worker.ops.cublas.cublaslt import (
 )
 from pagewire.worker.ops.cublas.gemm import (
     SCRATCH_BYTES,
-    Product,
-    time_product,
-    torch_add,
-    torch_product,
+    Gemm,
+    time_gemm,
+    torch_gemm,
+    torch_gemm_add,
     worth_trying,
 )
 
@@ -92,7 +92,7 @@ class Timer:
     def __init__(self, shape: Shape, weights: list[Tensor], scratch: Tensor) -> None:
         self.x = torch.randn(shape.tokens, shape.k, device=DEVICE, dtype=DTYPE)
         self.out = torch.zeros(shape.tokens, shape.features, device=DEVICE, dtype=DTYPE)
-        self.by_torch: Product = torch_add if shape.add else torch_product
+        self.by_torch: Gemm = torch_gemm_add if shape.add else torch_gemm
         self._weights = weights
         self._scratch = scratch
 
@@ -100,9 +100,9 @@ class Timer:
         """Microseconds of one, as a worker times it."""
         run = partial(multiply, algorithm=algorithm)
         run(self.x, self._weights[0], self.out)  # loads what it launches
-        return time_product(run, self.x, self._weights, self.out, self._scratch)
+        return time_gemm(run, self.x, self._weights, self.out, self._scratch)
 
-    def in_graph(self, run: Product) -> float:
+    def in_graph(self, run: Gemm) -> float:
         """Microseconds of one, from a graph of one with each weight."""
         return graph_us([partial(run, self.x, weight, self.out) for weight in self._weights])
 

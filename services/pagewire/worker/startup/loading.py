@@ -93,7 +93,7 @@ def _load(
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import choose_products
+        from pagewire.worker.startup.tuning import choose_gemms
 
         record = KernelRecord(config)
         if not record.exists():
@@ -109,7 +109,7 @@ def _load(
     timeline.mark("weights")
     compiled: list[Compiled] = []
     if graphs:
-        choose_products(decoder, trial)
+        choose_gemms(decoder, trial)
         timeline.mark("choosing products")
         if pool is not None:
             compiled = pool.finish()

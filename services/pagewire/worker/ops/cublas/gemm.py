@@ -57,26 +57,26 @@ MARGIN = 1.01
 MIN_BYTES = 16 << 20
 MIN_OPERATIONS = 4e9
 
-Product = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, weight and output
+Gemm = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, weight and output
 
 _chosen: dict[Shape, Algorithm] = {}
 
 
-def product(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def gemm(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T`, `[tokens, features]`, in `out` if that is given."""
     algorithm = _chosen.get(_shape(x, weight, add=False))
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     if algorithm is None or not _fit(x, weight, out):
-        return torch_product(x, weight, out)
+        return torch_gemm(x, weight, out)
     return multiply(x, weight, out, algorithm)
 
 
-def product_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+def gemm_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     """Add `x @ weight.T` to `residual [tokens, features]` and return that."""
     algorithm = _chosen.get(_shape(x, weight, add=True))
     if algorithm is None or not _fit(x, weight, residual):
-        return torch_add(x, weight, residual)
+        return torch_gemm_add(x, weight, residual)
     return multiply(x, weight, residual, algorithm)
 
 
@@ -127,14 +127,14 @@ def _fastest(
     launches = max(1, min(MAX_LAUNCHES, int(OPERATIONS / _operations(shape))))
     factors = [weights[launch % len(weights)] for launch in range(launches)]
 
-    def microseconds(run: Product) -> float:
-        return time_product(run, x, factors, out, scratch)
+    def microseconds(run: Gemm) -> float:
+        return time_gemm(run, x, factors, out, scratch)
 
     known = worth_trying(shape, neighbours, x.device)
     if not known:
         return None, 1.0
-    usual: Product = torch_add if shape.add else torch_product
-    runs: list[Product] = [partial(multiply, algorithm=algorithm) for algorithm in known]
+    usual: Gemm = torch_gemm_add if shape.add else torch_gemm
+    runs: list[Gemm] = [partial(multiply, algorithm=algorithm) for algorithm in known]
     for run in (usual, *runs):
         run(x, weights[0], out)  # loads what it launches
     times = [microseconds(run) for run in runs]
@@ -176,10 +176,10 @@ def _of_one_wave(shape: Shape, named: Algorithm, device: torch.device) -> Iterat
                 yield algorithm
 
 
-def time_product(
-    run: Product, x: Tensor, factors: Sequence[Tensor], out: Tensor, scratch: Tensor
+def time_gemm(
+    run: Gemm, x: Tensor, factors: Sequence[Tensor], out: Tensor, scratch: Tensor
 ) -> float:
-    """Microseconds of a product, the mean of one with each of `factors`."""
+    """Microseconds of a gemm, the mean of one with each of `factors`."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     scratch.zero_()
     begin.record()
@@ -190,11 +190,11 @@ def time_product(
     return float(begin.elapsed_time(end)) * 1e3 / len(factors)
 
 
-def torch_product(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+def torch_gemm(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     return torch.mm(x, weight.t(), out=out)
 
 
-def torch_add(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+def torch_gemm_add(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     return out.addmm_(x, weight.t())
 
 

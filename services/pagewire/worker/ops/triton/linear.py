@@ -11,15 +11,15 @@ it reads anyway (`unscaled` in `rope` and `activation`).
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.cublas.gemm import product, product_add
+from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton.activation import silu_mul, silu_of
 from pagewire.worker.ops.triton.linear_config import (
     Config,
@@ -203,7 +203,9 @@ def linear(
     """Twin of `reference.linear.linear`; `weight` is contiguous, as in all functions here."""
     config = config or choose_config(x, weight)
     if config is None:
-        return product(x, weight, out) if bias is None else reference.linear(x, weight, bias, out)
+        if bias is None:
+            return gemm(x, weight, out)
+        return torch.addmm(bias, x, weight.t(), out=out)  # as F.linear does, which takes no `out`
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     return _launch(x, weight, out, config, bias=bias)
@@ -238,7 +240,7 @@ def linear_add(
     """Twin of `reference.linear.linear_add`; the sum is rounded once."""
     config = config or choose_config(x, weight)
     if config is None:
-        return product_add(x, weight, residual)
+        return gemm_add(x, weight, residual)
     return _launch(x, weight, residual, config, add=True)
 
 
@@ -254,7 +256,7 @@ def norm_gate_up_silu_mul(
     config = config or choose_config(x, weight)
     if config is None:
         if norm_weight is None and scales_late(x):
-            return silu_mul(product(x, weight), x, eps)
+            return silu_mul(gemm(x, weight), x, eps)
         return silu_mul(norm_linear(x, norm_weight, eps, weight))
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
     if isinstance(config, SkinnyConfig):
