@@ -30,13 +30,14 @@ from pagewire.bench.kernels.inputs import sampling_state
 from pagewire.bench.kernels.shapes import MODELS, Shapes
 from pagewire.bench.kernels.timing import graph_us
 from pagewire.worker.ops import load_ops
-from pagewire.worker.ops.reference import activation as twin_activation
-from pagewire.worker.ops.reference import linear as twin_linear
-from pagewire.worker.ops.reference import norm as twin_norm
-from pagewire.worker.ops.reference import sampling as twin_sampling
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.contract.sampling import SamplingState
+from pagewire.worker.ops.reference import activation as reference_activation
+from pagewire.worker.ops.reference import linear as reference_linear
+from pagewire.worker.ops.reference import norm as reference_norm
+from pagewire.worker.ops.reference import sampling as reference_sampling
 from pagewire.worker.ops.triton import activation, linear, norm, sampling
 from pagewire.worker.ops.triton.linear_config import Config, SkinnyConfig, VectorConfig
+from pagewire.worker.ops.triton.logprobs import logprobs
 
 EPS = 1e-6
 DEVICE = torch.device("cuda")
@@ -209,7 +210,7 @@ def check_products() -> dict[str, float]:
             kept = inputs.stream.clone()
             out = inputs.calls(shape.op, linear)[0]().clone()
             inputs.stream.copy_(kept)
-            expected = inputs.calls(shape.op, twin_linear)[0]()
+            expected = inputs.calls(shape.op, reference_linear)[0]()
             name = f"{shape.op} {'vector' if tokens == 1 else 'tokens > 1'}"
             worst[name] = max(worst.get(name, 0.0), relative_error(out, expected))
     return worst
@@ -378,10 +379,10 @@ def time_sampling() -> list[dict]:
             calls = [lambda x=x, s=state, f=filtered: sampling.sample(x, s, f) for x in logits]
             rows.append({"mode": name, "rows": batch, "us": graph_us(calls)})
             same = sampling.sample(logits[0], state, filtered)
-            twin = twin_sampling.sample(logits[0], state)
+            twin = reference_sampling.sample(logits[0], state)
             rows[-1]["equal_to_twin"] = (same == twin).float().mean().item()
         tokens = torch.zeros(batch, dtype=torch.int32, device="cuda")
-        calls = [lambda x=x, t=tokens: sampling.logprobs(x, t, 20) for x in logits]
+        calls = [lambda x=x, t=tokens: logprobs(x, t, 20) for x in logits]
         rows.append({"mode": "logprobs 20", "rows": batch, "us": graph_us(calls)})
         calls = [lambda x=x: x.argmax(-1) for x in logits]
         rows.append({"mode": "torch argmax", "rows": batch, "us": graph_us(calls)})
@@ -392,7 +393,7 @@ def time_sampling() -> list[dict]:
 
 def time_pointwise() -> list[dict]:
     """Time norms and the activation beside a copy of the same bytes and eager torch."""
-    moved = {"copy": 2, "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3}  # tensors of a call
+    moved = {"copy": 2, "rms_norm": 2, "silu_mul": 3}  # tensors of a call
     rows = []
     for tokens, width in product((16, 256, 4096), (1024, 2048, 4096)):
         for name, calls in pointwise_cases(tokens, width).items():
@@ -413,27 +414,21 @@ def pointwise_cases(tokens: int, width: int) -> dict[str, list[Callable]]:
     }
     for suffix, norms, activations in (
         ("", norm, activation),
-        (" eager", twin_norm, twin_activation),
+        (" eager", reference_norm, reference_activation),
     ):
-        rms_norm, add = norms.rms_norm, norms.add_rms_norm
+        rms_norm = norms.rms_norm
         cases["rms_norm" + suffix] = [lambda a=a, f=rms_norm: f(a, weight, EPS) for a, _ in data]
-        cases["add_rms_norm" + suffix] = [
-            lambda a=a, b=b, f=add: f(a, b, weight, EPS) for a, b in data
-        ]
         cases["silu_mul" + suffix] = [lambda x=x, f=activations.silu_mul: f(x) for x in gate_ups]
     return cases
 
 
 def check_pointwise() -> dict[str, float]:
-    worst = {"rms_norm": 0.0, "add_rms_norm": 0.0, "silu_mul": 0.0}
+    worst = {"rms_norm": 0.0, "silu_mul": 0.0}
     for tokens, width in product((1, 77, 4096), (1024, 3072, 4096)):
-        x, stream, weight = randn(tokens, width), randn(tokens, width), randn(width)
+        x, weight = randn(tokens, width), randn(width)
         pairs = {
-            "rms_norm": [m.rms_norm(x, weight, EPS) for m in (norm, twin_norm)],
-            "add_rms_norm": [
-                m.add_rms_norm(x, stream.clone(), weight, EPS) for m in (norm, twin_norm)
-            ],
-            "silu_mul": [m.silu_mul(x) for m in (activation, twin_activation)],
+            "rms_norm": [m.rms_norm(x, weight, EPS) for m in (norm, reference_norm)],
+            "silu_mul": [m.silu_mul(x) for m in (activation, reference_activation)],
         }
         for name, (out, expected) in pairs.items():
             worst[name] = max(worst[name], relative_error(out, expected))

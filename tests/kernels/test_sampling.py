@@ -7,17 +7,20 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.triton import adjustments as adjusting
-from pagewire.worker.ops.triton import sampling, sampling_filters
-from pagewire.worker.protocol.steps.adjustments import (
+from pagewire.worker.ops.contract.noise import GREEDY_BELOW, GROUP
+from pagewire.worker.ops.contract.sampling import (
     BIASED,
     IN_PROMPT,
     MAX_COUNTED,
     NO_TOKEN,
     PENALIZED,
+    Adjustments,
+    SamplingState,
 )
+from pagewire.worker.ops.reference import sampling as reference
+from pagewire.worker.ops.triton import adjustments as adjusting
+from pagewire.worker.ops.triton import sampling, sampling_filters
+from pagewire.worker.ops.triton.logprobs import logprobs
 from support.kernels.comparison import DTYPES, FULL_SIZE, poisoned_outputs
 
 # A ragged last chunk, one chunk, and several.
@@ -76,18 +79,18 @@ def assert_same_draws(
     """Tokens equal the twin's, but for groups and ids that tie to a rounding of the score."""
     assert out.dtype == torch.int32
     expected = reference.sample(logits, state)
-    drawn = state.temperature[:, None] >= reference.GREEDY_BELOW
+    drawn = state.temperature[:, None] >= GREEDY_BELOW
     scores = reference.adjusted_logits(logits, state)
     scores = scores.masked_fill(drawn & ~kept_set(logits, state), -torch.inf)
     scores /= state.temperature.clamp(min=1e-5)[:, None]
-    group = out.long() // reference.GROUP
+    group = out.long() // GROUP
     groups, keys = reference.in_groups(scores), reference.noise_keys(state.seed, state.index)
     of_groups = reference.noisy_groups(groups, keys)
     of_ids = reference.noisy_ids(groups, group, keys)
     for row in (out != expected).nonzero()[:, 0].tolist():
-        best = of_groups[row, expected[row] // reference.GROUP]
+        best = of_groups[row, expected[row] // GROUP]
         short = abs(best - of_groups[row, group[row]])
-        within = of_ids[row].max() - of_ids[row, out[row] % reference.GROUP]
+        within = of_ids[row].max() - of_ids[row, out[row] % GROUP]
         assert max(short, within) < 1e-4, f"row {row}: drew {out[row]}, not {expected[row]}"
 
 
@@ -134,10 +137,10 @@ def test_noise_kernel_has_the_twins_bits(rows, device):
         return (bits >> 1).bitwise_and(0x7FFFFFFF).argmin(-1).int()
 
     group = smallest(~torch.arange(groups, dtype=torch.int32, device=device))
-    first = (group * reference.GROUP)[:, None]
-    ids = first + torch.arange(reference.GROUP, dtype=torch.int32, device=device)
+    first = (group * GROUP)[:, None]
+    ids = first + torch.arange(GROUP, dtype=torch.int32, device=device)
     expected = first[:, 0] + smallest(ids)
-    logits = torch.zeros(rows, groups * reference.GROUP, device=device)
+    logits = torch.zeros(rows, groups * GROUP, device=device)
     assert torch.equal(sampling.sample(logits, state, filtered=False), expected)
     assert torch.equal(reference.sample(logits, state), expected)
 
@@ -181,7 +184,7 @@ def test_uniform_bins_are_even_and_independent_over_index(device):
 )
 def test_equal_tokens_win_equally_often(varied, device):
     """Of whole groups and of a last one that has fewer ids."""
-    vocabulary = 7 * reference.GROUP + 5
+    vocabulary = 7 * GROUP + 5
     state = make_state(20000, device, **varied)
     tokens = reference.sample(torch.zeros(20000, vocabulary, device=device), state)
     counts = torch.bincount(tokens.long(), minlength=vocabulary)
@@ -475,7 +478,7 @@ def test_logprobs(vocabulary, k, device):
     logits = order.float() * (8 / vocabulary) - 4
     tokens = torch.tensor([0, vocabulary - 1, vocabulary // 2], dtype=torch.int32, device=device)
     with poisoned_outputs():
-        out = sampling.logprobs(logits, tokens, k)
+        out = logprobs(logits, tokens, k)
     expected = reference.logprobs(logits, tokens, k)
     assert torch.equal(out[1], expected[1])
     torch.testing.assert_close(out[0], expected[0], rtol=1e-5, atol=1e-5)
@@ -487,7 +490,7 @@ def test_logprobs_of_rows_without_numbers_stay_within_their_row(device):
     logits[1] = torch.nan
     logits[2] = -torch.inf
     tokens = torch.zeros(3, dtype=torch.int32, device=device)
-    _, ids, _ = sampling.logprobs(logits, tokens, 20)
+    _, ids, _ = logprobs(logits, tokens, 20)
     expected = reference.logprobs(logits[:1], tokens[:1], 20)[1]
     assert torch.equal(ids[:1], expected)
     assert ((ids >= 0) & (ids < logits.shape[1])).all()
@@ -495,4 +498,4 @@ def test_logprobs_of_rows_without_numbers_stay_within_their_row(device):
 
 def test_logprobs_refuses_more_than_it_has(device):
     with pytest.raises(ValueError, match="k is 21"):
-        sampling.logprobs(torch.zeros(1, 50, device=device), torch.zeros(1).int(), 21)
+        logprobs(torch.zeros(1, 50, device=device), torch.zeros(1).int(), 21)

@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.ops.contract import step as contract
+from pagewire.worker.ops.contract.sampling import (
+    BIASED,
+    IN_PROMPT,
+    MAX_COUNTED,
+    PENALIZED,
+    Adjustments,
+    SamplingState,
+)
 from pagewire.worker.ops.reference import step as reference
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.triton import step as kernels
-from pagewire.worker.protocol.steps.adjustments import BIASED, IN_PROMPT, MAX_COUNTED, PENALIZED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, MAX_BLOCKS, VOCAB = 12, 9, 50
@@ -18,15 +25,15 @@ SLOTS, MAX_BLOCKS, VOCAB = 12, 9, 50
 
 def make_inputs(rows: int, generator: torch.Generator) -> torch.Tensor:
     """Distinct slots; a block table write for every second row, the others name the padding."""
-    inputs = torch.zeros(reference.NUM_INPUTS, rows, dtype=torch.int32)
-    inputs[reference.SLOTS] = torch.randperm(SLOTS - 1, generator=generator)[:rows]
-    inputs[reference.POSITIONS] = torch.randint(0, 100, (rows,), generator=generator)
-    inputs[reference.INDICES] = torch.randint(0, 100, (rows,), generator=generator)
-    inputs[reference.WRITE_SLOTS] = SLOTS - 1
-    written = inputs[reference.SLOTS, ::2]
-    inputs[reference.WRITE_SLOTS, ::2] = written
-    inputs[reference.WRITE_COLUMNS, ::2] = 1 + written % (MAX_BLOCKS - 1)
-    inputs[reference.WRITE_BLOCKS, ::2] = 100 + written
+    inputs = torch.zeros(contract.NUM_INPUTS, rows, dtype=torch.int32)
+    inputs[contract.SLOTS] = torch.randperm(SLOTS - 1, generator=generator)[:rows]
+    inputs[contract.POSITIONS] = torch.randint(0, 100, (rows,), generator=generator)
+    inputs[contract.INDICES] = torch.randint(0, 100, (rows,), generator=generator)
+    inputs[contract.WRITE_SLOTS] = SLOTS - 1
+    written = inputs[contract.SLOTS, ::2]
+    inputs[contract.WRITE_SLOTS, ::2] = written
+    inputs[contract.WRITE_COLUMNS, ::2] = 1 + written % (MAX_BLOCKS - 1)
+    inputs[contract.WRITE_BLOCKS, ::2] = 100 + written
     return inputs.to(DEVICE)
 
 

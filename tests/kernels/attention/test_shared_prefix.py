@@ -8,7 +8,7 @@ import torch
 
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
-from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
+from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import (
     MAX_ITEMS,
@@ -63,7 +63,7 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
     cache = torch.randn(2, rows * columns + 1, kv_heads, BLOCK_SIZE, head_dim).to(device, dtype)
     slots = np.arange(rows, dtype=np.int32)
     sharing = Sharing(
-        members=rows_of_an_item(dtype, head_dim, query_heads // kv_heads),
+        members=max_rows_per_item(dtype, head_dim, query_heads // kv_heads),
         kv_heads=kv_heads,
         processors=132 if CUDA else 1,
         block_size=BLOCK_SIZE,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
@@ -31,7 +31,6 @@ def norms(tokens: int) -> None:
 
     x, weight = meta(tokens, HIDDEN), meta(HIDDEN)
     norm.rms_norm(x, weight, 1e-6)
-    norm.add_rms_norm(x, meta(tokens, HIDDEN), weight, 1e-6)
 
 
 def activations(tokens: int) -> None:
@@ -53,11 +52,12 @@ def products(tokens: int) -> None:
 
 def draws(rows: int) -> None:
     from pagewire.worker.ops.triton import sampling
+    from pagewire.worker.ops.triton.logprobs import logprobs
 
     logits, state = meta(rows, 128256), meta_state(rows)
     sampling.sample(logits, state, filtered=False)
     sampling.sample(logits, state)
-    sampling.logprobs(logits, meta(rows, dtype=torch.int32), 20)
+    logprobs(logits, meta(rows, dtype=torch.int32), 20)
 
 
 def ends(rows: int) -> None:

@@ -56,7 +56,6 @@ class CaseMaker:
         """The name of each case and what makes it."""
         sizes, tokens = self.sizes, self.sizes.tokens
         yield f"RMSNorm, {tokens} tokens", self.rms_norm
-        yield f"add + RMSNorm, {tokens} tokens", self.add_rms_norm
         rope = "QK-norm + RoPE + KV write" if self.shapes.qk_norm else "RoPE + KV write"
         yield f"{rope}, {tokens} tokens", self.rope
         yield f"SiLU*mul, {tokens} tokens", self.silu_mul
@@ -78,11 +77,6 @@ class CaseMaker:
         weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
         inputs = [(x, weight, EPS) for x in self._several(*rows)]
         return Case("rms_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
-
-    def add_rms_norm(self) -> Case:
-        weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
-        inputs = [(x, torch.randn_like(x), weight, EPS) for x in self._several(*rows)]
-        return Case("add_rms_norm", 4 * inputs[0][0].nbytes, "TB/s", inputs)
 
     def rope(self) -> Case:
         tokens = self.sizes.tokens

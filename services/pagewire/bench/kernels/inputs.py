@@ -11,11 +11,16 @@ from torch import Tensor
 
 from pagewire.bench.kernels.shapes import SharedPrefix
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.sampling import (
+    BIASED,
+    NO_TOKEN,
+    PENALIZED,
+    Adjustments,
+    SamplingState,
+)
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.device import multiprocessors
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
-from pagewire.worker.protocol.steps.adjustments import BIASED, NO_TOKEN, PENALIZED
+from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import Sharing, pack_ranges, shared_ranges
 
@@ -66,7 +71,7 @@ def paged(lengths: Sequence[int], heads: Heads, device: torch.device, copies: in
 
 def paged_with_shared_prefix(
     prefix: SharedPrefix, heads: Heads, device: torch.device, copies: int = 1
-) -> tuple[Paged, SharedRanges]:
+) -> tuple[Paged, SharedPrefixItems]:
     """Draw caches of sequences that share prefixes, and the ranges as a worker packs them."""
     common, own = prefix.shared // BLOCK_SIZE, -(-prefix.own // BLOCK_SIZE)
     total = prefix.groups * common + prefix.rows * own + 1
@@ -79,7 +84,7 @@ def paged_with_shared_prefix(
     slots = np.arange(prefix.rows, dtype=np.int32)
     members = (slots[group :: prefix.groups] for group in range(prefix.groups))
     sharing = Sharing(
-        members=rows_of_an_item(heads.dtype, heads.dim, heads.query // heads.kv),
+        members=max_rows_per_item(heads.dtype, heads.dim, heads.query // heads.kv),
         kv_heads=heads.kv,
         processors=multiprocessors(device),
         block_size=BLOCK_SIZE,

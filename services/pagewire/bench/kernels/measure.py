@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def measure(name: str, make: Callable[[], Case], compiled: bool, ceilings: Ceili
 def compiled_twins(op: str) -> Any:
     """The twins in plain torch, `op` of them compiled for the shapes that it meets."""
     twins = load_ops("torch")
-    return replace(twins, **{op: torch.compile(getattr(twins, op), dynamic=False)})
+    return SimpleNamespace(**{op: torch.compile(getattr(twins, op), dynamic=False)})
 
 
 def _one_line(error: Exception) -> str:

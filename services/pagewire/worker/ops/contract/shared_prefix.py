@@ -1,4 +1,4 @@
-"""KV ranges that several decode rows share: attention can read each once for all of them."""
+"""Prefixes that several decode rows share: attention can read their KV once for all these rows."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-# A range begins and ends at multiples of this many positions: whole tiles of every kernel.
+# A range begins and ends at multiples of this many positions, which are whole tiles of every
+# kernel.
 RANGE_UNIT = 64
-# Shared ranges that one row may be in.
+# The shared prefix of one row is cut into at most this many ranges.
 MAX_RANGES = 7
-# What an item says: see `SharedRanges.items`.
+# int32 values that describe an item, see `SharedPrefixItems.items`.
 ITEM_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class SharedRanges:
-    """Attention over the first KV positions of some rows, cut into items; all int32.
+class SharedPrefixItems:
+    """The shared prefixes of a batch, cut into work items; all tensors are int32.
 
-    An item is a KV range and the rows that share it. The ranges of one row follow one another
-    from position 0 and leave its last position to the row alone. A row without ranges is the
-    ordinary case; sharing never changes what is computed.
+    An item is a range of KV positions and the rows that share it. The ranges of one row follow
+    one another from position 0. They never reach its last position, so each row keeps some KV of
+    its own. Attention gives the same result with and without these items.
     """
 
     num_items: Tensor  # [1]
-    # [items, 6]: the slot whose blocks are read, the range's begin and end, where in `entries`
-    # its rows begin, how many they are, and which of each row's ranges this is.
+    # [items, 6]: the slot whose blocks are read, the begin and end of the range, where the item's
+    # rows begin in `entries`, their number, and the index of the range among those of each row.
     items: Tensor
     entries: Tensor  # [entries], rows of the batch
-    lengths: Tensor  # [rows], positions of each row that its ranges cover
+    lengths: Tensor  # [rows], positions that the ranges of each row cover
     counts: Tensor  # [rows], ranges of each row

@@ -1,11 +1,7 @@
-"""Attention over the paged KV cache, in plain torch.
+"""Attention over the paged KV cache in plain torch; see `contract.attention`.
 
-These functions size their work by reading lengths on the host (`.tolist()`). On a CPU that costs
-nothing; on a GPU it waits for the device, which is why the Triton twins never do it.
-
-Cached values must be finite wherever a block table points, also past the end of a sequence: a
-masked score is added to minus infinity, and NaN survives that. A cache allocated as zeros and
-written by `qk_norm_rope_kv_write` keeps this.
+The functions read lengths on the host (`.tolist()`) to size their work. That is free on a CPU. On
+a GPU it waits for the device, so the Triton implementation never does it.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 
 
 def plan_decode(
@@ -27,15 +23,9 @@ def plan_decode(
     head_dim: int,
     dtype: torch.dtype,
     *,
-    shared: SharedRanges | None = None,
+    shared: SharedPrefixItems | None = None,
 ) -> None:
-    """Nothing: the Triton twin cuts the work of `decode_attention`, once for all layers.
-
-    Args:
-        lengths: `[rows]` int32, as in `decode_attention`.
-        query_heads, kv_heads, head_dim, dtype: of the queries and of the cache.
-        shared: as in `decode_attention`.
-    """
+    """Return None: `decode_attention` needs no plan here."""
 
 
 def decode_attention(
@@ -47,31 +37,11 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
-    shared: SharedRanges | None = None,
+    shared: SharedPrefixItems | None = None,
     plan: Any = None,
     beside_prefill: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend from one new token of each sequence to all of its cached tokens.
-
-    Args:
-        q: `[rows, query_heads, head_dim]`.
-        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`.
-        block_tables: `[slots, max_blocks]` int32.
-        slots: `[rows]` int32, the block table row of each query row.
-        lengths: `[rows]` int32, cached tokens of each row, the current one included. A row of
-            length 0 gives zeros, a negative length leaves the row of `out` as it is.
-        scale: multiplies the scores, usually `head_dim ** -0.5`.
-        shared: KV ranges that rows have in common. The Triton twin reads each once; the result is
-            the same without them, and they are not looked at here.
-        plan: what `plan_decode` returned for these lengths and ranges, or None; not looked at here.
-        beside_prefill: the call before this one was `prefill_attention` with the same queries; the
-            Triton twins then run side by side.
-        out: like `q`, takes the result; a new tensor when None.
-
-    Returns:
-        `[rows, query_heads, head_dim]` in the dtype of `q`: `out` if it was given.
-    """
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
@@ -104,29 +74,6 @@ def prefill_attention(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend causally from N chunks of new tokens, each to its cached prefix and to itself.
-
-    Query j of chunk i stands at position `lengths[i] - (query_starts[i+1] - query_starts[i]) + j`
-    of its sequence and sees all positions up to its own.
-
-    Args:
-        q: `[tokens, query_heads, head_dim]`: tokens of no chunk, the chunks one after another,
-            tokens of no chunk.
-        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`; the keys and values of
-            the chunks are already written.
-        block_tables: `[slots, max_blocks]` int32.
-        slots: `[chunks]` int32.
-        query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, and the end of the last.
-        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together. A
-            chunk of length 0 gives zeros: its tokens are padding.
-        scale: multiplies the scores, usually `head_dim ** -0.5`.
-        max_query_length: no chunk is longer, padding aside; sizes the tiles of the Triton twin.
-        out: like `q`, takes the result; a new tensor when None.
-
-    Returns:
-        `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if it was given. Rows before
-        the first chunk are left as they are, rows after the last are zero.
-    """
     out = torch.zeros_like(q) if out is None else out
     starts = query_starts.tolist()
     out[starts[-1] :] = 0

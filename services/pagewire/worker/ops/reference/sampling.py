@@ -12,104 +12,33 @@ draws what it would have drawn here, whatever runs beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from pagewire.worker.protocol.steps.adjustments import BIASED, MAX_COUNTED, PENALIZED
-
-# Below this temperature a row is greedy: 1 / temperature would leave the noise no bits.
-GREEDY_BELOW = 1e-5
-
-# How many ids are drawn from as one before one of them is.
-GROUP = 8
-
-# Added to the two halves of the seed so that seed 0 is no fixed point of the mixing: the 32-bit
-# golden ratio and a constant of xxHash32.
-SEED_LOW_OFFSET = 0x9E3779B9
-SEED_HIGH_OFFSET = 0x85EBCA77
-# The multipliers of MurmurHash3's 32-bit finalizer.
-MIX_FIRST = 0x85EBCA6B
-MIX_SECOND = 0xC2B2AE35
-
-LARGEST_BELOW_ONE = 1.0 - 2.0**-24
-# How many of the upper bits of a logit as float32 differ between logits as a model gives them. The
-# filters look at no more of any, so adjusted ones that differ in lower bits alone are tied.
-KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-# Under this, -log(1 - v) comes from its series, because 1 - v would round the digits of v away.
-SERIES_BELOW = 2.0**-6
-
+from pagewire.worker.ops.contract.noise import (
+    GREEDY_BELOW,
+    GROUP,
+    KEY_BITS,
+    LARGEST_BELOW_ONE,
+    MIX_FIRST,
+    MIX_SECOND,
+    SEED_HIGH_OFFSET,
+    SEED_LOW_OFFSET,
+    SERIES_BELOW,
+)
+from pagewire.worker.ops.contract.sampling import (
+    BIASED,
+    MAX_COUNTED,
+    PENALIZED,
+    Adjustments,
+    SamplingState,
+)
 
 # Where the sequence of each row begins, and its step: `[rows]` int32 each.
 NoiseKeys = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Adjustments:
-    """Biases and penalties. Only rows whose `kinds` say that there are some read the rest.
-
-    Attributes:
-        kinds: `[rows]` int32, bits: BIASED, PENALIZED.
-        slots: `[rows]` int32, where in the following the row's own are.
-        token_counts: `[slots, vocabulary or more]` int16, what a sequence has of each token: see
-            MAX_COUNTED.
-        penalties: `[slots, 3]` float32: repetition, of which 1 is off, frequency and presence.
-        bias_ids: `[slots, 300]` int32, ascending; NO_TOKEN behind the last.
-        biases: `[slots, 300]` float32, what is added to the logits of `bias_ids`.
-    """
-
-    kinds: Tensor
-    slots: Tensor
-    token_counts: Tensor
-    penalties: Tensor
-    bias_ids: Tensor
-    biases: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingState:
-    """How each row of a batch is drawn; every tensor lies on the device of the logits.
-
-    Attributes:
-        temperature: `[rows]` float32, 0 is greedy.
-        top_k: `[rows]` int32, 0 is off.
-        top_p: `[rows]` float32, 1 is off.
-        min_p: `[rows]` float32, 0 is off.
-        seed: `[rows]` int64, the request's seed.
-        index: `[rows]` int32, the index of the drawn token in its request, from 0.
-        min_tokens: `[rows]` int32; the stop tokens cannot be drawn while `index` is below it.
-        stop_token_ids: `[rows, 16]` int32, -1 is none.
-        adjustments: biases and penalties; None if no row has any.
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    index: Tensor
-    min_tokens: Tensor
-    stop_token_ids: Tensor
-    adjustments: Adjustments | None = None
-
-
 def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
-    """Draw one token a row.
-
-    Biases, bans and penalties come first (`adjusted_logits`), then temperature, then `min_p`,
-    `top_k` and `top_p` on the resulting distribution, `top_p` relative to the mass that the other
-    two left. Tokens tied at a filter's boundary are all kept. Of tied scores the lowest id wins.
-
-    Args:
-        logits: `[rows, vocabulary]`.
-        state: the rows' parameters.
-        filtered: False promises that no row has a `top_k`, `top_p`, `min_p`, bias or penalty and
-            that none need be looked at.
-
-    Returns:
-        `[rows]` int32 token ids.
-    """
     scores = adjusted_logits(logits, state, filtered)  # [rows, vocabulary]
     drawn = state.temperature >= GREEDY_BELOW
     if filtered:
@@ -152,20 +81,6 @@ def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log probability of each row's token and of its `k` most likely tokens.
-
-    They are of the softmax of the logits as the model gave them: before biases, bans, penalties,
-    temperature and filters.
-
-    Args:
-        logits: `[rows, vocabulary]`.
-        tokens: `[rows]` int32.
-        k: 0 to 20.
-
-    Returns:
-        `[rows]` float32 of the tokens, `[rows, k]` int32 ids, most likely first, and
-        `[rows, k]` float32.
-    """
     normalized = logits.float().log_softmax(-1)
     top, ids = normalized.topk(k)
     chosen = normalized.gather(1, tokens.long()[:, None])[:, 0]

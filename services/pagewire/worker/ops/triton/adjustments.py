@@ -15,10 +15,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.ops.contract import sampling as contract
+from pagewire.worker.ops.contract.sampling import SamplingState
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference.sampling import SamplingState
-from pagewire.worker.protocol.steps import adjustments
 
 CHUNK = 4096
 WARPS = 8
@@ -30,10 +30,10 @@ _ALIGNMENT = 16
 _STOP_IDS = tl.constexpr(MAX_STOP_IDS)
 _BIASES = tl.constexpr(MAX_BIASES)
 _BIAS_LANES = tl.constexpr(next_power_of_2(MAX_BIASES))
-_NO_TOKEN = tl.constexpr(adjustments.NO_TOKEN)
-_BIASED = tl.constexpr(adjustments.BIASED)
-_PENALIZED = tl.constexpr(adjustments.PENALIZED)
-_MAX_COUNTED = tl.constexpr(adjustments.MAX_COUNTED)
+_NO_TOKEN = tl.constexpr(contract.NO_TOKEN)
+_BIASED = tl.constexpr(contract.BIASED)
+_PENALIZED = tl.constexpr(contract.PENALIZED)
+_MAX_COUNTED = tl.constexpr(contract.MAX_COUNTED)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from triton.runtime.jit import JITFunction
 from pagewire.worker.ops import triton as package
 
 
-def settle_cache_keys() -> None:
+def compute_cache_keys() -> None:
     """Has the keys of all functions computed, in one order.
 
     The key that Triton gives a function holds the globals of only those functions it calls that

@@ -25,7 +25,6 @@ def inverse_rms(x, eps, HIDDEN: tl.constexpr, AXIS: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def _rms_norm_kernel(
     x_ptr,
-    residual_ptr,
     weight_ptr,
     out_ptr,
     tokens,
@@ -35,7 +34,6 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WEIGHT: tl.constexpr,
-    ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Normalize ROWS rows; with ADD, first add them to the residual stream."""
@@ -50,11 +48,6 @@ def _rms_norm_kernel(
         gdc_wait()
 
     x = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        residual = residual_ptr + row * HIDDEN + column
-        total = (x + tl.load(residual, mask=mask, other=0.0)).to(residual_ptr.dtype.element_ty)
-        tl.store(residual, total, mask=mask)
-        x = total.to(tl.float32)
     out = x * inverse_rms(x, eps, HIDDEN, 1)[:, None]
     if WEIGHT:
         out *= weight
@@ -72,15 +65,29 @@ class NormConfig:
 def rms_norm(
     x: Tensor, weight: Tensor | None, eps: float, *, config: NormConfig | None = None
 ) -> Tensor:
-    """Twin of `reference.norm.rms_norm`; the rows of `x` may lie apart, its columns may not."""
-    return _launch(x, None, weight, eps, config)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, config: NormConfig | None = None
-) -> Tensor:
-    """Twin of `reference.norm.add_rms_norm`; `residual` is contiguous."""
-    return _launch(x, residual, weight, eps, config)
+    """Implement `NormOps.rms_norm`; the rows of `x` may have any stride, its columns may not."""
+    tokens, hidden = x.shape
+    out = x.new_empty((tokens, hidden))
+    if tokens == 0:
+        return out
+    config = config or norm_config(tokens, hidden)
+    pdl = dependent_launch(x.device)
+    _rms_norm_kernel[(cdiv(tokens, config.rows),)](
+        x,
+        x if weight is None else weight,
+        out,
+        tokens,
+        x.stride(0),
+        eps,
+        HIDDEN=hidden,
+        BLOCK=next_power_of_2(hidden),
+        ROWS=config.rows,
+        WEIGHT=weight is not None,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    return out
 
 
 def scales_late(x: Tensor) -> bool:
@@ -100,32 +107,3 @@ def norm_config(tokens: int, hidden: int) -> NormConfig:
     if tokens <= 256:
         return NormConfig(rows=1, warps=max(1, min(8, block // 512)))
     return NormConfig(rows=2 if block <= 2048 else 1, warps=max(4, min(16, block // 1024)))
-
-
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, config: NormConfig | None
-) -> Tensor:
-    tokens, hidden = x.shape
-    out = x.new_empty((tokens, hidden))
-    if tokens == 0:
-        return out
-    config = config or norm_config(tokens, hidden)
-    pdl = dependent_launch(x.device)
-    _rms_norm_kernel[(cdiv(tokens, config.rows),)](
-        x,
-        x if residual is None else residual,
-        x if weight is None else weight,
-        out,
-        tokens,
-        x.stride(0),
-        eps,
-        HIDDEN=hidden,
-        BLOCK=next_power_of_2(hidden),
-        ROWS=config.rows,
-        WEIGHT=weight is not None,
-        ADD=residual is not None,
-        PDL=pdl,
-        num_warps=config.warps,
-        launch_pdl=pdl,
-    )
-    return out

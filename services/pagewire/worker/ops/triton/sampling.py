@@ -13,20 +13,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
+from pagewire.worker.ops.contract import noise
+from pagewire.worker.ops.contract.sampling import SamplingState
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import (
     adjusted_logits,
     adjustment_arguments,
     load_chunk,
 )
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
-from pagewire.worker.ops.triton.logprobs import logprobs
 from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
-
-__all__ = ["SamplingState", "logprobs", "sample"]
 
 # Timed on an H200 at 1 to 512 rows.
 CHUNK = 2048
@@ -34,14 +31,14 @@ WARPS = 4
 # Programs that a multiprocessor holds at once; more would only repeat the preambles.
 PROGRAMS_A_PROCESSOR = 8
 
-_GROUP = tl.constexpr(reference.GROUP)
-_GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
-_SEED_LOW_OFFSET = tl.constexpr(reference.SEED_LOW_OFFSET)
-_SEED_HIGH_OFFSET = tl.constexpr(reference.SEED_HIGH_OFFSET)
-_MIX_FIRST = tl.constexpr(reference.MIX_FIRST)
-_MIX_SECOND = tl.constexpr(reference.MIX_SECOND)
-_LARGEST_BELOW_ONE = tl.constexpr(reference.LARGEST_BELOW_ONE)
-_SERIES_BELOW = tl.constexpr(reference.SERIES_BELOW)
+_GROUP = tl.constexpr(noise.GROUP)
+_GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
+_SEED_LOW_OFFSET = tl.constexpr(noise.SEED_LOW_OFFSET)
+_SEED_HIGH_OFFSET = tl.constexpr(noise.SEED_HIGH_OFFSET)
+_MIX_FIRST = tl.constexpr(noise.MIX_FIRST)
+_MIX_SECOND = tl.constexpr(noise.MIX_SECOND)
+_LARGEST_BELOW_ONE = tl.constexpr(noise.LARGEST_BELOW_ONE)
+_SERIES_BELOW = tl.constexpr(noise.SERIES_BELOW)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _LOG2_E = tl.constexpr(LOG2_E)
 

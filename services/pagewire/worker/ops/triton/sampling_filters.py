@@ -15,17 +15,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract import noise
+from pagewire.worker.ops.contract.sampling import SamplingState
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import adjustment_arguments, load_chunk
 
 CHUNK = 4096
 WARPS = 4
 DIGIT_BITS = 4
 
-_GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
+_GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
 _DIGIT_BITS = tl.constexpr(DIGIT_BITS)
 _DIGITS = tl.constexpr(1 << DIGIT_BITS)
 
@@ -267,7 +267,7 @@ def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | Non
     """
     rows, vocabulary = logits.shape
     chunks = cdiv(vocabulary, CHUNK)
-    steps = reference.KEY_BITS[logits.dtype] // DIGIT_BITS
+    steps = noise.KEY_BITS[logits.dtype] // DIGIT_BITS
     peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
     prefixes = logits.new_empty((2 * steps, rows), dtype=torch.int32)
     sums = logits.new_empty((2 * steps, rows, chunks, 1 << DIGIT_BITS), dtype=torch.float32)

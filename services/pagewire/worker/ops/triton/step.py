@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.step import NUM_INPUTS
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.reference.step import NUM_INPUTS
 from pagewire.worker.ops.triton.adjustments import count_token
 
 

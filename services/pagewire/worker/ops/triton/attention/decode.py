@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.contract.shared_ranges import MAX_RANGES, SharedRanges
+from pagewire.worker.ops.contract.blocks import RUN
+from pagewire.worker.ops.contract.shared_prefix import MAX_RANGES, SharedPrefixItems
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.decode_kernel import decode_kernel
 from pagewire.worker.ops.triton.attention.merge import merge_config, merge_pieces
 from pagewire.worker.ops.triton.attention.paged import LOG2_E, check_layout
-from pagewire.worker.ops.triton.attention.shared import Pieces, attend_shared_ranges
+from pagewire.worker.ops.triton.attention.shared_prefix import Pieces, attend_shared_prefixes
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, plan_shares
-from pagewire.worker.protocol.steps.limits import RUN
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
 
@@ -67,7 +67,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
-    shared: SharedRanges | None = None,
+    shared: SharedPrefixItems | None = None,
     plan: DecodePlan | None = None,
     beside_prefill: bool = False,
     out: Tensor | None = None,
@@ -121,7 +121,7 @@ def decode_attention(
         ranges = Pieces(out, out)
         shared_lengths = counts = lengths
     else:
-        ranges = attend_shared_ranges(q, k_cache, v_cache, block_tables, shared, scale)
+        ranges = attend_shared_prefixes(q, k_cache, v_cache, block_tables, shared, scale)
         shared_lengths, counts = shared.lengths, shared.counts
     if plan is None:  # not read
         plan = DecodePlan(lengths, lengths, lengths, lengths, lengths)
@@ -202,7 +202,7 @@ def plan_decode(
     head_dim: int,
     dtype: torch.dtype,
     *,
-    shared: SharedRanges | None = None,
+    shared: SharedPrefixItems | None = None,
 ) -> DecodePlan | None:
     """Cut a batch's decode attention into shares, which are the same in every layer.
 
@@ -220,7 +220,7 @@ def plan_decode(
 
 
 def _plan(
-    lengths: Tensor, shared: SharedRanges | None, kv_heads: int, config: DecodeConfig
+    lengths: Tensor, shared: SharedPrefixItems | None, kv_heads: int, config: DecodeConfig
 ) -> DecodePlan | None:
     if len(lengths) == 1:
         return None

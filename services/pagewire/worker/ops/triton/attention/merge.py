@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.paged import LOWEST
-from pagewire.worker.ops.triton.attention.shared import Pieces
+from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, share_of
 
 WARP_VALUES = 4096  # of pieces, that a warp holds

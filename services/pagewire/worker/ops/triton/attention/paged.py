@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.protocol.steps.limits import RUN
+from pagewire.worker.ops.contract.blocks import RUN
 
 # Softmax runs in base 2: scores are multiplied by scale * LOG2_E.
 LOG2_E = 1.4426950408889634

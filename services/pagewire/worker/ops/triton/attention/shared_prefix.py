@@ -1,10 +1,10 @@
-"""Decode attention over KV ranges that several rows share: keys and values are read once for all.
+"""Shared-prefix (cascade) decode attention: keys and values of a prefix are read once for all rows.
 
-An item is a KV range and the rows that share it (`SharedRanges`). For each KV head its query rows,
-the heads of the group included, fill a tile of the tensor cores, as in prefill; the result is a
-piece of each row: an output normalized over the range, float32, with its log-sum-exp, which the
-merge of decode attention joins with the piece of the row's own positions. A fixed number of
-programs takes the items in turn, so the grid depends on nothing but the device.
+A work item is a range of KV positions and the rows that share it (`SharedPrefixItems`). The query
+heads of these rows fill a tile of the tensor cores, as in prefill. The result of an item is a piece
+of each row: a float32 output that is normalized over the range, and its log-sum-exp. The merge of
+decode attention joins these pieces with the piece of each row's own positions. This is the
+two-level scheme of "cascade inference" (Ye et al., 2024, FlashInfer).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.shared_ranges import ITEM_FIELDS, MAX_RANGES, SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import ITEM_FIELDS, MAX_RANGES, SharedPrefixItems
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST
@@ -39,7 +39,7 @@ class Pieces:
     lse: Tensor  # [rows, MAX_RANGES + 1, query_heads], base 2, of the scaled scores
 
 
-def rows_of_an_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
+def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
     """How many rows an item has at most, of `group` query heads a KV head each."""
     return max(1, _config(dtype, head_dim).rows // group)
 
@@ -49,12 +49,12 @@ def _config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
     return prefill_config(dtype, head_dim, rows=2**16)
 
 
-def attend_shared_ranges(
+def attend_shared_prefixes(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
-    shared: SharedRanges,
+    shared: SharedPrefixItems,
     scale: float,
 ) -> Pieces:
     """The pieces of all ranges; the arguments are those of `decode_attention`."""
@@ -68,7 +68,7 @@ def attend_shared_ranges(
         out=q.new_empty((rows, MAX_RANGES + 1, query_heads, head_dim), dtype=torch.float32),
         lse=q.new_empty((rows, MAX_RANGES + 1, query_heads), dtype=torch.float32),
     )
-    _shared_kernel[(PROGRAMS_A_PROCESSOR * multiprocessors(q.device),)](
+    _shared_prefix_kernel[(PROGRAMS_A_PROCESSOR * multiprocessors(q.device),)](
         pieces.out,
         pieces.lse,
         q,
@@ -99,7 +99,7 @@ def attend_shared_ranges(
 
 
 @triton.jit
-def _shared_kernel(
+def _shared_prefix_kernel(
     pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
     sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
     q_ptr,

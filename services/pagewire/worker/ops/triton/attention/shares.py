@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 _PROGRAMS = 16  # whose shares one program plans
@@ -51,7 +51,7 @@ class DecodePlan:
 
 def plan_shares(
     lengths: Tensor,
-    shared: SharedRanges | None,
+    shared: SharedPrefixItems | None,
     kv_heads: int,
     tile: int,
     programs: int,
