@@ -17,9 +17,9 @@ class ActivationOps(Protocol):
 
         Args:
             gate_up: `[tokens, 2 * intermediate]`, the gates, then the values that they scale.
-            unscaled: `[tokens, hidden]` or None. If given, `gate_up` is the GEMM of `unscaled`
-                where that of its RMS norm was meant: gates and values are first divided by the
-                root mean square of `unscaled`.
+            unscaled: `[tokens, hidden]` or None. If given, `gate_up` was computed from `unscaled`
+                instead of its RMSNorm. Gates and values are then first divided by the root mean
+                square of `unscaled`.
             eps: added to the mean square of `unscaled`.
 
         Returns:

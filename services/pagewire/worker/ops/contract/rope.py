@@ -76,8 +76,8 @@ class RopeOps(Protocol):
                 block 0.
             block_tables: `[slots, max_blocks]` int32.
             k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
-            unscaled: `[tokens, hidden]` or None. If given, `qkv` is the GEMM of `unscaled` where
-                that of its RMS norm was meant: `qkv` is first divided by the root mean square of
+            unscaled: `[tokens, hidden]` or None. If given, `qkv` was computed from `unscaled`
+                instead of its RMSNorm. `qkv` is then first divided by the root mean square of
                 `unscaled`.
             out: `[tokens, query_heads, head_dim]` for the queries, or None for a new tensor.
 

@@ -54,7 +54,7 @@ def decode_attention(
     # An empty row keeps position 0, so that its softmax is defined; it is zeroed below.
     visible = torch.arange(k.shape[2], device=q.device) < lengths.clamp(min=1)[:, None]
 
-    # The query heads of one KV head stand where a query sequence would: none masks another.
+    # The query heads of one KV head take the place of a query sequence, which has no causal mask.
     grouped = q.view(rows, kv_heads, query_heads // kv_heads, head_dim)
     attended = _attend_masked(grouped, k, v, visible[:, None, None, :], scale).reshape(q.shape)
     attended.masked_fill_((lengths == 0)[:, None, None], 0)
@@ -97,8 +97,8 @@ def prefill_attention(
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:
     """Copy the blocks of `tables [rows, blocks]` into `[rows, kv_heads, positions, head_dim]`.
 
-    A page is one block of one head and contiguous, so a single selection of whole pages, in the
-    order of the result, moves each byte once.
+    A page is one block of one head, and contiguous. One selection of whole pages, in the order of
+    the result, moves each byte once.
     """
     _, kv_heads, _, head_dim = cache.shape
     heads = torch.arange(kv_heads, dtype=torch.int32, device=cache.device)
@@ -108,10 +108,15 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attend from the last `queries` positions of a sequence to `[kv_heads, length, head_dim]`.
+    """Attend causally from the last `queries` positions of one sequence; shapes as below.
 
-    KV heads are the batch, and the query heads that share one are its heads, so keys and values
-    broadcast without a copy.
+    For `scaled_dot_product_attention` the KV heads are the batch and the query heads of one KV
+    head are the heads, so keys and values broadcast without a copy.
+
+    Args:
+        q: `[queries, query_heads, head_dim]`.
+        k, v: `[kv_heads, length, head_dim]`.
+        scale: multiplies the scores.
     """
     queries, query_heads, head_dim = q.shape
     kv_heads, length, _ = k.shape
@@ -127,10 +132,10 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attend where `mask` is true; on a GPU without fused kernels.
+    """Attend where `mask` is true; on a GPU without torch's fused kernels.
 
-    The memory-efficient kernel of torch 2.11 is wrong by a tenth for some masked shapes (65
-    queries of 131 keys is one), and an oracle must not be.
+    The memory-efficient kernel of torch 2.11 has errors of 10 % for some masked shapes, such as 65
+    queries of 131 keys, and kernels are tested against this function.
     """
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

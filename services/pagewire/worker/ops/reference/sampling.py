@@ -1,13 +1,19 @@
-"""Drawing tokens from logits in plain torch.
+"""Drawing tokens from logits in plain torch; see `contract.sampling`.
 
-A token is drawn by the Gumbel-max method: the argmax of `score + noise`, where a score is
-`logit / temperature`, is a sample of the softmax, and the largest `score + noise` of a group is
-distributed as the logsumexp of its scores plus noise, whichever token it is of (Maddison, Tarlow
-and Minka, 2014, "A* Sampling"). So first a group of `GROUP` neighbouring ids is drawn, with one
-noise for each group, then one of its ids: noise for each id of the vocabulary costs three times as
-much as reading the logits. The noise is a hash of the request's seed, the token's index in the
-request and the number of the group or the id, and nothing else, so a request resumed elsewhere
-draws what it would have drawn here, whatever runs beside it.
+Tokens are drawn by the Gumbel-max method (Maddison, Tarlow and Minka, 2014, "A* Sampling"). A score
+is `logit / temperature`. With independent Gumbel noise for each token:
+
+- The argmax of `score + noise` is a sample of the softmax of the scores.
+- The largest `score + noise` of a group is distributed as the logsumexp of the group's scores plus
+  one noise value, independently of which token has it.
+
+So a group of `GROUP` neighbouring ids is drawn first, with one noise value for each group, then one
+id of that group. Noise for every id of the vocabulary would cost three times as much as reading the
+logits.
+
+The noise is a hash of the request's seed, the token's index in its request, and the number of the
+group or id. It depends on nothing else: equal logits give equal tokens in every batch and on every
+worker.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from pagewire.worker.ops.contract.sampling import (
     SamplingState,
 )
 
-# Where the sequence of each row begins, and its step: `[rows]` int32 each.
+# An arithmetic sequence for each row, which the hash mixes: first term and step, `[rows]` int32.
 NoiseKeys = tuple[Tensor, Tensor]
 
 
@@ -60,7 +66,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
 
 
 def in_groups(scores: Tensor) -> Tensor:
-    """Scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, with -inf behind the last id."""
+    """Return scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, padded with -inf."""
     missing = -scores.shape[1] % GROUP
     if missing:
         scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
@@ -68,13 +74,19 @@ def in_groups(scores: Tensor) -> Tensor:
 
 
 def noisy_groups(groups: Tensor, keys: NoiseKeys) -> Tensor:
-    """Return each group's logsumexp plus noise, `[rows, groups]`; see `in_groups`."""
+    """Return the logsumexp of each group plus noise, `[rows, groups]`; see `in_groups`."""
     numbers = torch.arange(groups.shape[1], dtype=torch.int32, device=groups.device)
     return groups.logsumexp(-1) + gumbel_noise(keys, ~numbers)
 
 
 def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
-    """Return scores plus noise of the ids of each row's `group [rows]`, `[rows, GROUP]`."""
+    """Return scores plus noise, `[rows, GROUP]`, of the ids in the group that each row drew.
+
+    Args:
+        groups: `[rows, groups, GROUP]`, see `in_groups`.
+        group: `[rows]`, the drawn group.
+        keys: the sequences of the rows.
+    """
     ids = torch.arange(GROUP, dtype=torch.int32, device=groups.device) + (group * GROUP)[:, None]
     within = groups[torch.arange(len(group), device=groups.device), group]
     return within + gumbel_noise(keys, ids.int())
@@ -88,9 +100,9 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
 
 
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:
-    """Return logits as they are drawn from, `[rows, vocabulary]` float32, a copy.
+    """Return the logits after biases, bans and penalties, `[rows, vocabulary]` float32; a copy.
 
-    Biases are added, then stop tokens that may not come yet get -inf, then comes `penalized`.
+    Biases are added first. Then stop tokens that may not come yet get -inf. Then come penalties.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -103,7 +115,7 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
     if adjustments is not None:
         rows = (adjustments.kinds & BIASED).nonzero()[:, 0]
         slots = adjustments.slots[rows]
-        # One column more than the vocabulary takes the writes of absent ids.
+        # NO_TOKEN writes to one more column than the vocabulary has.
         biases = scores.new_zeros(len(rows), vocabulary + 1)
         ids = adjustments.bias_ids[slots].clamp(max=vocabulary)
         biases.scatter_(1, ids.long(), adjustments.biases[slots])
@@ -120,9 +132,11 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
 def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
     """Apply penalties to logits: repetition, then frequency and presence.
 
+    The repetition penalty is of Keskar et al., 2019, "CTRL"; the others are those of OpenAI's API.
+
     Args:
         logits: `[n, vocabulary]` float32.
-        seen: `[n, vocabulary]` int16, their tokens' `token_counts`.
+        seen: `[n, vocabulary]` int16, `token_counts` of these rows.
         penalties: `[n, 3]`, see `Adjustments`.
     """
     repetition, frequency, presence = penalties.unsqueeze(-1).unbind(1)  # [n, 1] each
@@ -132,12 +146,12 @@ def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
 
 
 def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> None:
-    """Add a token to the output of each slot with penalties; counts stay at MAX_COUNTED.
+    """Count one more output token for each slot with penalties; counts stop at MAX_COUNTED.
 
     Args:
         tokens: `[n]` int32.
-        slots: `[n]` int32, each with penalties at most once.
-        adjustments: by slot, counted in place.
+        slots: `[n]` int32; a slot with penalties occurs once at most.
+        adjustments: by slot; its counts are changed in place.
     """
     rows = (adjustments.kinds[slots] & PENALIZED).nonzero()[:, 0]
     at = slots[rows], tokens[rows]
@@ -148,7 +162,7 @@ def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> Non
 def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
     """Return a copy of `[rows, vocabulary]` with -inf at stop tokens that may not come yet."""
     early = (state.index < state.min_tokens)[:, None] & (state.stop_token_ids >= 0)
-    # One column more than the vocabulary takes the writes of absent ids.
+    # Tokens that are not banned write to one more column than the vocabulary has.
     rows, vocabulary = logits.shape
     banned = torch.zeros(rows, vocabulary + 1, dtype=torch.bool, device=logits.device)
     ids = torch.where(early, state.stop_token_ids, vocabulary).clamp(max=vocabulary)
@@ -159,13 +173,14 @@ def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
 def kept_thresholds(
     logits: Tensor, state: SamplingState, rows: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return the logits `[n]` from which `top_k`, `top_p` and `min_p` keep tokens.
+    """Return the smallest logit that `top_k`, `top_p` and `min_p` keep, `[n]` float32.
 
     Args:
         logits: `[n, vocabulary]` float32.
-        state: the parameters, none of them greedy.
-        rows: `[n]`, which rows of the state the logits belong to.
-        dtype: what the model gave them as: those of the same `KEY_BITS` are tied.
+        state: the parameters of all rows.
+        rows: `[n]`, the rows of `state` that the logits belong to; none of them is greedy.
+        dtype: the dtype in which the model gave the logits. Logits whose upper `KEY_BITS` bits are
+            equal are tied.
     """
     temperature, top_k = state.temperature[rows, None], state.top_k[rows, None]
     top_p, min_p = state.top_p[rows, None], state.min_p[rows, None]
@@ -186,7 +201,7 @@ def kept_thresholds(
 
 
 def _least_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The least float32 with the upper `KEY_BITS` of `x`; see `sampling_filters` for the keys."""
+    """Return the smallest float32 that ties with `x`: its upper `KEY_BITS` bits are the same."""
     low = (1 << (32 - KEY_BITS[dtype])) - 1
     bits = x.view(torch.int32)
     least = torch.where(bits >= 0, bits & ~low, bits | low).view(torch.float32)
@@ -202,7 +217,7 @@ def gumbel_noise(keys: NoiseKeys, numbers: Tensor) -> Tensor:
 
 
 def noise_uniform(keys: NoiseKeys, numbers: Tensor) -> Tensor:
-    """Map the hash's upper 31 bits to float32 in (0, 1), `[rows, n]`."""
+    """Map the upper 31 bits of the hash to float32 in (0, 1), `[rows, n]`."""
     bits = noise_bits(keys, numbers)
     upper = bits.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
     return upper.float().add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST_BELOW_ONE)
@@ -211,26 +226,25 @@ def noise_uniform(keys: NoiseKeys, numbers: Tensor) -> Tensor:
 def noise_bits(keys: NoiseKeys, numbers: Tensor) -> Tensor:
     """Hash (seed, index, number) to 32 uniform bits, `[rows, n]` int32.
 
-    MurmurHash3's finalizer (Appleby, 2011, MurmurHash3, `fmix32`) mixes the terms of a row's
-    arithmetic sequence. So a number costs one round, and rows of different steps have no two
-    neighbours in common.
+    The finalizer of MurmurHash3 (Appleby, 2011, `fmix32`) mixes the terms of a row's arithmetic
+    sequence. A number costs one round, and rows whose sequences have different steps share no two
+    neighbouring terms.
 
     Args:
-        keys: the rows' sequences.
-        numbers: `[n]` or `[rows, n]` int32: an id, or of a group the complement of its number,
-            which is no id.
+        keys: the sequences of the rows.
+        numbers: `[n]` or `[rows, n]` int32: token ids, or the complements of group numbers, which
+            are negative and therefore no ids.
     """
     begin, step = keys
     return _mix((numbers * step[:, None]).add_(begin[:, None]))
 
 
 def noise_keys(seed: Tensor, index: Tensor) -> NoiseKeys:
-    """Return where the arithmetic sequence of each row begins and its step.
+    """Return the arithmetic sequence of each row: first term and step.
 
-    The seed's halves and the index give a 64-bit key of each row, which is a bijection of the
-    seed at each index. One half is where the sequence begins, the other, made odd, its step.
-    Where it begins depends on both halves: number 0 meets no step. Arithmetic is modulo 2^32 on
-    int32.
+    The two halves of the seed and the index give each row a 64-bit key. At a fixed index the key
+    is a bijection of the seed. One half, made odd, is the step. The first term depends on
+    both halves, because the step has no influence on number 0. Arithmetic is modulo 2^32 on int32.
 
     Args:
         seed: `[rows]` int64.
@@ -244,7 +258,7 @@ def noise_keys(seed: Tensor, index: Tensor) -> NoiseKeys:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finalizer of int32 bit patterns, in place."""
+    """Apply the 32-bit finalizer of MurmurHash3 to int32 bit patterns, in place."""
     x.bitwise_xor_(_shift_right(x, 16)).mul_(MIX_FIRST - 2**32)
     x.bitwise_xor_(_shift_right(x, 13)).mul_(MIX_SECOND - 2**32)
     return x.bitwise_xor_(_shift_right(x, 16))
