@@ -28,10 +28,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("lengths", "kv_heads", "programs", "whole"), CASES, ids=str)
-@pytest.mark.parametrize("least_share", [1, 2])
-def test_shares(lengths, kv_heads, programs, whole, least_share, device):
+@pytest.mark.parametrize("min_share", [1, 2])
+def test_shares(lengths, kv_heads, programs, whole, min_share, device):
     given = torch.tensor(lengths, dtype=torch.int32, device=device)
-    plan = plan_shares(given, None, kv_heads, TILE, programs, least_share)
+    plan = plan_shares(given, None, kv_heads, TILE, programs, min_share)
     units, begins, rows = plan.units.tolist(), plan.begins.tolist(), plan.rows.tolist()
     tiles = [-(-length // TILE) for length in lengths]
     held = [row for row, count in enumerate(tiles) if count]

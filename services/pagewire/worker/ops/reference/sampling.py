@@ -189,18 +189,18 @@ def kept_thresholds(
     floor = peak + min_p.log() * temperature  # log(0) = -inf keeps all
 
     last = torch.where(top_k > 0, top_k, logits.shape[1]).clamp(max=logits.shape[1]) - 1
-    floor = torch.maximum(floor, _least_tied(ordered.gather(1, last.long()), dtype))
+    floor = torch.maximum(floor, _smallest_tied(ordered.gather(1, last.long()), dtype))
 
     kept = ordered >= floor
     mass = ((ordered - peak) * (1 / temperature)).exp().double().masked_fill_(~kept, 0)
     above = mass.cumsum(-1) - mass
     kept &= (above < top_p.double() * mass.sum(-1, keepdim=True)) | (top_p >= 1)
     kept[:, 0] = True
-    pivot = _least_tied(ordered.gather(1, kept.sum(-1, keepdim=True) - 1), dtype)
+    pivot = _smallest_tied(ordered.gather(1, kept.sum(-1, keepdim=True) - 1), dtype)
     return torch.maximum(floor, pivot)[:, 0]
 
 
-def _least_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _smallest_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the smallest float32 that ties with `x`: its upper `KEY_BITS` bits are the same."""
     low = (1 << (32 - KEY_BITS[dtype])) - 1
     bits = x.view(torch.int32)

@@ -33,7 +33,7 @@ _DIGITS = tl.constexpr(1 << DIGIT_BITS)
 
 
 @triton.jit
-def _least_logit(key):
+def _smallest_logit(key):
     """Return the smallest float32 whose key is at least `key`.
 
     The key of a positive float is its bits with the sign bit set. The key of a negative float is
@@ -73,7 +73,7 @@ def _final_pivot(
     """Return the pivot of a search as a logit, from the sums of its last step `step`."""
     sums = _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS)
     prefix = tl.load(prefixes_ptr + step * rows + row).to(tl.uint32, bitcast=True)
-    return _least_logit(_narrow(prefix, sums, target, 32 - _DIGIT_BITS * steps))
+    return _smallest_logit(_narrow(prefix, sums, target, 32 - _DIGIT_BITS * steps))
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def _search_kernel(
         needed = True
     else:
         highest = tl.load(peaks_ptr + row * chunks + chunk, searched, -float("inf"))
-        needed = searched & (highest >= tl.maximum(floor, _least_logit(prefix)))
+        needed = searched & (highest >= tl.maximum(floor, _smallest_logit(prefix)))
     source = (
         logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
         stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride,
@@ -209,7 +209,7 @@ def _search_kernel(
                 inverse = tl.div_rn(1.0, temperature)
                 weight = tl.where(x >= floor, tl.exp((x - peak) * inverse), 0.0)
             for digit in tl.static_range(_DIGITS):
-                candidate = _least_logit(prefix | (tl.full((), digit, tl.uint32) << shift))
+                candidate = _smallest_logit(prefix | (tl.full((), digit, tl.uint32) << shift))
                 tl.store(out + digit, tl.sum(tl.where(x >= candidate, weight, 0.0)))
     elif searched:
         tl.store(out + tl.arange(0, _DIGITS), tl.zeros((_DIGITS,), tl.float32))

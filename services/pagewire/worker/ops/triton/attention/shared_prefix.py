@@ -27,25 +27,29 @@ from pagewire.worker.ops.triton.attention.prefill import (
     prefill_config,
 )
 
-# As many as run at once with the tiles of a long prefill.
+# Programs that run on a multiprocessor at the same time with these tiles.
 PROGRAMS_A_PROCESSOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Of each row and query head: outputs over parts of its KV, float32, to be merged."""
+    """Attention of rows over parts of their KV, still to be merged; float32."""
 
     out: Tensor  # [rows, MAX_RANGES + 1, query_heads, head_dim]
-    lse: Tensor  # [rows, MAX_RANGES + 1, query_heads], base 2, of the scaled scores
+    # [rows, MAX_RANGES + 1, query_heads], log-sum-exp in base 2 of the scaled scores
+    lse: Tensor
 
 
 def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
-    """How many rows an item has at most, of `group` query heads a KV head each."""
+    """Return the maximum number of rows in an item; `group` is query heads per KV head."""
     return max(1, _config(dtype, head_dim).rows // group)
 
 
 def _config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
-    """That of a long prefill: the rows of an item are many, or its time is that of its KV."""
+    """Return the tiles of a long prefill.
+
+    An item has many rows, or else its time is the time to read its KV, whatever the tile.
+    """
     return prefill_config(dtype, head_dim, rows=2**16)
 
 
@@ -57,7 +61,7 @@ def attend_shared_prefixes(
     shared: SharedPrefixItems,
     scale: float,
 ) -> Pieces:
-    """The pieces of all ranges; the arguments are those of `decode_attention`."""
+    """Return the pieces of all ranges; the arguments are those of `decode_attention`."""
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
@@ -101,13 +105,13 @@ def attend_shared_prefixes(
 @triton.jit
 def _shared_prefix_kernel(
     pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
-    sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
-    q_ptr,
-    k_ptr,
+    sums_ptr,  # [rows, RANGES + 1, kv_heads * group], log-sum-exps
+    q_ptr,  # [rows, kv_heads * group, head_dim]
+    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim]
     v_ptr,
-    tables_ptr,
+    tables_ptr,  # [slots, table_stride]
     num_items_ptr,
-    items_ptr,
+    items_ptr,  # [items, FIELDS]
     entries_ptr,
     scale_log2,
     table_stride,
@@ -122,6 +126,11 @@ def _shared_prefix_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Attend from the rows of an item to its range.
+
+    The number of programs is fixed, so the grid depends on the device only. A program takes every
+    n-th pair of item and KV head, and computes the query heads of that KV head for all rows.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
