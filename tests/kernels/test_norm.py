@@ -1,4 +1,4 @@
-"""The normalization kernels against their twins."""
+"""The normalization kernel against its reference."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_weight_is_optional(device):
     assert_near(reference.rms_norm(x, None, 1e-6), out, 2e-6)
 
 
-def test_few_values_are_scaled_late_and_never_in_float16(device):
+def test_few_values_are_normalized_late_and_never_in_float16(device):
     few = torch.empty(128, 4096, dtype=torch.bfloat16, device=device)
     assert norm.scales_late(few)
     assert norm.scales_late(few.float())
@@ -43,7 +43,7 @@ def test_few_values_are_scaled_late_and_never_in_float16(device):
     assert not norm.scales_late(torch.empty(136, 4096, dtype=torch.bfloat16, device=device))
 
 
-def test_rows_may_lie_apart(device):
+def test_rows_may_have_any_stride(device):
     x = torch.randn(5, 96, device=device)
     weight = torch.randn(64, device=device)
     out = norm.rms_norm(x[:, :64], weight, 1e-6)

@@ -1,7 +1,7 @@
-"""The norm, activation, sampling and linear kernels compile for Hopper as meant, on any machine.
+"""The pointwise, sampling and linear kernels compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because the interpreter that the other tests
-use takes the place of the compiler. Run as a script, this file prints what it compiled.
+The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def activations(tokens: int) -> None:
     activation.silu_mul(meta(tokens, 2 * HIDDEN), meta(tokens, HIDDEN), 1e-6)
 
 
-def products(tokens: int) -> None:
-    """Llama-3.1-8B's, with the table's kernels."""
+def gemms(tokens: int) -> None:
+    """GEMMs of Llama-3.1-8B, with the kernels of the table."""
     from pagewire.worker.ops.triton import linear
 
     x, norm = meta(tokens, HIDDEN), meta(HIDDEN)
@@ -101,9 +101,9 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "norms of one token": (norms, 1),
     "norms": (norms, 4096),
     "activation": (activations, 4096),
-    "products of one token": (products, 1),
-    "products of 2 tokens": (products, 2),
-    "products of 16 tokens": (products, 16),
+    "GEMMs of one token": (gemms, 1),
+    "GEMMs of 2 tokens": (gemms, 2),
+    "GEMMs of 16 tokens": (gemms, 16),
     "draws": (draws, 8),
     "draws of many rows": (draws, 512),
     "ends of a step": (ends, 8),
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile what every case launches; return the counts that the tests look at."""
+    """Compile the launches of every case; return the counts that are tested."""
     from pagewire.worker.ops.triton import activation, adjustments, linear, norm, sampling
     from pagewire.worker.ops.triton import logprobs as logprobs_module
     from pagewire.worker.ops.triton import sampling_filters as filters
@@ -132,7 +132,7 @@ def compile_cases() -> dict[str, list[dict]]:
                 "spilled": launch.spilled,
                 "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
                 "async_copies": launch.count("cp.async.cg.shared.global"),
-                "products": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
+                "matrix_instructions": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
                 "waits": launch.count("griddepcontrol.wait"),
                 "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
             }
@@ -165,16 +165,17 @@ def test_waits_for_its_predecessor(case, launches):
 @pytest.mark.parametrize("case", CASES)
 def test_loads_are_16_bytes_wide(case, launches):
     for launch in launches[case]:
-        small_tables_alone = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
-        if launch["kernel"] not in small_tables_alone:
+        small_tables_only = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
+        if launch["kernel"] not in small_tables_only:
             assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("products")])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("GEMMs")])
 def test_weights_are_loaded_before_the_wait(case, launches):
-    products = [x for x in launches[case] if x["kernel"] in ("_vector_kernel", "_skinny_kernel")]
-    assert products
-    for launch in products:
+    kernels = ("_vector_kernel", "_skinny_kernel")
+    found = [launch for launch in launches[case] if launch["kernel"] in kernels]
+    assert found
+    for launch in found:
         assert launch["loads_before_wait"] > 0, launch["kernel"]
 
 
@@ -185,10 +186,12 @@ def test_one_kernel_copies_blocks_either_way_16_bytes_at_a_time(launches):
     assert [launch["wide_loads"] for launch in copies] == [4, 4]
 
 
-def test_skinny_products_run_on_tensor_cores(launches):
-    skinny = [x for x in launches["products of 16 tokens"] if x["kernel"] == "_skinny_kernel"]
+def test_skinny_gemms_run_on_tensor_cores(launches):
+    skinny = [x for x in launches["GEMMs of 16 tokens"] if x["kernel"] == "_skinny_kernel"]
     assert len(skinny) == 3
-    assert all(launch["products"] > 0 and launch["async_copies"] > 0 for launch in skinny)
+    assert all(
+        launch["matrix_instructions"] > 0 and launch["async_copies"] > 0 for launch in skinny
+    )
 
 
 if __name__ == "__main__":
