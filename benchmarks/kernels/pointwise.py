@@ -55,16 +55,16 @@ class Model(Shapes):
     layers: int
 
     @property
-    def products(self) -> dict[str, Product]:
+    def gemms(self) -> dict[str, Gemm]:
         ops = {"qkv": "norm_linear", "gate_up": "norm_gate_up_silu_mul", "lm_head": "norm_linear"}
         return {
-            name: Product(ops.get(name, "linear_add"), k, rows, folded=name != "lm_head")
+            name: Gemm(ops.get(name, "linear_add"), k, rows, folded=name != "lm_head")
             for name, (rows, k) in self.matrices.items()
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Gemm:
     """One of the linear operations with the shape `[rows, k]` of its weight.
 
     `folded`: the weight holds that of a norm in front of it.
@@ -95,7 +95,7 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 class Inputs:
     """Inputs of one product: as many weights as exceed the cache, one vector of each other."""
 
-    def __init__(self, shape: Product, tokens: int, copies: int | None = None) -> None:
+    def __init__(self, shape: Gemm, tokens: int, copies: int | None = None) -> None:
         copies = copies or max(3, -(-ROTATE_BYTES // shape.bytes))
         self.x = randn(tokens, shape.k)
         self.norm = None if shape.folded else randn(shape.k)
@@ -141,7 +141,7 @@ class CublasPath:
         return F.linear(x, weight)
 
 
-def candidates(shape: Product, tokens: int) -> list[Config | None]:
+def candidates(shape: Gemm, tokens: int) -> list[Config | None]:
     """Return the configurations worth timing, None being cuBLAS."""
     power = triton.next_power_of_2(shape.k)
     vector = [
@@ -174,10 +174,10 @@ SKINNY = (
 )
 
 
-def warm(task: tuple[Product, int, Config]) -> None:
+def warm(task: tuple[Gemm, int, Config]) -> None:
     """Compile one configuration into the cache on disk; runs in a process of its own."""
     shape, tokens, config = task
-    small = Product(shape.op, shape.k, 512)
+    small = Gemm(shape.op, shape.k, 512)
     inputs = Inputs(small, tokens, copies=1)
     try:
         inputs.calls(shape.op, linear, config=config)[0]()
@@ -190,22 +190,22 @@ def warm_all(token_counts: list[int]) -> None:
     """Compile in parallel what `tune` will time."""
     tasks = {}
     for model, tokens in product((QWEN, LLAMA), token_counts):
-        for shape in model.products.values():
+        for shape in model.gemms.values():
             for config in candidates(shape, tokens):
                 k = shape.k if isinstance(config, VectorConfig) else 4096  # skinny: any k
                 if config is not None:
                     key = (shape.op, k, max(tokens, 8 if k == 4096 else 1), config)
-                    tasks[key] = (Product(shape.op, k, 512), tokens, config)
+                    tasks[key] = (Gemm(shape.op, k, 512), tokens, config)
     context = get_context("spawn")
     with ProcessPoolExecutor(14, mp_context=context) as pool:
         list(pool.map(warm, tasks.values(), chunksize=2))
 
 
-def check_products() -> dict[str, float]:
+def check_gemms() -> dict[str, float]:
     """Return the largest relative error of each linear operation over the models' shapes."""
     worst: dict[str, float] = {}
     for model, tokens in product((QWEN, LLAMA), (1, 2, 7, 16, 33, 64, 100)):
-        for shape in model.products.values():
+        for shape in model.gemms.values():
             inputs = Inputs(shape, tokens, copies=1)
             kept = inputs.stream.clone()
             out = inputs.calls(shape.op, linear)[0]().clone()
@@ -216,10 +216,10 @@ def check_products() -> dict[str, float]:
     return worst
 
 
-def time_products(model: Model) -> list[dict]:
+def time_gemms(model: Model) -> list[dict]:
     """Time each product of a model alone, at 1 to 64 tokens."""
     rows = []
-    for name, shape in model.products.items():
+    for name, shape in model.gemms.items():
         inputs = Inputs(shape, 1)
         for tokens in TOKENS:
             batch = inputs.with_tokens(tokens)
@@ -235,10 +235,10 @@ class Decoder:
 
     def __init__(self, model: Model, rows: int = TOKENS[-1], context: int = 720) -> None:
         self.model, self.ops = model, load_ops("triton")
-        products = dict(model.products)
-        self.lm_head = self._weight(products.pop("lm_head"))
+        gemms = dict(model.gemms)
+        self.lm_head = self._weight(gemms.pop("lm_head"))
         self.layers = [
-            {name: self._weight(shape) for name, shape in products.items()}
+            {name: self._weight(shape) for name, shape in gemms.items()}
             for _ in range(model.layers)
         ]
         self.norm = randn(model.hidden)
@@ -257,7 +257,7 @@ class Decoder:
         self.embedding = randn(1000, model.hidden)
 
     @staticmethod
-    def _weight(shape: Product) -> Tensor:
+    def _weight(shape: Gemm) -> Tensor:
         return randn(shape.rows, shape.k, scale=shape.k**-0.5)
 
     def step(self, rows: int, attention: bool = True) -> Tensor:
@@ -331,13 +331,13 @@ class Tuner:
             linear.linear_config = shipped
 
     def tune(self, tokens: int, rounds: int = 2) -> dict:
-        shapes = {name: (p.rows, p.k) for name, p in self.model.products.items()}
+        shapes = {name: (p.rows, p.k) for name, p in self.model.gemms.items()}
         shipped = {shape: linear.linear_config(tokens, *shape, 2) for shape in shapes.values()}
         self.table = dict(shipped)
         best = first = self.microseconds(tokens)
-        for name in list(self.model.products) * rounds:
+        for name in list(self.model.gemms) * rounds:
             shape = shapes[name]
-            for config in candidates(self.model.products[name], tokens):
+            for config in candidates(self.model.gemms[name], tokens):
                 held, self.table[shape] = self.table[shape], config
                 us = self.microseconds(tokens)
                 if us < best:
@@ -379,8 +379,8 @@ def time_sampling() -> list[dict]:
             calls = [lambda x=x, s=state, f=filtered: sampling.sample(x, s, f) for x in logits]
             rows.append({"mode": name, "rows": batch, "us": graph_us(calls)})
             same = sampling.sample(logits[0], state, filtered)
-            twin = reference_sampling.sample(logits[0], state)
-            rows[-1]["equal_to_twin"] = (same == twin).float().mean().item()
+            expected = reference_sampling.sample(logits[0], state)
+            rows[-1]["equal_to_twin"] = (same == expected).float().mean().item()
         tokens = torch.zeros(batch, dtype=torch.int32, device="cuda")
         calls = [lambda x=x, t=tokens: logprobs(x, t, 20) for x in logits]
         rows.append({"mode": "logprobs 20", "rows": batch, "us": graph_us(calls)})
@@ -505,10 +505,10 @@ def main() -> None:
         print(f"{name}: {perf_counter() - began:.0f} s", flush=True)
 
     try:
-        save("errors", check_products() | check_pointwise())
+        save("errors", check_gemms() | check_pointwise())
         save("pointwise", time_pointwise())
         save("sampling", time_sampling())
-        save("products", [row for model in (QWEN, LLAMA) for row in time_products(model)])
+        save("products", [row for model in (QWEN, LLAMA) for row in time_gemms(model)])
         save("steps", [row for model in (QWEN, LLAMA) for row in time_model(model)])
         if arguments.tune:
             warm_all(arguments.tune)

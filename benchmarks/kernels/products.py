@@ -47,7 +47,7 @@ from pagewire.worker.ops.cublas.gemm import (
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 # Of a layer, and whether they are added to what the output holds.
-PRODUCTS = {"qkv": False, "o": True, "gate_up": False, "down": True}
+GEMMS = {"qkv": False, "o": True, "gate_up": False, "down": True}
 TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 COPIES, ROTATED_BYTES = 6, 2**29  # weights of at least so many layers, and so large together
 FINALISTS = 6  # timed in graphs
@@ -221,14 +221,14 @@ def main() -> None:
     print("of those that heuristics name, and of all that a worker tries; microseconds")
     scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=DEVICE)
     matrices = MODELS[options.model].matrices
-    for name in PRODUCTS:
+    for name in GEMMS:
         features, k = matrices[name]
         copies = max(COPIES, ROTATED_BYTES // (features * k * DTYPE.itemsize))
         weights = [
             torch.randn(features, k, device=DEVICE, dtype=DTYPE) * k**-0.5 for _ in range(copies)
         ]
         for tokens in options.tokens:
-            shape = Shape(tokens, features, k, DTYPE, add=PRODUCTS[name])
+            shape = Shape(tokens, features, k, DTYPE, add=GEMMS[name])
             timer = Timer(shape, weights, scratch)
             row = row_of(name, shape, timer, options.search)
             rows.append(row)

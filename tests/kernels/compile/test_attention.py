@@ -83,30 +83,23 @@ def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
     from pagewire.worker.ops.triton import rope as rope_module
     from pagewire.worker.ops.triton.attention import prefill as attention_prefill
-    from support.kernels.cross_compile import recorded_launches
+    from support.kernels.cross_compile import Launch, counts_of_cases
 
     attention_decode.multiprocessors = lambda device: 132
     for module in (attention_decode, attention_prefill, rope_module):
         module.dependent_launch = lambda device: True
-    found = {}
-    for name, (function, *sizes) in CASES.items():
-        with recorded_launches() as launches:
-            function(*sizes)
-        found[name] = [
-            {
-                "kernel": launch.kernel,
-                "shared": launch.shared,
-                "spilled": launch.spilled,
-                "wgmma": launch.count("wgmma.mma_async"),
-                "mma": launch.count("mma.sync"),
-                "async_copies": launch.count("cp.async.cg.shared.global"),
-                "resident": launch.resident,
-                "waits": launch.count("griddepcontrol.wait"),
-                "loads_early": launch.ptx.split("griddepcontrol.wait")[0].count("ld.global"),
-            }
-            for launch in launches
-        ]
-    return found
+
+    def count(launch: Launch) -> dict[str, int]:
+        return {
+            "wgmma": launch.count("wgmma.mma_async"),
+            "mma": launch.count("mma.sync"),
+            "async_copies": launch.count("cp.async.cg.shared.global"),
+            "resident": launch.resident,
+            "waits": launch.count("griddepcontrol.wait"),
+            "loads_early": launch.ptx.split("griddepcontrol.wait")[0].count("ld.global"),
+        }
+
+    return counts_of_cases(CASES, count)
 
 
 @pytest.fixture(scope="module")

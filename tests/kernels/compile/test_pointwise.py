@@ -116,29 +116,22 @@ def compile_cases() -> dict[str, list[dict]]:
     from pagewire.worker.ops.triton import activation, adjustments, linear, norm, sampling
     from pagewire.worker.ops.triton import logprobs as logprobs_module
     from pagewire.worker.ops.triton import sampling_filters as filters
-    from support.kernels.cross_compile import recorded_launches
+    from support.kernels.cross_compile import Launch, counts_of_cases
 
     sampling.multiprocessors = lambda device: 132
     for module in (activation, adjustments, filters, linear, logprobs_module, norm, sampling):
         module.dependent_launch = lambda device: True
-    found = {}
-    for name, (function, tokens) in CASES.items():
-        with recorded_launches() as launches:
-            function(tokens)
-        found[name] = [
-            {
-                "kernel": launch.kernel,
-                "shared": launch.shared,
-                "spilled": launch.spilled,
-                "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
-                "async_copies": launch.count("cp.async.cg.shared.global"),
-                "matrix_instructions": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
-                "waits": launch.count("griddepcontrol.wait"),
-                "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
-            }
-            for launch in launches
-        ]
-    return found
+
+    def count(launch: Launch) -> dict[str, int]:
+        return {
+            "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
+            "async_copies": launch.count("cp.async.cg.shared.global"),
+            "matrix_instructions": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
+            "waits": launch.count("griddepcontrol.wait"),
+            "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
+        }
+
+    return counts_of_cases(CASES, count)
 
 
 def loads(ptx: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,30 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
     with patch.object(JITFunction, "run", compile_launch):
         yield launches
+
+
+def counts_of_cases(
+    cases: dict[str, tuple], count: Callable[[Launch], dict[str, int]]
+) -> dict[str, list[dict]]:
+    """Compile the launches of each case, a function and its arguments.
+
+    Returns, for each launch, the name of its kernel, its shared memory and spilled registers in
+    bytes, and the counts that `count` adds.
+    """
+    found = {}
+    for name, (function, *arguments) in cases.items():
+        with recorded_launches() as launches:
+            function(*arguments)
+        found[name] = [
+            {
+                "kernel": launch.kernel,
+                "shared": launch.shared,
+                "spilled": launch.spilled,
+                **count(launch),
+            }
+            for launch in launches
+        ]
+    return found
 
 
 def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
