@@ -106,7 +106,7 @@ def test_what_is_not_scaled_yet_is_scaled(hidden, config, dtype, device):
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("biased", [False, True])
 def test_projection_and_what_follows_it(tokens, biased, device):
-    """Normalized, projected and rotated: the parts one after another, and the backends' ways."""
+    """Both implementations give the result of norm, projection and rotation one after another."""
     heads, dtype = (4, 2, 32), torch.float32
     _, *norms, eps, cos_sin, positions, slots, tables = make_arguments(tokens, heads, dtype, device)
     x = 3 * torch.randn(tokens, 64, device=device)

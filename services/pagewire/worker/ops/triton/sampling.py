@@ -30,7 +30,7 @@ CHUNK = 2048
 WARPS = 4
 # Programs that run on a multiprocessor at the same time. More programs would only repeat the code
 # before the loop.
-PROGRAMS_A_PROCESSOR = 8
+PROGRAMS_PER_MULTIPROCESSOR = 8
 
 _GROUP = tl.constexpr(noise.GROUP)
 _GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
@@ -235,6 +235,6 @@ def _runs(logits: Tensor) -> tuple[int, int]:
     """Return the number of chunks in a run, and the number of runs of a row."""
     rows, vocabulary = logits.shape
     chunks = cdiv(vocabulary, CHUNK)
-    programs = PROGRAMS_A_PROCESSOR * multiprocessors(logits.device)
+    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
     run = min(chunks, max(1, rows * chunks // programs))
     return run, cdiv(chunks, run)

@@ -28,7 +28,7 @@ from pagewire.worker.ops.triton.attention.prefill import (
 )
 
 # Programs that run on a multiprocessor at the same time with these tiles.
-PROGRAMS_A_PROCESSOR = 2
+PROGRAMS_PER_MULTIPROCESSOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def attend_shared_prefixes(
         out=q.new_empty((rows, MAX_RANGES + 1, query_heads, head_dim), dtype=torch.float32),
         lse=q.new_empty((rows, MAX_RANGES + 1, query_heads), dtype=torch.float32),
     )
-    _shared_prefix_kernel[(PROGRAMS_A_PROCESSOR * multiprocessors(q.device),)](
+    _shared_prefix_kernel[(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device),)](
         pieces.out,
         pieces.lse,
         q,
