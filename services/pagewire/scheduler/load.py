@@ -11,6 +11,7 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.requests.open_requests import OpenRequests
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.v1 import inference_pb2 as pb
 
@@ -29,6 +30,23 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
         waiting_tokens=admission.waiting.tokens,
         retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
     )
+
+
+def list_models(
+    name: str, created: int, tokenizer: Tokenizer | TokenIdsOnly, workers: ReadyWorkers
+) -> pb.ListModelsResponse:
+    """The model, once a worker has been ready to serve it."""
+    limits = workers.limits
+    if limits is None:
+        return pb.ListModelsResponse()
+    model = pb.Model(
+        id=name,
+        created=created,
+        max_model_len=limits.max_tokens,
+        vocab_size=limits.vocab_size,
+        has_chat_template=tokenizer.chat_template is not None,
+    )
+    return pb.ListModelsResponse(models=[model])
 
 
 def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from pagewire.config import SchedulerConfig
+from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.queue.fair_share import FairShare
 from pagewire.scheduler.core.queue.longest_prefix import LongestPrefix
 from pagewire.scheduler.core.queue.policy import (
@@ -11,6 +13,7 @@ from pagewire.scheduler.core.queue.policy import (
     Priority,
     SchedulingPolicy,
 )
+from pagewire.scheduler.core.routing import ROUTERS
 
 ENTRY_POINTS = "pagewire.scheduling_policies"
 
@@ -39,3 +42,8 @@ def make_policy(name: str) -> SchedulingPolicy:
     if not isinstance(policy, SchedulingPolicy):
         raise ValueError(f"policy {name!r} is a {type(policy).__name__}, not a SchedulingPolicy")
     return policy
+
+
+def make_admission(config: SchedulerConfig, policy: SchedulingPolicy) -> Admission:
+    """An empty queue in the order of the policy, and no workers."""
+    return Admission(policy, ROUTERS[config.routing](), max(1, config.max_retry_attempts))

@@ -17,7 +17,12 @@ from pagewire.rpc.key_interceptor import current_caller
 from pagewire.rpc.transport import HEARTBEAT_SECONDS
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of, grows
+from pagewire.scheduler.requests.incoming_request import (
+    INLINE_TEXT_BYTES,
+    IncomingRequest,
+    expands,
+    read_request,
+)
 from pagewire.scheduler.requests.open_request import error_finish
 from pagewire.scheduler.requests.text_helper import detokenized, tokenized
 from pagewire.v1 import inference_pb2 as pb
@@ -72,15 +77,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """One request, its deltas as they come."""
         caller, owner = current_caller(), ""
         try:
-            arrival = _arrival(request)
+            incoming = _incoming(request)
             if caller is not None:
-                owner, arrival.message.tenant = caller.key.name, caller.key.tenant
-                caller.admit(cost_of(arrival.message, arrival.prompt_tokens, self._max_model_len()))
+                owner, incoming.message.tenant = caller.key.name, caller.key.tenant
+                caller.admit(
+                    cost_of(incoming.message, incoming.prompt_tokens, self._max_model_len())
+                )
         except RequestError as error:
             await abort_with(context, error)
-        await self._engine.solitude.over()
+        await self._engine.intake.exclusive.until_free()
         buffer, finish = DeltaBuffer(), None
-        self._engine.submit(arrival, buffer, 0, owner=owner)
+        self._engine.intake.submit(incoming, buffer, 0, owner=owner)
         try:
             while True:
                 await buffer.ready.wait()
@@ -88,11 +95,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 finish = news.finished[0].finish if news.finished else None
                 if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
                     await abort_with(context, _request_error(finish.error))
-                yield _response(arrival.message, news, finish)
+                yield _response(incoming.message, news, finish)
                 if finish is not None:
                     return
         finally:
-            self._engine.abort(buffer, 0)
+            self._engine.endings.abort(buffer, 0)
             if caller is not None:
                 usage = usage_of(finish or _finish_in(buffer))
                 caller.used = usage.prompt_tokens + usage.completion_tokens
@@ -103,19 +110,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """A gateway's stream: reads requests beside writing the news of all of them."""
         buffer = DeltaBuffer(moves=True)
         reader = asyncio.create_task(self._read(requests, buffer))
-        self._engine.solitude.join(buffer)
+        self._engine.intake.exclusive.connect(buffer)
         try:
             await self._write(context, buffer, reader)
         finally:
             reader.cancel()
-            self._engine.abort_all(buffer)
-            self._engine.solitude.part(buffer)
+            self._engine.endings.abort_all(buffer)
+            self._engine.intake.exclusive.disconnect(buffer)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
         """Ends a request by id; with a key one of its own only."""
         caller = current_caller()
         owner = None if caller is None else caller.key.name
-        return pb.AbortResponse(found=self._engine.abort_by_id(request.request_id, owner))
+        return pb.AbortResponse(found=self._engine.endings.abort_by_id(request.request_id, owner))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest | bytes, context: Context
@@ -124,7 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         engine = self._engine
         try:
             if isinstance(request, bytes):
-                return await engine.helpers.tokenize(request)
+                return await engine.intake.helpers.tokenize(request)
             return tokenized(request, engine.tokenizer, engine.model)
         except RequestError as error:
             await abort_with(context, error)
@@ -136,7 +143,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         engine = self._engine
         try:
             if isinstance(request, bytes):
-                return await engine.helpers.detokenize(request)
+                return await engine.intake.helpers.detokenize(request)
             return detokenized(request, engine.tokenizer, engine.model)
         except RequestError as error:
             await abort_with(context, error)
@@ -168,23 +175,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 if message.WhichOneof("message") == "submit":
                     self._submit(message.submit, buffer)
                 elif message.WhichOneof("message") == "abort":
-                    self._engine.abort(buffer, message.abort)
+                    self._engine.endings.abort(buffer, message.abort)
                 elif message.WhichOneof("message") == "solitude":
                     if message.solitude:
-                        self._engine.solitude.ask(buffer)
+                        self._engine.intake.exclusive.ask(buffer)
                     else:
-                        self._engine.solitude.give_up(buffer)
+                        self._engine.intake.exclusive.release(buffer)
         finally:
             buffer.ready.set()
 
     def _submit(self, submit: pb.Submit, buffer: DeltaBuffer) -> None:
         try:
-            arrival = _arrival(submit.request)
+            incoming = _incoming(submit.request)
         except RequestError as failure:
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
             told = submit.worker_losses if submit.HasField("worker_losses") else None
-            self._engine.submit(arrival, buffer, submit.stream, submit.moved, worker_losses=told)
+            self._engine.intake.submit(
+                incoming, buffer, submit.stream, submit.moved, worker_losses=told
+            )
 
     async def _write(
         self, context: Context, buffer: DeltaBuffer, reader: "asyncio.Task[None]"
@@ -200,13 +209,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             changed = len(response.streams) > 0 or len(response.finished) > 0
             if models is None:
                 response.instance_id = self._engine.instance_id
-            if (count := self._engine.solitude.count) > 0:
-                alone = count % 2 == 1 and self._engine.is_alone(buffer)
+            if (count := self._engine.intake.exclusive.count) > 0:
+                alone = count % 2 == 1 and self._engine.intake.is_alone(buffer)
                 response.solitudes, response.alone = count, alone
                 changed |= solitude != (count, alone)
                 solitude = count, alone
             if now - sent_at >= LOAD_INTERVAL:
-                state = (self._engine.models(), self._engine.draining)
+                state = (self._engine.models(), self._engine.intake.draining)
                 if state != models:
                     models, changed = state, True
                     response.models.CopyFrom(state[0])
@@ -219,7 +228,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 sent_at = now
                 timer.cancel()
                 timer = loop.call_later(LOAD_INTERVAL_WITHOUT_NEWS, buffer.ready.set)
-            response.draining = self._engine.draining
+            response.draining = self._engine.intake.draining
             if changed:
                 await context.write(response)
             await buffer.ready.wait()
@@ -237,15 +246,15 @@ def _read(data: bytes, decode: Callable[[bytes], Any], most: int) -> Any:
     if len(data) > most:
         return data
     message = decode(data)
-    return data if not isinstance(message, pb.DetokenizeRequest) and grows(message) else message
+    return data if not isinstance(message, pb.DetokenizeRequest) and expands(message) else message
 
 
-def _arrival(request: pb.GenerateRequest | bytes) -> Arrival:
+def _incoming(request: pb.GenerateRequest | bytes) -> IncomingRequest:
     """A request in either form; RequestError if it is none."""
     if not isinstance(request, bytes):
-        return Arrival.of(request)
+        return IncomingRequest.of(request)
     try:
-        return arrival_of(request)
+        return read_request(request)
     except DecodeError as error:
         raise RequestError(Code.INVALID_ARGUMENT, UNDECODABLE) from error
 

@@ -204,14 +204,14 @@ async def test_the_tenant_is_the_keys(tmp_path: Path) -> None:
         wanted = request([1, 2], 50, request_id="r", tenant="somebody else")
         running = asyncio.create_task(door.generate("ada", wanted))
         await eventually(lambda: door.stack.engine.load().running == 1)
-        [found] = door.stack.engine._open.named("r")
+        [found] = door.stack.engine.endings.open.named("r")
         assert found.sequence is not None
         assert found.sequence.tenant == "tenant of ada"
         running.cancel()
         peer = door.stub.Generate(wanted, metadata=PEER.metadata)
         await peer.read()
-        await eventually(lambda: len(door.stack.engine._open.named("r", "")) == 1)
-        [found] = door.stack.engine._open.named("r", "")
+        await eventually(lambda: len(door.stack.engine.endings.open.named("r", "")) == 1)
+        [found] = door.stack.engine.endings.open.named("r", "")
         assert found.sequence is not None
         assert found.sequence.tenant == "somebody else"
         peer.cancel()
@@ -248,7 +248,7 @@ async def test_ids_are_those_of_a_key(tmp_path: Path) -> None:
             assert (await _end(call)).reason == pb.FINISH_REASON_ABORT
         assert not await abort(PEER.metadata)
         await door.stack.settle()
-        assert not door.stack.engine._open._by_id
+        assert not door.stack.engine.endings.open._by_id
 
 
 async def _end(call: Any) -> pb.Finish:
@@ -313,11 +313,11 @@ async def test_tokens_to_resume_from_are_no_way_around_the_queue(tmp_path: Path)
         wanted = request([1], 50, request_id="r", resume_token_ids=[5, 6])
         call = door.stub.Generate(wanted, metadata=door.shows("ada"))
         await call.read()
-        [mine] = door.stack.engine._open.named("r", "ada")
+        [mine] = door.stack.engine.endings.open.named("r", "ada")
         assert not mine.moved
         gateways = door.stub.Generate(wanted, metadata=PEER.metadata)
         await gateways.read()
-        [its] = door.stack.engine._open.named("r", "")
+        [its] = door.stack.engine.endings.open.named("r", "")
         assert its.moved
 
 
@@ -402,7 +402,7 @@ async def test_what_is_charged_is_what_was_used(tmp_path: Path, seed: int) -> No
         worker.step_seconds, worker.retryable = 0.002, False
         worker.failing = dict.fromkeys(range(90, 99), 10**6)
         used: Counter[str] = Counter()
-        kept = door.stack.engine._open.close
+        kept = door.stack.engine.endings.open.close
 
         def noted(open_request: Any, state: Any, finish: pb.Finish) -> None:
             kept(open_request, state, finish)
@@ -410,7 +410,7 @@ async def test_what_is_charged_is_what_was_used(tmp_path: Path, seed: int) -> No
                 usage = finish.usage
                 used[open_request.owner] += usage.prompt_tokens + usage.completion_tokens
 
-        door.stack.engine._open.close = noted  # type: ignore[method-assign]
+        door.stack.engine.endings.open.close = noted  # type: ignore[method-assign]
         outcomes: Counter[str] = Counter()
         heads: Counter[str] = Counter()
         unsure: Counter[str] = Counter()

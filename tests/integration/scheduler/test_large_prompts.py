@@ -55,7 +55,7 @@ def helper() -> int:
 async def being_read(stack: Stack) -> None:
     await eventually(lambda: stack.engine.num_open == 1)
     await asyncio.sleep(0.1)
-    assert stack.engine._bounds.parsing == 1
+    assert stack.engine.endings.open.num_parsing == 1
 
 
 async def status_of(call: grpc.aio.UnaryStreamCall) -> tuple[grpc.StatusCode, str]:
@@ -68,7 +68,7 @@ async def at_rest(stack: Stack) -> None:
     """Nothing is left behind, and the next large prompt is read."""
     assert (await ended(stack)).reason == pb.FINISH_REASON_LENGTH
     await stack.settle()
-    assert stack.engine._bounds.parsing == 0
+    assert stack.engine.endings.open.num_parsing == 0
 
 
 async def test_a_helper_that_is_killed_costs_the_request_that_it_read(start: StartStack) -> None:

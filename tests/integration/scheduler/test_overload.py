@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from pagewire.scheduler.requests import delivery
-from pagewire.scheduler.requests.large_requests import Arrival
+from pagewire.scheduler.requests.incoming_request import IncomingRequest
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.scheduler_stack import (
@@ -135,8 +135,8 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
 
     async def run(number: int) -> None:
         buffer = delivery.DeltaBuffer()
-        arrival = Arrival.of(request([number % 90 + 1], 10))
-        stack.engine.submit(arrival, buffer, 0)
+        arrival = IncomingRequest.of(request([number % 90 + 1], 10))
+        stack.engine.intake.submit(arrival, buffer, 0)
         finished: list[pb.StreamFinish] = []
         while not finished:
             await buffer.ready.wait()

@@ -12,10 +12,10 @@ from pagewire.packing import unpack, unpack_unsigned
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.open_request import Request
+from pagewire.scheduler.requests.slot_streams import SlotStreams
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.token_texts import PARTIAL, TokenTexts
 from pagewire.scheduler.text.tokenizer import Tokenizer
-from pagewire.scheduler.workers.slot_streams import SlotStreams
 from support.models.tokenizer_folders import byte_fallback_folder, byte_level_folder
 
 SLOTS = 4

@@ -168,13 +168,15 @@ def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
             raise invalid(name, f"{name} cannot be used with beam search; remove it")
 
 
-def beam_params(message: pb.BeamSearch) -> BeamParams:
-    """As the search takes them; they must have been checked."""
-    return BeamParams(
-        width=message.width,
-        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
-        early_stopping=message.early_stopping,
+def begin_search(asked: pb.BeamSearch, origin: Sequence, vocab_size: int) -> BeamRequest:
+    """The search that `asked` describes, which must have been checked, from a plain sequence."""
+    params = BeamParams(
+        width=asked.width,
+        length_penalty=asked.length_penalty if asked.HasField("length_penalty") else 1.0,
+        early_stopping=asked.early_stopping,
     )
+    search = BeamSearch(params, origin.max_tokens, origin.sampling.min_tokens, origin.stop_ids)
+    return BeamRequest(search, origin, asked.num_returned or asked.width, vocab_size)
 
 
 def _encode(output: Hypothesis, decode: Decode | None, include_stop_token: bool) -> pb.Hypothesis:

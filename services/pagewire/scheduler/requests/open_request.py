@@ -1,15 +1,12 @@
 """A client's request while it is open, and how it ends."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
-from pagewire.packing import pack, pack_floats
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.step_logprobs import Candidates, StepLogprobs
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb
 
@@ -71,31 +68,3 @@ def error_finish(error: RequestError) -> pb.Finish:
     if error.retry_after is not None:
         detail.retry_after_ms = int(error.retry_after * 1000)
     return pb.Finish(reason=pb.FINISH_REASON_ERROR, error=detail)
-
-
-def encode_logprobs(
-    requests: list[Request], logprobs: StepLogprobs, token_bytes: Callable[[int], bytes]
-) -> dict[int, Candidates]:
-    """What the requests that want log probabilities get, by row, and adds to their sums.
-
-    `requests` are those of a step's rows, `logprobs` is of the same rows.
-    """
-    encoded = {}
-    # As a whole, then in slices: one array operation a row would cost more than all else here.
-    ids, values = pack(logprobs.ids), pack_floats(logprobs.values)
-    tokens, stride = logprobs.ids.tolist(), 4 * logprobs.ids.shape[1]
-    chosen = logprobs.values[:, 0].tolist()
-    for i, row in enumerate(logprobs.rows.tolist()):
-        request = requests[row]
-        assert request.sequence is not None
-        top = request.sequence.sampling.logprobs
-        if top is None:
-            continue
-        request.cumulative_logprob += chosen[i]
-        its_own = slice(i * stride, i * stride + 4 * (1 + top))
-        wanted = tokens[i][: 1 + top]
-        pieces = [b""] * len(wanted) if request.text is None else [*map(token_bytes, wanted)]
-        encoded[row] = Candidates(
-            1 + top, ids[its_own], values[its_own], [*map(len, pieces)], b"".join(pieces)
-        )
-    return encoded

@@ -91,7 +91,7 @@ class TextHelpers:
         try:
             return await self._pool.run(task, large=len(data) > _LARGE_BYTES)
         except HelperError as error:
-            raise failures.unread(str(error)) from error
+            raise failures.helper_failed(str(error)) from error
 
 
 def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:

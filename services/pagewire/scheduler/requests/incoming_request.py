@@ -32,7 +32,7 @@ _RESUMED = _FIELDS["resume_token_ids"].number
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class IncomingRequest:
     """A request as it arrives. `data` is None for one that `message` has the whole of.
 
     Otherwise `data` is the serialized request, and `message` lacks its input and the tokens that it
@@ -45,17 +45,17 @@ class Arrival:
     data: bytes | None = None
 
     @classmethod
-    def of(cls, message: pb.GenerateRequest) -> "Arrival":
+    def of(cls, message: pb.GenerateRequest) -> "IncomingRequest":
         """A request that has been decoded as a whole."""
         return cls(message, bool(message.resume_token_ids), estimate_prompt(message))
 
 
-def arrival_of(data: bytes) -> Arrival:
+def read_request(data: bytes) -> IncomingRequest:
     """A serialized request. DecodeError if it is none, RequestError if it has too many fields."""
     if len(data) <= INLINE_TEXT_BYTES:
         message = pb.GenerateRequest.FromString(data)
-        if not grows(message):
-            return Arrival.of(message)
+        if not expands(message):
+            return IncomingRequest.of(message)
     others: list[bytes] = []
     texts = ids = 0
     resumes = False
@@ -76,13 +76,13 @@ def arrival_of(data: bytes) -> Arrival:
         )
     if texts <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
         message = pb.GenerateRequest.FromString(data)
-        if not grows(message):
-            return Arrival.of(message)
+        if not expands(message):
+            return IncomingRequest.of(message)
     guess = text_tokens(texts) + ids // _BYTES_AN_ID
-    return Arrival(pb.GenerateRequest.FromString(head), resumes, guess, data)
+    return IncomingRequest(pb.GenerateRequest.FromString(head), resumes, guess, data)
 
 
-def grows(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
+def expands(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
     """Whether a chat template may make a text of it that is much larger than the message."""
     if message.WhichOneof("input") != "chat":
         return False

@@ -17,8 +17,8 @@ from support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.scheduler.requests.solitude.SOLITUDE_SECONDS", 1.0)
-    monkeypatch.setattr("pagewire.scheduler.requests.solitude.REST_SECONDS", 0.3)
+    monkeypatch.setattr("pagewire.scheduler.requests.exclusive_access.MAX_ACCESS_SECONDS", 1.0)
+    monkeypatch.setattr("pagewire.scheduler.requests.exclusive_access.PAUSE_SECONDS", 0.3)
 
 
 async def test_all_that_gateways_have_open_goes_back_and_nothing_new_comes(start, connect) -> None:

@@ -1,17 +1,17 @@
 """Where the tokens of one worker's slots go, as arrays: clients, stream numbers, text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from pagewire.limits import INT32_MAX
-from pagewire.packing import Int32Array, pack_unsigned
+from pagewire.packing import Int32Array, pack, pack_floats, pack_unsigned
 from pagewire.scheduler.core.batching.slot_table import SlotArray
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.open_request import Request
-from pagewire.scheduler.requests.step_logprobs import Candidates
+from pagewire.scheduler.requests.step_logprobs import Candidates, StepLogprobs
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.token_texts import TokenTexts
 
@@ -84,6 +84,34 @@ class SlotStreams:
         if not self._fresh:
             return []
         return [self.owner(slot) for slot in slots.tolist() if slot in self._fresh]
+
+    def candidates(
+        self, slots: SlotArray, logprobs: StepLogprobs, token_bytes: Callable[[int], bytes]
+    ) -> dict[int, Candidates]:
+        """Log probabilities of the rows whose requests want them, by row; adds to their sums.
+
+        `logprobs` has the rows of the live `slots [n]`.
+        """
+        encoded = {}
+        # Packed as a whole, then sliced: one array operation a row would be slower.
+        ids, values = pack(logprobs.ids), pack_floats(logprobs.values)
+        tokens, stride = logprobs.ids.tolist(), 4 * logprobs.ids.shape[1]
+        chosen = logprobs.values[:, 0].tolist()
+        requests = self.owners(slots)
+        for i, row in enumerate(logprobs.rows.tolist()):
+            request = requests[row]
+            assert request.sequence is not None
+            top = request.sequence.sampling.logprobs
+            if top is None:
+                continue
+            request.cumulative_logprob += chosen[i]
+            part = slice(i * stride, i * stride + 4 * (1 + top))
+            wanted = tokens[i][: 1 + top]
+            pieces = [b""] * len(wanted) if request.text is None else [*map(token_bytes, wanted)]
+            encoded[row] = Candidates(
+                1 + top, ids[part], values[part], [*map(len, pieces)], b"".join(pieces)
+            )
+        return encoded
 
     def deliver(self, outcome: StepOutcome, candidates: Mapping[int, Candidates]) -> list[int]:
         """Hands each row's token to its client; the rows whose sequences have ended.
