@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pagewire.errors import Code, RequestError
 from pagewire.packing import unpack, unpack_floats
 from pagewire.sampling import SamplingParams
-from pagewire.scheduler.requests.parsing import ModelLimits, parse_request
+from pagewire.scheduler.requests.parsing import parse_request
+from pagewire.scheduler.requests.prompt import ModelLimits
 from pagewire.scheduler.text.chat_template import ChatTemplate
+from pagewire.scheduler.text.detokenizer import ByteLevelDetokenizer, PrefixDetokenizer
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.tokenizer import (
-    ByteLevelDetokenizer,
-    PrefixDetokenizer,
     TokenIdsOnly,
     Tokenizer,
     TooManyTokensError,
@@ -120,19 +120,19 @@ def test_a_character_is_never_split(tokenizer: Tokenizer, text: str) -> None:
         max_size=400,
     ).map("".join),
     times=st.sampled_from([1, 1, 40]),
-    most=st.integers(1, 60),
+    limit=st.integers(1, 60),
 )
 def test_a_text_is_refused_for_its_tokens_only_if_it_has_too_many(
-    tokenizer: Tokenizer, text: str, times: int, most: int
+    tokenizer: Tokenizer, text: str, times: int, limit: int
 ) -> None:
     """However its beginning looks: what is proved from that is true of the whole."""
     text *= times
     ids = tokenizer.encode(text)
-    if len(ids) <= most:
-        assert tokenizer.encode(text, most=most).tolist() == ids.tolist()
+    if len(ids) <= limit:
+        assert tokenizer.encode(text, limit=limit).tolist() == ids.tolist()
     else:
         with pytest.raises(TooManyTokensError):
-            tokenizer.encode(text, most=most)
+            tokenizer.encode(text, limit=limit)
 
 
 @pytest.mark.parametrize("unknown", [None, "<unk>"], ids=["left out", "one for all"])
@@ -141,7 +141,7 @@ def test_bytes_without_a_token_are_not_counted(tmp_path: Path, unknown: str | No
     for text in ("ab" + "~" * 10_000, "~" * 5_000 + "ab"):
         ids = Tokenizer(folder).encode(text).tolist()
         assert len(ids) <= 3
-        assert Tokenizer(folder).encode(text, most=3).tolist() == ids
+        assert Tokenizer(folder).encode(text, limit=3).tolist() == ids
 
 
 @pytest.mark.parametrize("piece", ["a", "ab ", "🙂", "hello world\n"])
@@ -161,7 +161,7 @@ def test_too_many_tokens_are_proved_from_the_beginning(
 
     monkeypatch.setattr(byte_level, "_backend", Counting())
     with pytest.raises(TooManyTokensError):
-        byte_level.encode(piece * (1_000_000 // len(piece)), most=500)
+        byte_level.encode(piece * (1_000_000 // len(piece)), limit=500)
     assert sum(encoded) < 10_000
 
 

@@ -15,13 +15,8 @@ from pagewire.models import resolve_model, served_name
 from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.requests import failures
-from pagewire.scheduler.requests.parsing import (
-    ModelLimits,
-    RequestTokens,
-    check_model,
-    parse_request,
-    tokenize_input,
-)
+from pagewire.scheduler.requests.parsing import check_model, parse_request
+from pagewire.scheduler.requests.prompt import ModelLimits, RequestTokens, tokenize_input
 from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 

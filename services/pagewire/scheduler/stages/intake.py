@@ -19,12 +19,12 @@ from pagewire.scheduler.requests.exclusive_access import ExclusiveAccess
 from pagewire.scheduler.requests.incoming_request import IncomingRequest
 from pagewire.scheduler.requests.open_request import Request, error_finish
 from pagewire.scheduler.requests.parsing import (
-    ModelLimits,
     ParsedRequest,
     check_model,
     check_request_id,
     parse_request,
 )
+from pagewire.scheduler.requests.prompt import ModelLimits
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings

@@ -44,7 +44,7 @@ class ChatTemplate:
         """The template of a model folder, from chat_template.jinja or tokenizer_config.json."""
         config = _read_json(folder / "tokenizer_config.json")
         file = folder / "chat_template.jinja"
-        source = file.read_text() if file.is_file() else config.get("chat_template")
+        source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
         if isinstance(source, list):
             source = next((t["template"] for t in source if t.get("name") == "default"), None)
         return None if source is None else cls(source, _special_tokens(config))
@@ -95,4 +95,4 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

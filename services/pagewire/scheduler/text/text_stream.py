@@ -1,6 +1,6 @@
 """The text of one running sequence: incremental decoding and stop strings."""
 
-from pagewire.scheduler.text.tokenizer import Detokenizer
+from pagewire.scheduler.text.detokenizer import Detokenizer
 
 
 class TextStream:

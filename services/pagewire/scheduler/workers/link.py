@@ -4,15 +4,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence as Collection
 from typing import Protocol
 
 import grpc
-import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.lifecycle.stall import Stall
-from pagewire.packing import pack
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.transport import (
@@ -22,8 +19,6 @@ from pagewire.rpc.transport import (
     end_call,
     open_channel,
 )
-from pagewire.scheduler.core.batching.step_plan import StepPlan
-from pagewire.scheduler.core.sequence import Sequence
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -295,56 +290,3 @@ async def _serving(health: grpc.aio.UnaryStreamCall) -> bool:
     if message is None:  # gRPC has logged why
         raise ValueError("its health does not decode")
     return bool(message.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def encode_step(plan: StepPlan) -> pb.Step:
-    """A planned step as it travels; to be called before anything else changes the sequences."""
-    step = pb.Step(step=plan.number)
-    if plan.starts:
-        step.starts.extend(_encode_start(sequence) for sequence in plan.starts)
-    if plan.append_slots:
-        step.append_slots = pack(plan.append_slots)
-        step.append_blocks = pack(plan.append_blocks)
-    if plan.prefill_slots:
-        step.prefill_slots = pack(plan.prefill_slots)
-        step.prefill_counts = pack(plan.prefill_counts)
-    if plan.decode_changed:
-        step.decode_slots = pack(plan.decode_slots)
-    if plan.copies is not None:
-        step.saved_blocks = pack(plan.copies.saved)
-        step.saved_host_blocks = pack(plan.copies.saved_host)
-        step.loaded_host_blocks = pack(plan.copies.loaded_host)
-        step.loaded_blocks = pack(plan.copies.loaded)
-    if plan.groups_changed:
-        step.group_sizes = pack([len(group.slots) for group in plan.groups])
-        step.group_blocks = pack([group.blocks for group in plan.groups])
-        step.group_slots = pack([slot for group in plan.groups for slot in group.slots])
-    return step
-
-
-def _encode_start(sequence: Sequence) -> pb.SequenceStart:
-    sampling = sequence.sampling
-    stop_ids: Collection[int] = sequence.stop_ids if sampling.min_tokens else ()
-    return pb.SequenceStart(
-        slot=sequence.slot,
-        token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
-        num_generated=sequence.num_generated,
-        num_computed=sequence.num_computed,
-        blocks=pack(sequence.blocks),
-        copied_block=sequence.copied_block,
-        sampling=pb.SlotSampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=stop_ids,
-            logprobs=sampling.logprobs,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            bias_ids=sampling.bias_ids,
-            biases=sampling.biases,
-        ),
-    )

@@ -11,11 +11,12 @@ from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.chunk_size import ChunkSize
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.requests.parsing import ModelLimits
+from pagewire.scheduler.requests.prompt import ModelLimits
 from pagewire.scheduler.requests.slot_streams import SlotStreams
 from pagewire.scheduler.text.token_texts import TokenTexts
-from pagewire.scheduler.workers.link import WorkerLink, encode_step
+from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.outage import Outage
+from pagewire.scheduler.workers.step_codec import encode_step
 from pagewire.scheduler.workers.worker_info import worker_limits
 from pagewire.v1 import worker_pb2 as pb
 

@@ -11,7 +11,7 @@ from pagewire.scheduler.core.kv.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.queue.waiting import WaitingQueue
 from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sampling, Sequence, State
-from pagewire.scheduler.workers.link import encode_step
+from pagewire.scheduler.workers.step_codec import encode_step
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 EOS = 7

@@ -12,7 +12,7 @@ from pagewire.scheduler.core.kv.host_tier import HostMemory, Reuse
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import PrefixAware
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
-from pagewire.scheduler.workers.link import encode_step
+from pagewire.scheduler.workers.step_codec import encode_step
 
 GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 SIZE = 4
