@@ -45,8 +45,7 @@ class Engine:
         on_readiness: Callable[[], None],
         on_fatal: Callable[[BaseException], object] = end_process,
     ) -> None:
-        """`on_readiness` is called when a worker was gained or lost, `on_fatal` when the engine
-        itself has failed."""
+        """`on_readiness` is called when workers come or go, `on_fatal` when planning has failed."""
         self.model = model
         self.tokenizer = tokenizer
         self.created = int(time.time())
@@ -54,15 +53,15 @@ class Engine:
         self._config = config
         self._on_readiness = on_readiness
         self._on_fatal = on_fatal
-        self._pump_scheduled = False
+        self._plan_scheduled = False
         self._check_held: asyncio.TimerHandle | None = None
         policy = make_policy(config.policy)
         self._admission = make_admission(config, policy)
         self._waiting = self._admission.waiting
         self._workers = ReadyWorkers(
-            config, model, tokenizer.token_texts, self._admission, self._pump_soon
+            config, model, tokenizer.token_texts, self._admission, self._plan_soon
         )
-        self.endings = Endings(self._admission, self._workers, self._pump_soon)
+        self.endings = Endings(self._admission, self._workers, self._plan_soon)
         self.intake = Intake(
             config,
             model,
@@ -71,9 +70,9 @@ class Engine:
             self._admission,
             self._workers,
             self.endings,
-            self._pump_soon,
+            self._plan_soon,
         )
-        self._losses = WorkerLosses(self._admission, self.endings, self._pump_soon)
+        self._losses = WorkerLosses(self._admission, self.endings, self._plan_soon)
         self._results = Results(
             config.max_retry_attempts,
             tokenizer,
@@ -101,7 +100,7 @@ class Engine:
         """Requests that have not ended."""
         return len(self.endings.open)
 
-    # WorkerEvents
+    # Workers (WorkerEvents)
 
     def on_ready(self, link: WorkerLink, info: worker_pb.WorkerInfo) -> None:
         """Plans for a new worker; ValueError if it cannot serve the model."""
@@ -128,18 +127,18 @@ class Engine:
 
     def _workers_changed(self) -> None:
         self._on_readiness()
-        self._pump_soon()
+        self._plan_soon()
 
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
-        """See WorkerEvents. ValueError for a result that changed nothing and breaks the link.
+        """Takes a result; ValueError for one that is invalid, which breaks the link.
 
-        Any other error has left the books half written, and must end the process.
+        Any other error leaves the state half changed, and must end the process.
         """
         worker = self._workers.by_link[link]
         try:
             outcome, logprobs = self._commit(worker, result)
         except ValueError:
-            log.error("%s of step %d is no answer to it", summary(result), result.step)
+            log.error("%s is no valid result of step %d", summary(result), result.step)
             raise
         except Exception as error:
             raise _failed_at(link, result) from error
@@ -174,28 +173,28 @@ class Engine:
         if self._config.check_invariants:
             worker.batch.check()
         if worker.draining or self._waiting:
-            self._pump_soon()
-        elif not self._pump_scheduled:
-            self._or_end(self._go_on, worker)
+            self._plan_soon()
+        elif not self._plan_scheduled:
+            self._guarded(self._plan_next, worker)
 
     # Planning
 
-    def _pump_soon(self) -> None:
+    def _plan_soon(self) -> None:
         """Plans once for all events of this turn of the loop."""
-        if not self._pump_scheduled:
-            self._pump_scheduled = True
-            asyncio.get_running_loop().call_soon(self._or_end, self._pump)
+        if not self._plan_scheduled:
+            self._plan_scheduled = True
+            asyncio.get_running_loop().call_soon(self._guarded, self._plan_all)
 
-    def _or_end(self, plan: Callable[..., object], *args: ReadyWorker) -> None:
+    def _guarded(self, plan: Callable[..., object], *args: ReadyWorker) -> None:
         """Ends the process if planning fails: the state is half changed and cannot be trusted."""
         try:
             plan(*args)
         except Exception as error:
             self._on_fatal(error)
 
-    def _pump(self) -> None:
+    def _plan_all(self) -> None:
         """Admits what has room, and plans steps for every worker that wants one."""
-        self._pump_scheduled = False
+        self._plan_scheduled = False
         bounds = self.intake.bounds
         bounds.rest(time.monotonic())
         progress = True
@@ -209,22 +208,22 @@ class Engine:
             self.endings.give_overdue_back()
         if self._admission.held and self._check_held is None:
             self._check_held = asyncio.get_running_loop().call_later(
-                CHECK_HELD_SECONDS, self._pump_for_held
+                CHECK_HELD_SECONDS, self._plan_for_held
             )
         bounds.settle(self.ready)
         for worker in self._workers:
             worker.leave_if_drained()
 
-    def _pump_for_held(self) -> None:
+    def _plan_for_held(self) -> None:
         self._check_held = None
-        self._pump_soon()
+        self._plan_soon()
 
-    def _go_on(self, worker: ReadyWorker) -> None:
+    def _plan_next(self, worker: ReadyWorker) -> None:
         """Plans for one worker that has answered; enough while no request waits."""
         while worker.wants_step(self._config.run_ahead) and self._send_step(worker):
             pass
         if self._waiting:  # planning has preempted a sequence
-            self._pump_soon()
+            self._plan_soon()
 
     def _admit(self) -> None:
         for admitted in self._admission.admit(time.monotonic()):
@@ -253,6 +252,6 @@ class Engine:
 
 
 def _failed_at(link: WorkerLink, result: worker_pb.StepResult) -> RuntimeError:
-    """Says what was received when the engine failed, without quoting it."""
+    """The error of an engine that failed on a result: its size and checksum, not its content."""
     received = f"{summary(result)} of step {result.step} from worker {link.address}"
     return RuntimeError(f"the engine failed at {received}")

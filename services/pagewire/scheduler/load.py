@@ -1,6 +1,6 @@
-"""How busy a scheduler is: read when it is asked for, which costs a step nothing.
+"""The models and the load of a scheduler, computed when they are read: steps cost nothing.
 
-Metrics are asked for on a thread of their own: what they call must allow that.
+Prometheus reads metrics on its own thread: the functions here that it calls must allow that.
 """
 
 import math
@@ -17,7 +17,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 
 def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb.Load:
-    """What gateways choose schedulers by."""
+    """The load by which gateways choose schedulers."""
     batches = workers.batches()
     full = bounds.refusal(moved=False, tokens=1)
     return pb.Load(
@@ -50,7 +50,7 @@ def list_models(
 
 
 def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission) -> None:
-    """Lets metrics read the state of an engine."""
+    """Connects the metrics with the state of an engine."""
     for state in (State.PENDING, State.PREFILL, State.DECODE):
         gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
         gauge.set_function(partial(requests.in_state, state))

@@ -1,4 +1,4 @@
-"""The scheduling policies by name: those that come along, and those that others install."""
+"""The scheduling policies by name: built-in ones, and those that other distributions install."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -27,10 +27,10 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
 
 
 def make_policy(name: str) -> SchedulingPolicy:
-    """A fresh policy; ValueError if none of that name is known or it is not a policy.
+    """A fresh policy; ValueError for an unknown name, or an installed object that is no policy.
 
-    Another distribution adds one with an entry point in the group ENTRY_POINTS that names a
-    subclass of SchedulingPolicy without constructor arguments. Names above cannot be replaced.
+    Another distribution adds a policy by an entry point in the group ENTRY_POINTS. It names a
+    subclass of SchedulingPolicy without constructor arguments. Built-in names cannot be replaced.
     """
     if name in POLICIES:
         return POLICIES[name]()

@@ -72,7 +72,8 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
         log.info("%d API keys", callers.num_keys)
         if not public.refuses_strangers:
             log.warning(
-                "no token: whoever is on this machine may call as a gateway (%s)", SCHEDULER_TOKEN
+                "no token: any process on this machine may call as a gateway; set %s",
+                SCHEDULER_TOKEN,
             )
     workers = Workers(
         addresses,

@@ -1,4 +1,4 @@
-"""A client's request while it is open, and how it ends."""
+"""A client's request while it is open."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,39 +13,39 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What is known of one request besides its tokens."""
+    """One request of a client; its tokens are in its sequence or its beams."""
 
-    request_id: str  # unique among those of its owner
+    request_id: str  # unique among the requests of its owner
     buffer: DeltaBuffer
     stream: int
     received: float
     arrival: int
-    # It has run or waited elsewhere before: it may find room where new ones do not.
+    # It has run or waited elsewhere before: it may be queued where new requests are refused.
     moved: bool = False
-    # Workers that may have been lost through it there.
+    # Workers of another scheduler that were lost while they computed it.
     worker_losses: pb.WorkerLosses | None = None
     sequence: Sequence | None = None
-    # Its own sequences run in place of `sequence`.
+    # A beam search; its sequences run in place of `sequence`.
     beams: BeamRequest | None = None
     text: TextStream | None = None
-    # Prompt tokens not yet reported to the client: the first delta carries their number.
+    # Prompt tokens that the first delta reports; 0 after it.
     unreported_prompt: int = 0
     include_stop_token: bool = False
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
-    # Of the tokens delivered, if the client wants log probabilities.
+    # Sum over the delivered tokens, if the client wants log probabilities.
     cumulative_logprob: float = 0.0
-    # Reads it; None before and after that.
+    # The task that parses it, while it does.
     parsing: asyncio.Task[None] | None = None
-    # Ends it at its deadline; None without one.
+    # The timer that ends it; None without a deadline.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True
-    # The API key's name, empty for peers.
+    # The name of its API key; empty for peers.
     owner: str = ""
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What waits or runs for it, or has just ended."""
+        """The sequences that wait or run for it, or have just ended."""
         if self.beams is not None:
             return self.beams.sequences
         return [] if self.sequence is None else [self.sequence]

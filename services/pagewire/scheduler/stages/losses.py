@@ -29,15 +29,15 @@ class WorkerLosses:
     def lost(self, worker: ReadyWorker) -> None:
         """Queues the sequences of a worker that was lost, and suspects those in its steps."""
         link, loss = worker.link, None
-        if not link.has_said_why:
-            loss = Loss(worker.info.instance_id, ended=True if link.hung else None)
+        if not link.end_explained:
+            loss = Loss(worker.info.instance_id, ended=True if link.step_timed_out else None)
         again = self._admission.lose_worker(worker.batch, loss, time.monotonic())
         if worker.draining and not again:
             log.info("worker %s has drained and is disconnected", link.address)
         else:
             metrics.WORKER_LOSSES.inc()
             log.warning("worker %s is lost; %d sequences run again", link.address, len(again))
-        if link.hung:
+        if link.step_timed_out:
             self._explained()
         elif loss is not None:
             self._unexplained[link.address] = loss
