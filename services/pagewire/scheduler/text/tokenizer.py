@@ -79,11 +79,6 @@ class Tokenizer:
         self._token_bytes: dict[int, bytes] = {}
         self.token_texts = TokenTexts(self._table[1] if self._table is not None else ())
 
-    @property
-    def vocab_size(self) -> int:
-        """Token ids that have a text; the model may know more."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
-
     def encode(
         self, text: str, add_special_tokens: bool = True, limit: int | None = None
     ) -> Int32Array:
