@@ -196,7 +196,7 @@ class Engine:
         """Admits what has room, and plans steps for every worker that wants one."""
         self._plan_scheduled = False
         bounds = self.intake.bounds
-        bounds.rest(time.monotonic())
+        bounds.skip_idle_time(time.monotonic())
         progress = True
         while progress:
             self._admit()
@@ -210,7 +210,7 @@ class Engine:
             self._check_held = asyncio.get_running_loop().call_later(
                 CHECK_HELD_SECONDS, self._plan_for_held
             )
-        bounds.settle(self.ready)
+        bounds.after_admission(self.ready)
         for worker in self._workers:
             worker.leave_if_drained()
 

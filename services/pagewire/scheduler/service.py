@@ -89,11 +89,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             while True:
                 await buffer.ready.wait()
-                news = buffer.take()
-                finish = news.finished[0].finish if news.finished else None
+                deltas = buffer.take()
+                finish = deltas.finished[0].finish if deltas.finished else None
                 if finish is not None and finish.reason == pb.FINISH_REASON_ERROR:
                     await abort_with(context, request_error(finish.error))
-                yield response_of(incoming.message, news, finish)
+                yield response_of(incoming.message, deltas, finish)
                 if finish is not None:
                     return
         finally:
@@ -190,9 +190,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except RequestError as failure:
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
-            told = submit.worker_losses if submit.HasField("worker_losses") else None
+            losses = submit.worker_losses if submit.HasField("worker_losses") else None
             self._engine.intake.submit(
-                incoming, buffer, submit.stream, submit.moved, worker_losses=told
+                incoming, buffer, submit.stream, submit.moved, worker_losses=losses
             )
 
     async def _write(

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -266,13 +267,19 @@ async def test_a_request_with_room_is_admitted_after_a_slow_queue(
     await stack.settle()
 
 
-async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
-    stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
+async def _fill(stack: Stack, waiting: pb.GenerateRequest) -> list[asyncio.Task[Any]]:
+    """Two requests: one runs on the only slot, `waiting` waits for it."""
     stack.workers[0].step_seconds = 0.01
     running = asyncio.create_task(collect(stack.stub.Generate(request([1], 100))))
-    await eventually(lambda: stack.engine.load().running == 1)
-    alone = asyncio.create_task(collect(stack.stub.Generate(request([2] * 100, 5))))
-    await eventually(lambda: stack.engine.load().waiting == 1)
+    await eventually(lambda: _counts(stack) == (1, 0))
+    second = asyncio.create_task(collect(stack.stub.Generate(waiting)))
+    await eventually(lambda: _counts(stack) == (1, 1))
+    return [running, second]
+
+
+async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
+    running, alone = await _fill(stack, request([2] * 100, 5))
     with pytest.raises(grpc.aio.AioRpcError, match="100 tokens are waiting") as caught:
         await collect(stack.stub.Generate(request([3], 5)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -289,15 +296,11 @@ async def test_the_bound_counts_the_tokens_that_would_be_queued(
     start: StartStack, more: dict[str, object]
 ) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
-    stack.workers[0].step_seconds = 0.01
-    running = asyncio.create_task(collect(stack.stub.Generate(request([1], 100))))
-    await eventually(lambda: stack.engine.load().running == 1)
-    waiting = asyncio.create_task(collect(stack.stub.Generate(request([2] * 50, 5))))
-    await eventually(lambda: stack.engine.load().waiting == 1)
+    calls = await _fill(stack, request([2] * 50, 5))
     with pytest.raises(grpc.aio.AioRpcError, match="50 tokens are waiting") as caught:
         await collect(stack.stub.Generate(request([3] * 20, 5, **more)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await asyncio.gather(running, waiting)
+    await asyncio.gather(*calls)
     await stack.settle()
 
 

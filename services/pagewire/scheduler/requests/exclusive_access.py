@@ -31,16 +31,16 @@ class ExclusiveAccess:
         self._free.set()
 
     def connect(self, gateway: DeltaBuffer) -> None:
-        """A gateway is there: it is told of every change."""
+        """Adds a gateway, whose stream is woken at every change."""
         self._gateways.add(gateway)
 
     def disconnect(self, gateway: DeltaBuffer) -> None:
-        """A gateway has gone: its access ends."""
+        """Removes a gateway, and ends its access."""
         self._gateways.discard(gateway)
         self.release(gateway)
 
     def ask(self, gateway: DeltaBuffer) -> None:
-        """A gateway wants access; it gets it at once or after those that asked before."""
+        """Gives a gateway access, at once or after those that asked before."""
         if gateway is not self._holder and gateway not in self._asked:
             self._asked.append(gateway)
             if self._timer is None:
@@ -54,7 +54,7 @@ class ExclusiveAccess:
             return
         self._holder = None
         self._free.set()
-        self._tell_gateways()
+        self._wake_gateways()
         assert self._timer is not None
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._begin_next)
@@ -79,10 +79,10 @@ class ExclusiveAccess:
         self._free.clear()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(MAX_ACCESS_SECONDS, self.release, holder)
-        self._tell_gateways()
+        self._wake_gateways()
         self._on_begin()
 
-    def _tell_gateways(self) -> None:
+    def _wake_gateways(self) -> None:
         self.count += 1
         for gateway in self._gateways:
             gateway.ready.set()

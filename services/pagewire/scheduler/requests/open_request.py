@@ -61,6 +61,19 @@ class Request:
             return pb.Finish(reason=pb.FINISH_REASON_LENGTH)
         return None
 
+    def flush(self, finish: pb.Finish) -> str:
+        """The text that is held back at the end.
+
+        A stop string in it replaces the token limit as the reason of `finish`.
+        """
+        if self.text is None:
+            return ""
+        rest = self.text.flush()
+        if self.text.stop_string is not None and finish.reason == pb.FINISH_REASON_LENGTH:
+            finish.reason = pb.FINISH_REASON_STOP
+            finish.stop_string = self.text.stop_string
+        return rest
+
 
 def error_finish(error: RequestError) -> pb.Finish:
     """The end of a request that failed or was refused."""

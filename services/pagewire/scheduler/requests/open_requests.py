@@ -113,7 +113,7 @@ class OpenRequests:
                 finish.cumulative_logprob = request.cumulative_logprob
         if request.queue_seconds is not None:
             finish.queue_seconds = request.queue_seconds
-        rest = request.text.flush() if request.text is not None and not request.beams else ""
+        rest = "" if request.beams is not None else request.flush(finish)
         request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
 
     def _remove(self, request: Request) -> None:

@@ -12,8 +12,8 @@ from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.open_request import Request
 from pagewire.scheduler.requests.open_requests import OpenRequests
 
-# Burst allowance over max_waiting_seconds while the queue is young: workers take a burst in faster
-# than the rate of a long queue says.
+# Burst allowance over max_waiting_seconds while the queue is young: workers take in a burst faster
+# than the rate of a long queue predicts.
 BURST = 4
 
 
@@ -28,9 +28,8 @@ class QueueBounds:
         self._waiting = waiting
         self._open = opened
         self._drain_rate = DrainRate(time.monotonic())
-        # Since when requests wait although there is a worker: everything that has room was
-        # admitted. None while none wait, or without a worker: how long that lasts says nothing
-        # about the speed of the queue.
+        # Since when requests wait because the workers are full; None while none wait. Also None
+        # without a worker, because an outage says nothing about the rate of the queue.
         self._full_since: float | None = None
 
     def refusal(self, moved: bool, tokens: int) -> RequestError | None:
@@ -41,7 +40,7 @@ class QueueBounds:
         """
         requests = len(self._waiting) + self._open.num_parsing
         now = time.monotonic()
-        self.rest(now)
+        self.skip_idle_time(now)
         expected = self._drain_rate.seconds_for(requests, now)
         longest = self._config.max_waiting_seconds
         old = self._full_since is not None and now - self._full_since > longest / 2
@@ -65,7 +64,7 @@ class QueueBounds:
             retry_after=seconds,
         )
 
-    def rest(self, now: float) -> None:
+    def skip_idle_time(self, now: float) -> None:
         """Leaves the time up to now out of the queue's rate if no request waited in it."""
         if self._full_since is None:
             self._drain_rate.rest(now)
@@ -82,8 +81,8 @@ class QueueBounds:
         metrics.CACHED_TOKENS.inc(sequence.cached_tokens or 0)
         metrics.QUEUE_SECONDS.observe(request.queue_seconds)
 
-    def settle(self, ready: bool) -> None:
-        """Everything that has room was admitted; `ready` is whether there is a worker."""
+    def after_admission(self, ready: bool) -> None:
+        """What waits now has no room on a worker; `ready` is whether there is a worker."""
         if not len(self._waiting) or not ready:
             self._full_since = None
         elif self._full_since is None:

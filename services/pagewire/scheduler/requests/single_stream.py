@@ -7,28 +7,28 @@ from pagewire.v1 import inference_pb2 as pb
 
 
 def response_of(
-    request: pb.GenerateRequest, news: pb.MultiplexResponse, finish: pb.Finish | None
+    request: pb.GenerateRequest, deltas: pb.MultiplexResponse, finish: pb.Finish | None
 ) -> pb.GenerateResponse:
-    """The message for the only request in `news`."""
+    """The message for the only request in `deltas`."""
     response = pb.GenerateResponse(
         request_id=request.request_id,
-        index=int(unpack_unsigned(news.indices)[0]) if news.indices else _num_completed(finish),
-        token_ids=unpack(news.token_ids).tolist(),
-        text=news.text.decode(),
+        index=int(unpack_unsigned(deltas.indices)[0]) if deltas.indices else _num_completed(finish),
+        token_ids=unpack(deltas.token_ids).tolist(),
+        text=deltas.text.decode(),
         finish=finish,
     )
-    if news.candidate_counts:
+    if deltas.candidate_counts:
         with_bytes = not request.HasField("detokenize") or request.detokenize
-        _add_logprobs(response, news, with_bytes)
+        _add_logprobs(response, deltas, with_bytes)
     return response
 
 
 def finish_in(buffer: DeltaBuffer) -> pb.Finish:
     """The end of the only request; it must have ended."""
     while buffer.ready.is_set():
-        news = buffer.take()
-        if news.finished:
-            return news.finished[0].finish
+        deltas = buffer.take()
+        if deltas.finished:
+            return deltas.finished[0].finish
     raise AssertionError("the request has not ended")
 
 
@@ -43,19 +43,19 @@ def _num_completed(finish: pb.Finish | None) -> int:
 
 
 def _add_logprobs(
-    response: pb.GenerateResponse, news: pb.MultiplexResponse, with_bytes: bool
+    response: pb.GenerateResponse, deltas: pb.MultiplexResponse, with_bytes: bool
 ) -> None:
     """Adds the candidates of each token: itself first, then the likeliest."""
-    width = max(news.candidate_counts)
-    ids = unpack(news.candidate_ids).reshape(-1, width)
-    values = unpack_floats(news.candidate_logprobs).reshape(-1, width)
+    width = max(deltas.candidate_counts)
+    ids = unpack(deltas.candidate_ids).reshape(-1, width)
+    values = unpack_floats(deltas.candidate_logprobs).reshape(-1, width)
     response.logprobs.extend(values[:, 0].tolist())
     response.top_token_ids.extend(ids[:, 1:].ravel().tolist())
     response.top_logprobs.extend(values[:, 1:].ravel().tolist())
     if not with_bytes:
         return
     at = 0
-    for candidate, size in enumerate(news.candidate_sizes):
-        data = news.candidate_bytes[at : at + size]
+    for candidate, size in enumerate(deltas.candidate_sizes):
+        data = deltas.candidate_bytes[at : at + size]
         at += size
         (response.top_token_bytes if candidate % width else response.token_bytes).append(data)

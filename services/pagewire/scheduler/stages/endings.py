@@ -50,8 +50,8 @@ class Endings:
         """Ends an open request with an error."""
         self.stop(request, State.FAILED, error_finish(failure))
 
-    def fail_guilty(self) -> None:
-        """Fails the requests that lost workers have proved guilty."""
+    def fail_causes_of_losses(self) -> None:
+        """Fails the requests that are known by now to end workers."""
         for sequence in self._admission.judge():
             request: Request = sequence.owner
             failure = failures.lost_workers(sequence)

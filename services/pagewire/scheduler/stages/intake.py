@@ -84,9 +84,9 @@ class Intake:
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
-        `moved`: it has run or waited elsewhere before; `worker_losses` says what happened there.
-        A request without an id is given one. `owner` is the name of the API key whose ids it
-        shares; it is empty for all peers.
+        `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
+        while they ran it. A request without an id is given one. `owner` is the name of the API key
+        whose ids it shares; it is empty for all peers.
         """
         message = incoming.message
         self._arrivals += 1
@@ -174,8 +174,8 @@ class Intake:
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = _new_sequence(request, parsed)
-        if (told := request.worker_losses) is not None:
-            suspicion = Suspicion.told(told.workers, list(told.alone), time.monotonic())
+        if (losses := request.worker_losses) is not None:
+            suspicion = Suspicion.told(losses.workers, list(losses.alone), time.monotonic())
             self._admission.take_up(sequence, suspicion)
         ended = await _replay(request, parsed)
         if not request.open:

@@ -57,5 +57,5 @@ class WorkerLosses:
             self._explained()
 
     def _explained(self) -> None:
-        self._endings.fail_guilty()
+        self._endings.fail_causes_of_losses()
         self._plan_soon()

@@ -168,7 +168,7 @@ class Tokenizer:
             return self._table[0][token]
         if token in self._fallback_ids:
             return bytes([int(name[1:-1], 16)])
-        # A decoder may treat the beginning of a text in its own way: take the second of two.
+        # A decoder may strip the beginning of a text: take the second of two.
         alone = self.decode([token])
         return self.decode([token, token])[len(alone) :].encode()
 

@@ -40,7 +40,7 @@ class ReadyWorker:
     step_seconds: float = 1.0
     # It gets no more sequences, and is disconnected once it has none.
     draining: bool = False
-    left: bool = False
+    leaving: bool = False
     # None without a target for the time of a step: chunks are as large as a step allows.
     chunks: ChunkSize | None = None
 
@@ -73,8 +73,8 @@ class ReadyWorker:
 
     def leave_if_drained(self) -> None:
         """Disconnects from a draining worker that has no sequence any more."""
-        if self.draining and self.batch.idle and not self.left:
-            self.left = True
+        if self.draining and self.batch.idle and not self.leaving:
+            self.leaving = True
             self.link.leave()
 
 
@@ -141,9 +141,9 @@ class ReadyWorkers:
         return True
 
     def resume(self, link: WorkerLink) -> bool:
-        """Gives a draining worker sequences again; False if it does not drain or was left."""
+        """Gives a draining worker sequences again; False if it is not draining, or leaving."""
         worker = self.by_link.get(link)
-        if worker is None or not worker.draining or worker.left:
+        if worker is None or not worker.draining or worker.leaving:
             return False
         log.info("worker %s takes sequences again", link.address)
         worker.draining = False
