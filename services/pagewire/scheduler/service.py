@@ -83,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 )
         except RequestError as error:
             await abort_with(context, error)
-        await self._engine.intake.exclusive.until_free()
+        await self._engine.intake.reservations.until_free()
         buffer, finish = DeltaBuffer(), None
         self._engine.intake.submit(incoming, buffer, 0, owner=owner)
         try:
@@ -108,13 +108,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """A gateway's stream: reads its requests and writes the deltas of all of them."""
         buffer = DeltaBuffer(moves=True)
         reader = asyncio.create_task(self._read(requests, buffer))
-        self._engine.intake.exclusive.connect(buffer)
+        self._engine.intake.reservations.connect(buffer)
         try:
             await self._write(context, buffer, reader)
         finally:
             reader.cancel()
             self._engine.endings.abort_all(buffer)
-            self._engine.intake.exclusive.disconnect(buffer)
+            self._engine.intake.reservations.disconnect(buffer)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
         """Ends a request by id; with a key only a request of the same key."""
@@ -178,9 +178,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     self._engine.endings.abort(buffer, message.abort)
                 elif message.WhichOneof("message") == "solitude":
                     if message.solitude:
-                        self._engine.intake.exclusive.ask(buffer)
+                        self._engine.intake.reservations.request(buffer)
                     else:
-                        self._engine.intake.exclusive.release(buffer)
+                        self._engine.intake.reservations.end(buffer)
         finally:
             buffer.ready.set()
 
@@ -201,7 +201,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Sends deltas and load until the gateway closes its side."""
         loop = asyncio.get_running_loop()
         models, load, sent_at, beat_at = None, None, 0.0, 0.0
-        solitude = (0, False)
+        reservation = (0, False)
         timer = loop.call_soon(buffer.ready.set)
         while not reader.done():
             now = loop.time()
@@ -209,11 +209,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             changed = len(response.streams) > 0 or len(response.finished) > 0
             if models is None:
                 response.instance_id = self._engine.instance_id
-            if (count := self._engine.intake.exclusive.count) > 0:
-                alone = count % 2 == 1 and self._engine.intake.is_alone(buffer)
-                response.solitudes, response.alone = count, alone
-                changed |= solitude != (count, alone)
-                solitude = count, alone
+            if (changes := self._engine.intake.reservations.changes) > 0:
+                alone = changes % 2 == 1 and self._engine.intake.is_alone(buffer)
+                response.solitudes, response.alone = changes, alone
+                changed |= reservation != (changes, alone)
+                reservation = changes, alone
             if now - sent_at >= LOAD_INTERVAL:
                 state = (self._engine.models(), self._engine.intake.draining)
                 if state != models:

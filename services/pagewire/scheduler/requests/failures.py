@@ -64,8 +64,8 @@ def remaining_workers_too_small(sequence: Sequence) -> RequestError:
     )
 
 
-def exclusive_access() -> RequestError:
-    """A gateway has exclusive access to the scheduler."""
+def reserved() -> RequestError:
+    """The scheduler is reserved for another gateway."""
     return RequestError(
         Code.UNAVAILABLE,
         "this scheduler runs another request alone for some seconds; use another scheduler, or "

@@ -80,7 +80,7 @@ class Endings:
     def give_all_back(self) -> None:
         """Gives every request of a gateway back."""
         for request in self.open.of_gateways():
-            self.give_back(request, failures.exclusive_access())
+            self.give_back(request, failures.reserved())
 
     def give_overdue_back(self) -> None:
         """While no worker is ready, gives back what has waited long enough for one."""

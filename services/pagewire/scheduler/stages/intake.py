@@ -15,7 +15,6 @@ from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.beam_request import begin_search, reserved_arrivals
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.exclusive_access import ExclusiveAccess
 from pagewire.scheduler.requests.incoming_request import IncomingRequest
 from pagewire.scheduler.requests.open_request import Request, error_finish
 from pagewire.scheduler.requests.parsing import (
@@ -26,6 +25,7 @@ from pagewire.scheduler.requests.parsing import (
 )
 from pagewire.scheduler.requests.prompt import ModelLimits
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.requests.reservations import Reservations
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
@@ -58,7 +58,7 @@ class Intake:
     ) -> None:
         """`plan_soon` is called when a sequence has come into the queue."""
         self.draining = False
-        self.exclusive = ExclusiveAccess(endings.give_all_back)
+        self.reservations = Reservations(endings.give_all_back)
         self.helpers = TextHelpers(config)
         self.bounds = QueueBounds(config, admission.waiting, endings.open)
         self._policy_name = config.policy
@@ -98,8 +98,8 @@ class Intake:
         request.owner = owner
         request.worker_losses = worker_losses
         self._arrivals += reserved_arrivals(message.beam_search.width)
-        if self.exclusive.held_by(buffer):
-            self._endings.give_all_back()  # it has run for long enough: one request at a time
+        if self.reservations.is_for(buffer):
+            self._endings.give_all_back()  # a reservation runs one request at a time
         refusal = self._refusal(request)
         if refusal is not None:
             metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
@@ -122,14 +122,14 @@ class Intake:
         self._plan_soon()
 
     def is_alone(self, buffer: DeltaBuffer) -> bool:
-        """Whether a gateway has exclusive access, and no other client has an open request."""
-        return self.exclusive.held_by(buffer) and self._open.are_all_of(buffer)
+        """Whether it is reserved for a gateway, and no other client has an open request."""
+        return self.reservations.is_for(buffer) and self._open.are_all_of(buffer)
 
     def _refusal(self, request: Request) -> RequestError | None:
         if self.draining:
             return RequestError(Code.UNAVAILABLE, "this scheduler is draining; use another one")
-        if self.exclusive.excludes(request.buffer):
-            return failures.exclusive_access()
+        if self.reservations.excludes(request.buffer):
+            return failures.reserved()
         conflict = self._open.conflict(request)
         return conflict or self.bounds.refusal(request.moved, tokens=0)
 

@@ -1,4 +1,4 @@
-"""Exclusive access of a gateway: which requests run meanwhile, and when it ends."""
+"""Reservations of a scheduler: which requests run meanwhile, and when they end."""
 
 import asyncio
 
@@ -17,8 +17,8 @@ from support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.scheduler.requests.exclusive_access.MAX_ACCESS_SECONDS", 1.0)
-    monkeypatch.setattr("pagewire.scheduler.requests.exclusive_access.PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr("pagewire.scheduler.requests.reservations.MAX_SECONDS", 1.0)
+    monkeypatch.setattr("pagewire.scheduler.requests.reservations.PAUSE_SECONDS", 0.3)
 
 
 async def test_requests_of_gateways_are_given_back_and_new_ones_refused(start, connect) -> None:
@@ -47,10 +47,10 @@ async def test_requests_of_gateways_are_given_back_and_new_ones_refused(start, c
     await other.submit(3, request([8], 10))
     await eventually(lambda: 3 in other.finished)
     assert other.tokens[3] == expected([8], 10)
-    assert 3 not in mine.finished, "a request that runs when access ends goes on"
+    assert 3 not in mine.finished, "a request that runs when the reservation ends goes on"
 
 
-async def test_access_ends_in_time_and_the_next_begins_after_a_pause(start, connect) -> None:
+async def test_a_reservation_ends_in_time_and_the_next_begins_after_a_pause(start, connect) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.02
     first, second, other = connect(stack), connect(stack), connect(stack)
