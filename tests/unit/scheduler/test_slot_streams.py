@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,3 +124,24 @@ def test_rows_go_to_the_requests_that_are_in_the_slots_now(
     streams.deliver(step, {})
     assert list(taken(first)) == [0]
     assert [entry[1:3] for entry in taken(second)[7]] == [(6, "")]
+
+
+@pytest.mark.parametrize("how", ["ended", "moved"])
+def test_a_slot_left_before_the_first_token_costs_later_steps_nothing(
+    tokenizer: Tokenizer, how: str
+) -> None:
+    buffer = DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    requests = [open_request(tokenizer, slot, buffer) for slot in range(2)]
+    for slot, request in enumerate(requests):
+        streams.occupy(slot, request)
+    if how == "ended":
+        requests[1].open = False
+    else:
+        streams.occupy(2, requests[1])
+    slots = np.array([0] if how == "ended" else [0, 2])
+    step = replace(outcome([5] * len(slots), 0), slots=slots)
+    assert streams.first_tokens(slots) == requests[: len(slots)]
+    streams.deliver(step, {})
+    assert streams.first_tokens(slots) == []
+    assert not streams._fresh

@@ -84,6 +84,8 @@ class SlotStreams:
         """The requests in `slots [n]` that have had no token delivered."""
         if not self._fresh:
             return []
+        # A request may have ended or moved to another slot before its first token.
+        self._fresh = {slot for slot in self._fresh if self._is_fresh(self.owner(slot))}
         return [self.owner(slot) for slot in slots.tolist() if slot in self._fresh]
 
     def candidates(
@@ -133,6 +135,10 @@ class SlotStreams:
             self._decode(outcome, singly, texts, sizes, ended)
         self._hand_out(outcome, to.clients, texts, sizes, candidates)
         return sorted(ended)
+
+    @staticmethod
+    def _is_fresh(request: Request) -> bool:
+        return request.open and request.unreported_prompt > 0
 
     def _addresses(self, slots: SlotArray) -> _Addresses:
         streams, ids = self._streams[slots], self._clients[slots]
