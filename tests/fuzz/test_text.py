@@ -43,7 +43,7 @@ def test_detokenizers(tmp_path: Path, inputs: Inputs, tally: Tally) -> None:
 
 
 def _fuzz_detokenizer(name: str, tokenizer: Tokenizer, count: int, counts: Counter[str]) -> None:
-    ids = st.integers(0, tokenizer.vocab_size - 1)
+    ids = st.integers(0, tokenizer._backend.get_vocab_size() - 1)
     stops = st.lists(st.text("aeiou .\ufffd", min_size=1, max_size=3), max_size=3).map(tuple)
 
     @settings(max_examples=max(1, count), deadline=None, database=None, derandomize=False)

@@ -1,27 +1,27 @@
-"""How long no worker has been ready, and who has waited long enough for one."""
+"""The time without a ready worker, and how long requests wait for one."""
 
 import asyncio
 from collections.abc import Callable
 
 
-class Absence:
-    """Time without a ready worker, from the loss of the last one to the return of any.
+class Outage:
+    """Lasts from the loss of the last ready worker until any worker is ready.
 
     Requests that a gateway can send elsewhere wait for `hand_back_after` seconds, others for
-    `give_up_after`. `on_time` is called when either has passed.
+    `give_up_after`. `on_overdue` is called when either time has passed.
     """
 
     def __init__(
-        self, hand_back_after: float, give_up_after: float, on_time: Callable[[], object]
+        self, hand_back_after: float, give_up_after: float, on_overdue: Callable[[], None]
     ) -> None:
         self._hand_back_after = hand_back_after
         self._give_up_after = give_up_after
-        self._on_time = on_time
+        self._on_overdue = on_overdue
         self._passed: set[float] = set()
         self._timers: list[asyncio.TimerHandle] = []
 
-    def note(self, ready: bool) -> None:
-        """Whether some worker is ready now."""
+    def update(self, ready: bool) -> None:
+        """Begins or ends the outage; `ready` is whether any worker is ready now."""
         if ready:
             for timer in self._timers:
                 timer.cancel()
@@ -34,14 +34,14 @@ class Absence:
                 for seconds in {self._hand_back_after, self._give_up_after}
             ]
 
-    def too_long_for(self, moves: bool) -> float | None:
-        """The seconds that a request has waited long enough after; None if it waits on.
+    def longest_wait(self, moves: bool) -> float | None:
+        """The longest time, in seconds, that a request waits; None if it has not passed yet.
 
-        `moves` is whether its client continues it elsewhere.
+        `moves` is whether the request's client continues it elsewhere.
         """
         seconds = self._hand_back_after if moves else self._give_up_after
         return seconds if seconds in self._passed else None
 
     def _pass(self, seconds: float) -> None:
         self._passed.add(seconds)
-        self._on_time()
+        self._on_overdue()

@@ -1,4 +1,4 @@
-"""A gateway has a scheduler alone: what others see of it, and for how long."""
+"""Reservations of a scheduler: which requests run meanwhile, and when they end."""
 
 import asyncio
 
@@ -17,11 +17,11 @@ from support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.scheduler.requests.solitude.SOLITUDE_SECONDS", 1.0)
-    monkeypatch.setattr("pagewire.scheduler.requests.solitude.REST_SECONDS", 0.3)
+    monkeypatch.setattr("pagewire.scheduler.requests.reservations.MAX_SECONDS", 1.0)
+    monkeypatch.setattr("pagewire.scheduler.requests.reservations.PAUSE_SECONDS", 0.3)
 
 
-async def test_all_that_gateways_have_open_goes_back_and_nothing_new_comes(start, connect) -> None:
+async def test_requests_of_gateways_are_given_back_and_new_ones_refused(start, connect) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.02
     mine, other = connect(stack), connect(stack)
@@ -47,10 +47,10 @@ async def test_all_that_gateways_have_open_goes_back_and_nothing_new_comes(start
     await other.submit(3, request([8], 10))
     await eventually(lambda: 3 in other.finished)
     assert other.tokens[3] == expected([8], 10)
-    assert 3 not in mine.finished, "what was tried goes on there"
+    assert 3 not in mine.finished, "a request that runs when the reservation ends goes on"
 
 
-async def test_it_is_over_in_time_and_the_next_has_its_turn_after_a_rest(start, connect) -> None:
+async def test_a_reservation_ends_in_time_and_the_next_begins_after_a_pause(start, connect) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.02
     first, second, other = connect(stack), connect(stack), connect(stack)
@@ -69,7 +69,7 @@ async def test_it_is_over_in_time_and_the_next_has_its_turn_after_a_rest(start, 
     await eventually(lambda: other.solitudes == 4)
 
 
-async def test_clients_without_a_gateway_wait_or_keep_it_from_being_alone(start, connect) -> None:
+async def test_a_gateway_is_alone_once_requests_of_others_have_ended(start, connect) -> None:
     stack = await start(worker_info())
     stack.workers[0].step_seconds = 0.01
     mine = connect(stack)

@@ -1,8 +1,7 @@
-"""Requests that are too large to be read on the event loop, as they arrive.
+"""Requests as they arrive: small ones are decoded, of large ones only the small fields.
 
-A request of some kilobytes is decoded, rendered and tokenized at once: its worst text takes a few
-milliseconds. Of a larger one, or one of which a chat template makes a longer text, only the small
-fields are decoded here, and a helper process reads it.
+Decoding, rendering and tokenizing some kilobytes takes a few milliseconds at worst, which the event
+loop can bear. A helper process reads larger requests, and those that a chat template expands.
 """
 
 from dataclasses import dataclass
@@ -15,28 +14,28 @@ from pagewire.v1 import inference_pb2 as pb
 
 # Measured with 8 KiB: 4 ms for a text of combining characters, 2 ms for one of a single word.
 INLINE_TEXT_BYTES = 8 << 10
-# A template may make a hundred bytes of text of a message that takes two: 128 take 3 ms.
+# A template may add a hundred bytes of text to a message of two bytes: 128 messages take 3 ms.
 INLINE_MESSAGES = 128
 INLINE_TEMPLATE_BYTES = 1 << 10
-# 30 ns an id.
+# An id takes 30 ns.
 INLINE_IDS_BYTES = 64 << 10
-# All fields but the input and the tokens to resume from.
+# Of all fields but the input and the tokens to resume from.
 MAX_OTHER_BYTES = 128 << 10
 MAX_FIELDS = 1024
 
 _FIELDS = pb.GenerateRequest.DESCRIPTOR.fields_by_name
 _TEXTS = {_FIELDS[name].number for name in ("prompt", "chat")}
 _IDS = {_FIELDS[name].number for name in ("prompt_token_ids", "resume_token_ids")}
-_BYTES_AN_ID = 2  # most ids are between 128 and 2 million, which takes two or three
+_BYTES_AN_ID = 2  # a varint of two or three bytes holds ids from 128 to 2 million
 _RESUMED = _FIELDS["resume_token_ids"].number
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request as it arrives. `data` is None for one that `message` has the whole of.
+class IncomingRequest:
+    """A request as it arrives, decoded as a whole or in part.
 
-    Otherwise `data` is the serialized request, and `message` lacks its input and the tokens that it
-    resumes from. `prompt_tokens` is a guess.
+    `data` is None if `message` is the whole request. Otherwise it is the serialized request, and
+    `message` lacks the input and the tokens to resume from. `prompt_tokens` is an estimate.
     """
 
     message: pb.GenerateRequest
@@ -45,17 +44,20 @@ class Arrival:
     data: bytes | None = None
 
     @classmethod
-    def of(cls, message: pb.GenerateRequest) -> "Arrival":
+    def of(cls, message: pb.GenerateRequest) -> "IncomingRequest":
         """A request that has been decoded as a whole."""
         return cls(message, bool(message.resume_token_ids), estimate_prompt(message))
 
 
-def arrival_of(data: bytes) -> Arrival:
-    """A serialized request. DecodeError if it is none, RequestError if it has too many fields."""
+def read_request(data: bytes) -> IncomingRequest:
+    """Reads a serialized request.
+
+    Raises DecodeError for bytes that are no request, RequestError for too many or too large fields.
+    """
     if len(data) <= INLINE_TEXT_BYTES:
         message = pb.GenerateRequest.FromString(data)
-        if not grows(message):
-            return Arrival.of(message)
+        if not expands(message):
+            return IncomingRequest.of(message)
     others: list[bytes] = []
     texts = ids = 0
     resumes = False
@@ -72,18 +74,18 @@ def arrival_of(data: bytes) -> Arrival:
         raise invalid(
             "",
             f"the request has {len(head)} bytes besides its input; at most {MAX_OTHER_BYTES} are "
-            "taken",
+            "taken; shorten its other fields",
         )
     if texts <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
         message = pb.GenerateRequest.FromString(data)
-        if not grows(message):
-            return Arrival.of(message)
+        if not expands(message):
+            return IncomingRequest.of(message)
     guess = text_tokens(texts) + ids // _BYTES_AN_ID
-    return Arrival(pb.GenerateRequest.FromString(head), resumes, guess, data)
+    return IncomingRequest(pb.GenerateRequest.FromString(head), resumes, guess, data)
 
 
-def grows(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
-    """Whether a chat template may make a text of it that is much larger than the message."""
+def expands(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
+    """Whether a chat template may make its text much larger than the message."""
     if message.WhichOneof("input") != "chat":
         return False
     chat = message.chat
@@ -116,15 +118,15 @@ def _fields(data: bytes) -> list[tuple[int, int, int]]:
         elif kind == 5:
             at += 4
         else:
-            raise DecodeError("a field of an unknown kind")
+            raise DecodeError(f"field {tag >> 3} has the unknown wire type {kind}")
         if at > len(data):
-            raise DecodeError("a field ends behind the message")
+            raise DecodeError(f"field {tag >> 3} ends after the end of the message")
         found.append((tag >> 3, begin, at))
     return found
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it."""
+    """The number at a position, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -134,7 +136,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise DecodeError("a number that does not end")
+    raise DecodeError("a number does not end")
 
 
 def _too_many_fields() -> RequestError:
