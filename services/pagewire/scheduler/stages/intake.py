@@ -173,7 +173,7 @@ class Intake:
             raise failures.parsing_failed() from error
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
-        sequence = _new_sequence(request, parsed)
+        sequence = new_sequence(request, parsed)
         if (losses := request.worker_losses) is not None:
             suspicion = Suspicion.from_report(losses.workers, list(losses.alone), time.monotonic())
             self._admission.set_suspicion(sequence, suspicion)
@@ -205,7 +205,7 @@ class Intake:
         return limits
 
 
-def _new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
+def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     """Gives a request its sequence, which has the resumed tokens as output."""
     sequence = Sequence(
         prompt=parsed.tokens.prompt,
