@@ -12,3 +12,9 @@ async def test_addresses() -> None:
     for bad in ("", ",", "host", "host:", ":5", "host:x", "host:70000", "host:0"):
         with pytest.raises(ValueError, match="scheduler"):
             parse_addresses(bad)
+
+
+async def test_a_host_name_with_an_empty_label_does_not_resolve() -> None:
+    (address,) = parse_addresses("a..b:1")
+    with pytest.raises(OSError, match=r"'a\.\.b' is no valid host name"):
+        await resolve(address)
