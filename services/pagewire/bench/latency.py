@@ -1,8 +1,8 @@
-"""What a list of request timings adds up to.
+"""Latency statistics of requests.
 
-Definitions as in the field: TTFT is the time to the first chunk with text; TPOT the time from the
-first to the last chunk over the output tokens less one; ITL the time between chunks; E2E the time
-to the last chunk; goodput the requests a second that met every objective.
+TTFT is the time to the first chunk with text. TPOT is the time from the first to the last chunk,
+divided by the output tokens less one. ITL is the time between chunks, E2E the time to the last
+chunk. Goodput is the number of requests a second that met every objective.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """The most milliseconds that a request may take to count for goodput; None is no limit."""
+    """Limits, in milliseconds, for a request to count as goodput; None is no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     def met_by(self, timing: Timing) -> bool:
-        """Whether a request that succeeded met every objective that is set; times are in ms."""
+        """Whether a successful request met every objective."""
         tpot = timing.tpot or 0.0
         return (self.ttft_ms is None or timing.ttft * 1e3 <= self.ttft_ms) and (
             self.tpot_ms is None or tpot * 1e3 <= self.tpot_ms
@@ -29,7 +29,8 @@ class Objectives:
 
 
 def summarize(timings: list[Timing], objectives: Objectives) -> dict[str, Any]:
-    """Counts, rates over the time from the first request to the last chunk, and latencies."""
+    """Counts, rates and latencies. Rates are over the time from the first request to the last
+    chunk."""
     good = [timing for timing in timings if timing.error is None]
     seconds = _span(good)
     output_tokens = sum(timing.output_tokens for timing in good)
@@ -73,8 +74,8 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def _statistics(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds; zeros without samples."""
-    import numpy as np  # here, so that commands that measure nothing start faster
+    """Statistics in milliseconds; zeros without samples."""
+    import numpy as np  # here, so that other commands start faster
 
     values = np.array(seconds or [0.0]) * 1e3
     return {

@@ -1,4 +1,4 @@
-"""Files of measurements, each saying what was measured where."""
+"""Files of results, with the commit, machine and versions that they come from."""
 
 import json
 import os
@@ -15,12 +15,12 @@ _PACKAGES = ("pagewire", "torch", "triton", "transformers", "grpcio", "numpy")
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Writes a result together with date, commit, machine and versions."""
+    """Writes a result with its date, commit, machine and versions."""
     write_file(path, json.dumps({**result, **provenance()}, indent=2) + "\n")
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a file, and the folders to it; CommandError if that cannot be."""
+    """Writes a file and makes its folders; CommandError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -29,7 +29,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Where and with what a measurement is being made."""
+    """The date, commit, machine and versions of a measurement that is made now."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -44,7 +44,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source this runs from, `+` for changes on top; None outside a checkout."""
+    """The commit of this source, with `+` if it was changed; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
     try:
         done = subprocess.run(
