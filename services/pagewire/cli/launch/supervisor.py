@@ -125,20 +125,20 @@ class Supervisor:
                 ends = 0
             delay = restart_delay(ends, served)
             when = f" in {delay:g} s" if delay else ""
-            self._say(f"{service.name} {describe_end(status)}; starting it again{when}")
+            self._report_event(f"{service.name} {describe_end(status)}; starting it again{when}")
             await asyncio.sleep(delay)
             ends += 1
             served = False
             try:
                 await self._start([service])
-                self._say(f"{service.name} is ready again")
+                self._report_event(f"{service.name} is ready again")
                 served, ready_at = True, time.monotonic()
             except CommandError:
                 continue  # the next round reports its end
             except OSError as error:  # for example too little memory; tried again later
-                self._say(f"{service.name} cannot be started: {error}")
+                self._report_event(f"{service.name} cannot be started: {error}")
 
-    def _say(self, text: str) -> None:
+    def _report_event(self, text: str) -> None:
         self._report(SUPERVISOR, text)
 
 
