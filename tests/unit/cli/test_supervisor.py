@@ -112,6 +112,25 @@ async def test_one_that_fails_to_start_ends_all_and_is_quoted(services: Services
     assert supervisor.pids == {}
 
 
+async def test_one_that_cannot_be_started_ends_all(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ChildProcess.start
+    children: list[ChildProcess] = []
+
+    async def fail_second(*arguments: object) -> ChildProcess:
+        if children:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        children.append(await start(*arguments))
+        return children[0]
+
+    monkeypatch.setattr(ChildProcess, "start", fail_second)
+    supervisor = Supervisor([[services.server("a"), services.server("b")]], services.report)
+    with pytest.raises(CommandError, match=r"a service cannot be started: .* unavailable"):
+        await supervisor.start()
+    assert not children[0].running
+
+
 async def test_one_that_ends_while_others_start_is_noticed(services: Services) -> None:
     early = services.server("early")
     slow = services.command("slow", "import time; time.sleep(60)")

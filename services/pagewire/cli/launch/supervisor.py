@@ -59,10 +59,14 @@ class Supervisor:
     async def start(self) -> None:
         """Starts all services and waits until they are ready.
 
-        CommandError if one ends before that; then all others have been ended too.
+        CommandError if one cannot be started or ends before it is ready; then all others have been
+        ended too.
         """
         try:
             await self._start(self._services())
+        except OSError as error:
+            await self.stop()
+            raise CommandError(f"a service cannot be started: {error}") from error
         except BaseException:
             await self.stop()
             raise
