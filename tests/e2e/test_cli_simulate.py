@@ -1,4 +1,4 @@
-"""`pagewire simulate` as a user runs it, on small traces and on the real one where it is there."""
+"""`pagewire simulate` as a user runs it, on small traces, and on the real one if it is there."""
 
 import csv
 import json

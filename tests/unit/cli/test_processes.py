@@ -17,7 +17,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-async def test_what_a_child_leaves_in_its_group_ends_with_it() -> None:
+async def test_processes_in_the_group_of_a_child_end_with_it() -> None:
     code = """
         import subprocess, sys
         print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(250)"]).pid)
@@ -26,7 +26,7 @@ async def test_what_a_child_leaves_in_its_group_ends_with_it() -> None:
     child = await ChildProcess.start(
         [sys.executable, "-c", textwrap.dedent(code)], {}, lines.append
     )
-    async with asyncio.timeout(20):  # the grandchild holds the pipe for much longer
+    async with asyncio.timeout(20):  # the grandchild holds the pipe open
         assert await child.wait() == 0
     assert not child.running
     await eventually(lambda: not is_running(int(lines[0])))

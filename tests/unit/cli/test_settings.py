@@ -61,7 +61,7 @@ def test_texts_are_parsed_by_the_kind_of_the_field(name: str, text: str, value: 
         ("cache", "maybe", "'maybe' is neither true nor false"),
     ],
 )
-def test_what_does_not_parse_is_named_with_the_remedy(name: str, text: str, words: str) -> None:
+def test_an_invalid_value_is_named_with_the_remedy(name: str, text: str, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         settings_of(Sample)[name].parse(text)
     assert str(caught.value) == words
@@ -115,7 +115,7 @@ def _with_values(config: object) -> list[str]:
     return flags
 
 
-def test_of_shared_names_the_first_wins_and_build_takes_what_fits() -> None:
+def test_the_first_setting_of_a_name_counts_and_build_takes_its_own() -> None:
     union = union_of((WorkerConfig, SchedulerConfig))
     assert union["model"].help == settings_of(WorkerConfig)["model"].help
     values = {name: s.default for name, s in union.items()} | {"model": "m"}

@@ -9,7 +9,7 @@ from pagewire.cli.settings.settings import settings_of
 from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig
 
 
-def test_a_stack_has_every_setting_but_the_addresses_that_it_chooses() -> None:
+def test_a_stack_has_all_settings_but_the_addresses_that_it_chooses() -> None:
     names = set(stack_settings())
     every = {n for c in (GatewayConfig, SchedulerConfig, WorkerConfig) for n in settings_of(c)}
     assert every - names == {"schedulers", "worker_address"}
