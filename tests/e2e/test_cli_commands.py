@@ -1,4 +1,4 @@
-"""The commands, run as a user runs them, with the embedded model."""
+"""The commands as a user runs them, with the embedded model."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PAGEWIRE = [sys.executable, "-m", "pagewire.cli.main"]
 
 
 def pagewire(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """A finished command."""
+    """Runs a command to its end."""
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [*PAGEWIRE, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
     )
@@ -36,7 +36,7 @@ def stack() -> Iterator[RunningStack]:
 
 
 def test_the_curl_line_of_the_ready_block_streams_an_answer() -> None:
-    """The one thing that a newcomer does: copies the line that `run` prints."""
+    """A new user copies the line that `run` prints."""
     command = [*PAGEWIRE, "run", "--port", "0", "--grpc-port", "0", "--log-level", "warning"]
     process = subprocess.Popen(
         [*command, "--num-blocks", "600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -71,8 +71,8 @@ def stream_lines(url: str, body: dict[str, object]) -> list[str]:
         return [line for line in response.iter_lines() if line.startswith("data: ")]
 
 
-def test_help_is_there_at_once() -> None:
-    """0.5 s on a machine at rest; the user time is what it costs on any."""
+def test_help_takes_little_time() -> None:
+    """User time hardly depends on the load of the machine. An idle one shows the help in 0.5 s."""
     before = os.times().children_user
     done = pagewire("--help")
     assert done.returncode == 0
@@ -174,7 +174,7 @@ def test_a_port_in_use_is_named_with_its_flag() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_model_that_is_not_there_ends_run_with_the_reason(tmp_path: Path) -> None:
+def test_a_missing_model_ends_run_with_the_reason(tmp_path: Path) -> None:
     done = pagewire("run", "--model", str(tmp_path), "--port", "0", "--grpc-port", "0")
     assert done.returncode == 1
     assert "before it was ready" in done.stderr
@@ -182,7 +182,7 @@ def test_a_model_that_is_not_there_ends_run_with_the_reason(tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-def test_a_worker_that_dies_is_replaced_and_answers_go_on() -> None:
+def test_a_worker_that_is_killed_is_replaced() -> None:
     with running_stack() as stack:
         [before] = stack.pids("worker")
         os.kill(before, signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_a_worker_that_dies_is_replaced_and_answers_go_on() -> None:
         assert any("worker-0 was ended by SIGKILL" in line for line in stack.log)
 
 
-def test_nothing_outlives_a_run_that_is_killed() -> None:
+def test_all_services_end_with_a_run_that_is_killed() -> None:
     command = [*PAGEWIRE, "run", "--port", "0", "--grpc-port", "0", "--num-blocks", "600"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -114,7 +114,7 @@ def test_more_load_costs_goodput(requests: Path) -> None:
         (["--routing=random"], "'random': give one of"),
         (["--policy=lottery"], "lottery"),
         (["--profile=abacus"], "profile 'abacus' does not exist"),
-        (["--cache-blocks=0,1"], "'1' is no number of blocks"),
+        (["--cache-blocks=0,1"], "'1' is not a number of blocks"),
         (["--cache-blocks=9"], "none of the 32 requests fits the 9 KV blocks of a worker"),
         (["--trace=/nowhere.csv"], "/nowhere.csv"),
         (["--output=/dev/null/r.json"], "/dev/null/r.json: cannot be written"),
@@ -180,4 +180,4 @@ def test_host_memory_is_compared_and_refused_where_it_is_no_number(
     assert without["token_hit_rate"] < with_host["token_hit_rate"]
     refused = simulate("--trace", conversations, "--host-memory-gb=much")
     assert refused.returncode != 0
-    assert "'much' is no number of gigabytes" in refused.stderr
+    assert "'much' is not a number of gigabytes" in refused.stderr

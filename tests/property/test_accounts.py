@@ -114,8 +114,8 @@ class Accounts(RuleBasedStateMachine):
             return None
         request.prompts = prompts
         request.admitted = True
-        assert request.visit.charged >= cost.least
-        assert request.visit.charged <= cost.least + cost.without_limit
+        assert request.visit.charged >= cost.required
+        assert request.visit.charged <= cost.required + cost.without_limit
         return request
 
     @rule(target=ended, request=consumes(running), used=USED)

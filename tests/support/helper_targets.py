@@ -17,6 +17,11 @@ def commands(greeting: str) -> Callable[[bytes], bytes]:
             return greeting.encode() + rest
         if what == b"pid":
             return str(os.getpid()).encode()
+        if what == b"begin":  # makes a file when it has begun, then takes some seconds
+            path, _, seconds = rest.partition(b" ")
+            open(path, "x").close()
+            time.sleep(float(seconds))
+            return b"slept"
         if what == b"sleep":
             time.sleep(float(rest))
             return b"slept"

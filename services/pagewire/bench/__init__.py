@@ -1,1 +1,4 @@
-"""Benchmarks: load, timing and reports, for the command line and for `benchmarks/`."""
+"""Benchmarks: loads, measurements and their results. Used by the command line and `benchmarks/`.
+
+Options and printing belong to `cli/commands`.
+"""

@@ -1,4 +1,4 @@
-"""Comparisons that `pagewire simulate` makes: one worker, all requests of a trace at once."""
+"""Comparisons of `pagewire simulate`: all requests of a trace at once on one worker."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ _PREEMPTION_FIGURES = (
 def compare_static(
     requests: "list[TraceRequest]", setup: Setup, device: "Profile"
 ) -> dict[str, Any]:
-    """Continuous against static batching at one batch limit, and KV use under pressure."""
+    """Compares continuous with static batching at one batch limit. Also measures KV use
+    with a fourth of the memory."""
     from pagewire.objectives import Objectives
     from pagewire.simulator.report import summarize
     from pagewire.simulator.static_batching import run_static
@@ -67,11 +68,11 @@ def compare_static(
 def compare_preemption(
     requests: "list[TraceRequest]", setup: Setup, device: "Profile"
 ) -> dict[str, Any]:
-    """All requests at once on one worker with a fourth of the memory that its batch needs.
+    """Compares preemption with a plain queue, on a worker with a fourth of the memory of its batch.
 
-    The plain queue admits a request when all that it will ever need is free, which a replay knows;
-    the best of several settings counts. The others admit by what is known so far and preempt; they
-    compute again what was evicted, or bring it back from the host.
+    The plain queue admits a request when all blocks that it will ever need are free, which a replay
+    knows; the best of several settings counts. The others admit by the blocks needed so far, and
+    preempt. They compute evicted KV again, or copy it back from the host.
     """
     from pagewire.objectives import Objectives
     from pagewire.simulator.report import summarize
@@ -111,8 +112,8 @@ def compare_preemption(
         f"host tier of {setup.host_memory_gb:g} GB": run(pressed),
     }
     for figures in compared.values():
-        of_best = figures["output_tokens_per_second"] / best["output_tokens_per_second"]
-        figures["of_best_plain_queue"] = of_best
+        ratio = figures["output_tokens_per_second"] / best["output_tokens_per_second"]
+        figures["of_best_plain_queue"] = ratio
     return {
         "requests": len(requests),
         "blocks": blocks,
@@ -125,7 +126,7 @@ def compare_preemption(
 
 
 def _fourth_of_demand(requests: "list[TraceRequest]", setup: Setup) -> int:
-    """KV blocks for a fourth of a whole batch, or for the longest request."""
+    """KV blocks for a fourth of a full batch, and at least for the longest request."""
     mean = sum(r.input_length + r.output_length for r in requests) / len(requests)
     longest = max(r.input_length + r.output_length for r in requests)
     return round(max(setup.num_slots * mean / 4, longest) / setup.block_size) + 2

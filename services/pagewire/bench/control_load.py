@@ -1,4 +1,4 @@
-"""Constant load on a scheduler over one Multiplex stream, and what it costs there."""
+"""A constant load on a scheduler over one Multiplex stream, and its measurement."""
 
 import asyncio
 import time
@@ -8,13 +8,13 @@ from typing import Any
 from pagewire.cli.errors import CommandError
 from pagewire.rpc.credentials import NO_CREDENTIALS, SCHEDULER_TOKEN, read_token
 
-# Requests start within a few steps of each other; what they do then is given time to settle.
+# Time between the first token of the last request and the measurement.
 _SETTLE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that all run at once, none of which ends while it is measured."""
+    """Requests that run at once. None of them may end during the measurement."""
 
     running: int
     prompt_tokens: int
@@ -25,16 +25,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of steady decoding. CPU is in seconds, of whole processes."""
+    """A measurement of steady decoding. `cpu` is the CPU time in seconds by process."""
 
     seconds: float
     tokens: int
     messages: int
     cpu: dict[str, float]
-    # Milliseconds a token, one value a request: their median, and the slowest request's.
+    # Milliseconds a token of each request: the median, and the slowest request's.
     tpot_ms_median: float
     tpot_ms_max: float
-    # Milliseconds between two messages for the same request.
+    # Milliseconds between two messages for the same request: the 99th percentile.
     gap_ms_p99: float
 
     @property
@@ -44,12 +44,15 @@ class Window:
 
 
 async def measure(address: str, load: Load, seconds: float, pids: dict[str, int]) -> Window:
-    """Starts the load, waits until all of it decodes, and counts for some seconds."""
+    """Starts the load, waits until all requests decode, and counts for `seconds`.
+
+    `pids` are the processes whose CPU time is measured, by name.
+    """
     from pagewire.rpc.checksums import MULTIPLEX, open_stream
     from pagewire.rpc.transport import open_channel
 
     async with open_channel(address) as channel:
-        # As its scheduler does, it takes the token of this environment.
+        # The scheduler inherits this environment, and so requires its token.
         credentials = NO_CREDENTIALS.with_token(read_token(None, SCHEDULER_TOKEN))
         call = open_stream(channel, MULTIPLEX, credentials.metadata)
         writer = asyncio.create_task(_submit_all(call, load))
@@ -89,7 +92,7 @@ async def _count(call: Any, counter: "_Counter", seconds: float, pids: dict[str,
 
 
 class _Counter:
-    """Counts tokens by request, a few array operations a message."""
+    """Counts tokens by request. Few array operations a message keep the client's own cost low."""
 
     def __init__(self, running: int) -> None:
         import numpy as np
@@ -102,11 +105,11 @@ class _Counter:
 
     @property
     def started(self) -> int:
-        """Requests with a token."""
+        """The number of requests with at least one token."""
         return int(self._seen.sum())
 
     def reset(self) -> None:
-        """Begins a window."""
+        """Starts a new measurement."""
         self.tokens[:] = 0
         self.gaps.clear()
 
@@ -121,7 +124,7 @@ class _Counter:
         if message.finished:
             finish = message.finished[0].finish
             raise CommandError(
-                "a request ended while the load was measured: "
+                "a request ended during the measurement: "
                 f"{finish.error.message or pb.FinishReason.Name(finish.reason)}"
             )
         if not message.streams:
@@ -153,6 +156,6 @@ async def _submit_all(call: Any, load: Load) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, with all its threads, in user and kernel mode."""
-    # The number that clock_getcpuclockid(3) has for a process on Linux. /proc counts in 10 ms.
+    """Seconds of CPU time that a process has used: all threads, user and kernel mode."""
+    # The clock id that clock_getcpuclockid(3) returns on Linux. /proc has a resolution of 10 ms.
     return time.clock_gettime(~pid << 3 | 2)

@@ -1,4 +1,4 @@
-"""A measurement of an OpenAI-style server with several load processes."""
+"""A load on an OpenAI-style server from several processes."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,8 @@ _SAMPLE_WORDS = 64
 
 
 def split(plan: LoadPlan, processes: int) -> list[LoadPlan]:
-    """Shares of a plan whose requests, lanes and rates add up to it; none is empty."""
+    """Divides a plan into one for each process. Requests, concurrency and rates add up to those of
+    the plan, and no part is empty."""
     processes = min(processes, plan.requests, plan.concurrency or processes)
     rate = None if plan.request_rate is None else plan.request_rate / processes
     return [
@@ -28,7 +29,7 @@ def split(plan: LoadPlan, processes: int) -> list[LoadPlan]:
 
 def run_plans(plans: list[LoadPlan]) -> list[Timing]:
     """Runs each plan in a process of its own, all at once."""
-    # Here, so that commands that measure nothing start faster.
+    # here, so that other commands start faster
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
@@ -42,7 +43,7 @@ def _share(total: int, parts: int, index: int) -> int:
 
 
 async def words_for(url: str, model: str, tokens: int) -> int:
-    """How many random words make a prompt of about so many tokens, by asking the server."""
+    """How many random words make a prompt of about `tokens` tokens, as the server counts them."""
     sample = words(random.Random(0), _SAMPLE_WORDS)
     counts = [await _prompt_tokens(url, model, text) for text in (sample, f"{sample} {sample}")]
     per_word = (counts[1] - counts[0]) / _SAMPLE_WORDS
@@ -55,5 +56,5 @@ async def _prompt_tokens(url: str, model: str, prompt: str) -> int:
     async for _ in answer:
         pass
     if not answer.prompt_tokens:
-        raise CommandError(f"{url} does not tell token counts in streams (include_usage)")
+        raise CommandError(f"{url} sends no token counts in streams (stream_options.include_usage)")
     return answer.prompt_tokens

@@ -1,4 +1,4 @@
-"""Streaming load on an OpenAI-style server: what one process sends and times."""
+"""A streaming load on an OpenAI-style server from one process, and the times of its requests."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What one load process sends. One of concurrency and request_rate is set."""
+    """The requests of one load process. Exactly one of concurrency and request_rate is set."""
 
     url: str
     model: str
@@ -44,8 +44,8 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class Timing:
-    """What was seen of one request. Times are in seconds; `started` is on the clock that all
-    processes of a machine share."""
+    """The times of one request, in seconds. `started` is on the monotonic clock, which is the
+    same in all processes of a machine."""
 
     started: float
     ttft: float = 0.0  # to the first chunk with text
@@ -54,15 +54,15 @@ class Timing:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
-    # Of an answer that is no stream: its HTTP status, the time to its end, its Retry-After.
+    # Of a refusal: its HTTP status, the time to the end of its body, and its Retry-After.
     status: int | None = None
     answered: float = 0.0
     retry_after: str | None = None
-    late: float = 0.0  # that it was sent after it was due: what the sender itself was behind
+    late: float = 0.0  # from the time when it was due until it was sent
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None where there is no second."""
+        """Time per output token after the first; None for fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.e2e - self.ttft) / (self.output_tokens - 1)
@@ -74,7 +74,7 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def run_plan(plan: LoadPlan) -> list[Timing]:
-    """Sends the plan's requests, one timing each."""
+    """Sends the plan's requests and returns a timing for each."""
     return asyncio.run(_drive(plan))
 
 
@@ -83,7 +83,7 @@ async def _drive(plan: LoadPlan) -> list[Timing]:
 
     rng = random.Random(plan.seed)
     bodies = [completion_body(plan, words(rng, plan.input_words)) for _ in range(plan.requests)]
-    gc.freeze()  # a collection that goes through all of it would be taken for the server's delay
+    gc.freeze()  # a collection of all bodies would look like a delay of the server
     url = plan.url.rstrip("/") + "/v1/completions"
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None),
@@ -99,20 +99,20 @@ async def _drive(plan: LoadPlan) -> list[Timing]:
 async def _closed_loop(
     session: Any, url: str, bodies: list[dict[str, Any]], concurrency: int
 ) -> list[Timing]:
-    """As many at once as `concurrency`; each that ends makes room for the next."""
+    """Keeps `concurrency` requests open: when one ends, the next is sent."""
     remaining = iter(bodies)
 
-    async def lane() -> list[Timing]:
+    async def send_in_turn() -> list[Timing]:
         return [await send(session, url, body) for body in remaining]
 
-    lanes = await asyncio.gather(*(lane() for _ in range(concurrency)))
-    return [timing for timings in lanes for timing in timings]
+    clients = await asyncio.gather(*(send_in_turn() for _ in range(concurrency)))
+    return [timing for timings in clients for timing in timings]
 
 
 async def _open_loop(
     session: Any, url: str, bodies: list[dict[str, Any]], rate: float, rng: random.Random
 ) -> list[Timing]:
-    """Poisson arrivals: sent when they are due, whatever became of those before."""
+    """Sends requests with Poisson arrivals, without waiting for earlier ones."""
     due = time.perf_counter()
     tasks = []
     for body in bodies:

@@ -1,8 +1,8 @@
-"""What a list of request timings adds up to.
+"""Latency statistics of requests.
 
-Definitions as in the field: TTFT is the time to the first chunk with text; TPOT the time from the
-first to the last chunk over the output tokens less one; ITL the time between chunks; E2E the time
-to the last chunk; goodput the requests a second that met every objective.
+TTFT is the time to the first chunk with text. TPOT is the time from the first to the last chunk,
+divided by the output tokens less one. ITL is the time between chunks, E2E the time to the last
+chunk. Goodput is the number of requests a second that met every objective.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
 def summarize(timings: list[Timing], objectives: Objectives) -> dict[str, Any]:
-    """Counts, rates over the time from the first request to the last chunk, and latencies."""
+    """Counts, rates and latencies. Rates are over the time from the first request to the last
+    chunk."""
     good = [timing for timing in timings if timing.error is None]
     seconds = _span(good)
     output_tokens = sum(timing.output_tokens for timing in good)
@@ -59,8 +60,8 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def _statistics(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds; zeros without samples."""
-    import numpy as np  # here, so that commands that measure nothing start faster
+    """Statistics in milliseconds; zeros without samples."""
+    import numpy as np  # here, so that other commands start faster
 
     values = np.array(seconds or [0.0]) * 1e3
     return {

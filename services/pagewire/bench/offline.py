@@ -82,7 +82,7 @@ def measure_offline(
 
 
 def read_requests(path: Path) -> list[Request]:
-    """The requests of a file; CommandError names the line that is not one."""
+    """The requests of a file; CommandError names a line that is not a request."""
     requests = []
     try:
         lines = path.read_text().splitlines()
@@ -105,7 +105,9 @@ def read_requests(path: Path) -> list[Request]:
 async def submit_all(
     address: str, requests: list[Request], sampling: OfflineSampling, token: str | None = None
 ) -> OfflineResult:
-    """Runs requests over one Multiplex stream of the scheduler at `address`."""
+    """Runs requests over one Multiplex stream of the scheduler at `address`.
+
+    CommandError if the stream ends before all requests have."""
     from pagewire.rpc.checksums import MULTIPLEX, open_stream, receive
     from pagewire.rpc.transport import open_channel
     from pagewire.v1 import inference_pb2 as pb

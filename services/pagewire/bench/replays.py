@@ -1,4 +1,4 @@
-"""One replay of a trace, with everything that it depends on."""
+"""A replay of a trace and its parameters."""
 
 import sys
 from dataclasses import astuple, dataclass
@@ -15,31 +15,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything that a replay depends on besides the trace."""
+    """The parameters of a replay."""
 
     profile: str
     workers: int
     policy: str
     routing: str
-    cache_blocks: int  # a worker's KV blocks; 0 is as many as the whole trace could fill
+    cache_blocks: int  # of a worker; 0 means as many as the whole trace could fill
     block_size: int
     num_slots: int
     max_num_batched_tokens: int
     memory_threshold: float
     prefix_caching: bool
-    host_memory_gb: float = 0.0  # of a worker, for KV
-    whole_sequences: bool = False  # whether a request waits until its longest output fits
+    host_memory_gb: float = 0.0  # host memory of a worker for KV
+    whole_sequences: bool = False  # whether a request waits until its whole output fits
 
     @property
     def name(self) -> str:
-        """What tells it from the other replays of a command."""
+        """A name that distinguishes it from the other replays of a command."""
         host = f", {self.host_memory_gb:g} GB on the host" if self.host_memory_gb else ""
         return f"{self.routing}, {self.cache_blocks or 'unlimited'} blocks{host}"
 
 
 def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "Recording":
-    """Replays requests; CommandError names a router or policy that does not exist, or says that no
-    request fits a worker."""
+    """Replays requests. CommandError if the router or policy does not exist, or no request fits."""
     from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
     from pagewire.scheduler.core.routing import ROUTERS
     from pagewire.scheduler.policies import make_policy
@@ -75,7 +74,7 @@ def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "
     if not recording.finished:
         raise CommandError(
             f"none of the {recording.refused} requests fits the {limits.num_blocks} KV blocks of a "
-            "worker; give more with --cache-blocks, or another --profile"
+            "worker; give more with --cache-blocks or another --profile"
         )
     return recording
 
@@ -90,13 +89,13 @@ def _host_memory(setup: Setup, device: "Profile") -> "HostMemory":
 
 
 def _blocks_of_all(requests: "list[TraceRequest]", block_size: int) -> int:
-    """Enough that nothing is ever evicted, on whichever worker."""
+    """Enough blocks for all requests on one worker, so that none is evicted."""
     tokens = (request.input_length + request.output_length for request in requests)
     return 2 + sum(-(-count // block_size) for count in tokens)
 
 
 class _Progress:
-    """One line on standard error, if that is a terminal."""
+    """Shows the progress on standard error, if that is a terminal."""
 
     def __init__(self, name: str, last: float) -> None:
         self._name, self._last = name, last

@@ -117,12 +117,12 @@ class AccountedRequest:
                 "fewer in a request",
             )
         account._check_running(prompts, self.prompts)
-        account._check_tokens(max(1, cost.least), now)
+        account._check_tokens(max(1, cost.required), now)
         account.running += prompts - self.prompts
         self.prompts = prompts
         self._bucket = account.tokens
-        rest = 0.0 if self._bucket is None else self._bucket.level(now) - cost.least
-        self._charge(cost.least + max(0, min(cost.without_limit, int(rest))), now)
+        rest = 0.0 if self._bucket is None else self._bucket.level(now) - cost.required
+        self._charge(cost.required + max(0, min(cost.without_limit, int(rest))), now)
 
     def end(self, used: int, now: float) -> None:
         """The request has ended and used so many tokens; called once."""

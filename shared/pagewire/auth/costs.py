@@ -21,7 +21,7 @@ class Cost:
     without_limit: int = 0
 
     @property
-    def least(self) -> int:
+    def required(self) -> int:
         """Tokens that the key must have left for the request to be admitted."""
         return self.prompt + self.output
 

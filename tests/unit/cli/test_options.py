@@ -1,4 +1,4 @@
-"""Options: precedence, files, messages."""
+"""Options: precedence, configuration files, error messages."""
 
 import json
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def test_switches_have_two_flags() -> None:
     assert run("--cache")["cache"] is True
 
 
-def test_flag_before_environment_before_file_before_default(
+def test_a_flag_overrides_the_environment_then_the_file_then_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "c.yaml"
@@ -89,7 +89,7 @@ def test_json_files_and_nulls(tmp_path: Path) -> None:
         ("a: [", "not valid"),
     ],
 )
-def test_faults_of_a_file_name_the_file_and_the_key(
+def test_errors_of_a_file_name_the_file_and_the_key(
     tmp_path: Path, content: str, words: str
 ) -> None:
     file = tmp_path / "c.yaml"

@@ -1,4 +1,4 @@
-"""Ports that servers of this machine are given."""
+"""Free ports for servers of this machine."""
 
 import socket
 from pathlib import Path
@@ -12,14 +12,14 @@ from pagewire.cli.launch.ports import claim_port, free_port
 
 @pytest.fixture
 def outgoing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that says where the ports of outgoing connections begin."""
+    """The file with the range of outgoing connections' ports."""
     path = tmp_path / "ip_local_port_range"
     monkeypatch.setattr(ports, "_OUTGOING", path)
     monkeypatch.setattr(ports, "_offered", set())
     return path
 
 
-def test_each_port_is_another_and_not_of_outgoing_connections(outgoing: Path) -> None:
+def test_each_port_is_another_one_outside_the_outgoing_range(outgoing: Path) -> None:
     outgoing.write_text("10300\t60999\n")
     given = {free_port() for _ in range(50)}
     assert len(given) == 50
@@ -33,13 +33,11 @@ def test_a_port_that_is_taken_is_passed_over(outgoing: Path) -> None:
         outgoing.write_text(f"{taken + 1} 60999")
         ports._offered.clear()
         ports._offered.update(range(10_000, taken))
-        assert free_port() > taken, "none was left, so the system chose"
+        assert free_port() > taken, "none was left, so the system chose one"
 
 
 @pytest.mark.parametrize("said", ["", "none", None])
-def test_without_a_word_of_outgoing_ports_the_usual_ones_are_avoided(
-    said: str | None, outgoing: Path
-) -> None:
+def test_without_a_known_range_the_usual_one_is_avoided(said: str | None, outgoing: Path) -> None:
     if said is not None:
         outgoing.write_text(said)
     assert 10_000 <= free_port() < 32768
@@ -56,6 +54,6 @@ def test_a_claimed_port_can_be_listened_on() -> None:
 
 
 @pytest.mark.parametrize("port", [0, 8000])
-def test_a_host_that_is_not_here_is_named(port: int) -> None:
+def test_a_host_of_another_machine_is_named(port: int) -> None:
     with pytest.raises(CommandError, match=r"192\.0\.2\.1 port .*--port"):
         claim_port("192.0.2.1", port, "--port")

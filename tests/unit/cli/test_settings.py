@@ -6,7 +6,6 @@ from typing import Literal
 
 import pytest
 
-from pagewire.cli.launch.stack import stack_settings
 from pagewire.cli.settings.settings import Setting, arguments, build, settings_of, union_of
 from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig, setting
 
@@ -62,7 +61,7 @@ def test_texts_are_parsed_by_the_kind_of_the_field(name: str, text: str, value: 
         ("cache", "maybe", "'maybe' is neither true nor false"),
     ],
 )
-def test_what_does_not_parse_is_named_with_the_remedy(name: str, text: str, words: str) -> None:
+def test_an_invalid_value_is_named_with_the_remedy(name: str, text: str, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         settings_of(Sample)[name].parse(text)
     assert str(caught.value) == words
@@ -75,6 +74,7 @@ def test_what_does_not_parse_is_named_with_the_remedy(name: str, text: str, word
         (number(int, 1), "0", "0 is out of range; give at least 1"),
         (number(float, None, 1), "1.5", "1.5 is out of range; give at most 1"),
         (number(float, 0, 1), "nan", "nan is out of range; give 0 to 1"),
+        (number(float), "nan", "nan is out of range; give a number"),
     ],
 )
 def test_numbers_out_of_range_are_refused(given: Setting, text: str, words: str) -> None:
@@ -115,20 +115,7 @@ def _with_values(config: object) -> list[str]:
     return flags
 
 
-def test_a_stack_has_every_setting_but_the_addresses_that_it_chooses() -> None:
-    names = set(stack_settings())
-    every = {n for c in (GatewayConfig, SchedulerConfig, WorkerConfig) for n in settings_of(c)}
-    assert every - names == {"schedulers", "worker_address"}
-    assert stack_settings()["workers"].kind is int
-    assert stack_settings()["workers"].env != settings_of(SchedulerConfig)["workers"].env
-
-
-def test_environment_variables_are_unique_within_a_command() -> None:
-    names = [s.env for s in stack_settings().values()]
-    assert len(names) == len(set(names))
-
-
-def test_of_shared_names_the_first_wins_and_build_takes_what_fits() -> None:
+def test_the_first_setting_of_a_name_counts_and_build_takes_its_own() -> None:
     union = union_of((WorkerConfig, SchedulerConfig))
     assert union["model"].help == settings_of(WorkerConfig)["model"].help
     values = {name: s.default for name, s in union.items()} | {"model": "m"}

@@ -18,7 +18,8 @@ from pagewire.cli.launch.processes import ChildProcess
 from pagewire.cli.launch.supervisor import SUPERVISOR, Service, Supervisor, running
 from support.waiting import eventually, until
 
-# Answers health checks; notes when it ends in a file; ignores SIGTERM when told to.
+# Answers health checks and prints that it does. Writes to a file when it gets SIGTERM, which it can
+# be told to ignore.
 SERVER = """
 import http.server, signal, sys, time
 from pagewire.parent_process import end_with_supervisor
@@ -36,6 +37,7 @@ signal.signal(signal.SIGTERM, end)
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        print("healthy", flush=True)
         self.send_response(200)
         self.end_headers()
     def log_message(self, *_):
@@ -47,7 +49,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 class Services:
-    """Makes services and keeps what the supervisor reports about them."""
+    """Makes services and keeps the supervisor's reports about them."""
 
     def __init__(self, folder: Path) -> None:
         self.notes = folder / "notes"
@@ -69,7 +71,7 @@ class Services:
         self.reported.append((name, line))
 
     def count(self, line: str) -> int:
-        """How often the supervisor said this line."""
+        """How often the supervisor reported this line."""
         return self.reported.count((SUPERVISOR, line))
 
 
@@ -110,20 +112,38 @@ async def test_one_that_fails_to_start_ends_all_and_is_quoted(services: Services
     assert supervisor.pids == {}
 
 
-async def test_one_that_dies_while_others_start_is_noticed(services: Services) -> None:
+async def test_one_that_cannot_be_started_ends_all(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ChildProcess.start
+    children: list[ChildProcess] = []
+
+    async def fail_second(*arguments: object) -> ChildProcess:
+        if children:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        children.append(await start(*arguments))
+        return children[0]
+
+    monkeypatch.setattr(ChildProcess, "start", fail_second)
+    supervisor = Supervisor([[services.server("a"), services.server("b")]], services.report)
+    with pytest.raises(CommandError, match=r"a service cannot be started: .* unavailable"):
+        await supervisor.start()
+    assert not children[0].running
+
+
+async def test_one_that_ends_while_others_start_is_noticed(services: Services) -> None:
     early = services.server("early")
     slow = services.command("slow", "import time; time.sleep(60)")
     supervisor = Supervisor([[early], [slow]], services.report)
     starting = asyncio.create_task(supervisor.start())
-    await eventually(lambda: ("early", "serving") in services.reported, 20)
-    await asyncio.sleep(0.3)
+    await eventually(lambda: ("early", "healthy") in services.reported, 20)
     os.kill(supervisor.pids["early"], signal.SIGKILL)
     with pytest.raises(CommandError, match="early was ended by SIGKILL"):
         await asyncio.wait_for(starting, 20)
     assert supervisor.pids == {}
 
 
-async def test_one_that_dies_is_started_again_with_growing_delays(
+async def test_one_that_ends_is_restarted_with_growing_delays(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "FIRST_RESTART_DELAY", 0.05)
@@ -135,7 +155,7 @@ async def test_one_that_dies_is_started_again_with_growing_delays(
             os.kill(pids[-1], signal.SIGKILL)
             await eventually(lambda n=restart: services.count("a is ready again") == n, 20)
         pids.append(supervisor.pids["a"])
-    assert services.count("a was ended by SIGKILL; starting it again") == 1, "it was sound"
+    assert services.count("a was ended by SIGKILL; starting it again") == 1, "it was stable"
     assert services.count("a was ended by SIGKILL; starting it again in 0.05 s") == 1
     assert services.count("a was ended by SIGKILL; starting it again in 0.1 s") == 1
     assert len(set(pids)) == 4
@@ -193,31 +213,7 @@ async def test_one_that_ignores_sigterm_is_killed_after_its_grace(services: Serv
     assert not is_running(pid)
 
 
-async def test_what_a_child_leaves_in_its_group_ends_with_it() -> None:
-    code = """
-        import subprocess, sys
-        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(250)"]).pid)
-    """
-    lines: list[str] = []
-    child = await ChildProcess.start(
-        [sys.executable, "-c", textwrap.dedent(code)], {}, lines.append
-    )
-    async with asyncio.timeout(20):  # the grandchild holds the pipe for much longer
-        assert await child.wait() == 0
-    assert not child.running
-    await eventually(lambda: not is_running(int(lines[0])))
-
-
-async def test_lines_of_any_length_and_bytes_are_passed_on() -> None:
-    code = r"import sys; sys.stdout.buffer.write(b'x' * (3 << 20) + b'\n\xff\nlast')"
-    lines: list[str] = []
-    child = await ChildProcess.start([sys.executable, "-c", code], {}, lines.append)
-    assert await child.wait() == 0
-    assert lines[-2:] == ["\N{REPLACEMENT CHARACTER}", "last"]
-    assert list(child.tail) == lines
-
-
-def test_children_die_with_a_supervisor_that_is_killed(services: Services) -> None:
+def test_children_end_with_a_supervisor_that_is_killed(services: Services) -> None:
     service = services.server("a")
     code = f"""
         import asyncio

@@ -1,8 +1,61 @@
-"""Addresses as users write them, and the gRPC targets that they stand for."""
+"""Addresses: how they are written, and which of them only this machine reaches."""
 
 import pytest
 
-from pagewire.addresses import parse_addresses, resolve
+from pagewire.addresses import (
+    is_listen_address,
+    is_local,
+    is_loopback,
+    parse_addresses,
+    resolve,
+    with_port,
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("a.b", "a.b:1"), ("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1"), ("[::1]", "[::1]:1")],
+)
+def test_hosts_of_every_kind_are_written_with_a_port(host: str, address: str) -> None:
+    assert with_port(host, 1) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "valid"),
+    [
+        ("unix:/run/a.sock", True),
+        ("127.0.0.1:0", True),
+        ("[::1]:65535", True),
+        ("127.0.0.1:65536", False),
+        ("127.0.0.1:" + "9" * 5000, False),
+        ("127.0.0.1:-1", False),
+        ("127.0.0.1", False),
+        (":50061", False),
+    ],
+)
+def test_a_server_can_listen_on_a_host_with_a_port_or_a_socket(address: str, valid: bool) -> None:
+    assert is_listen_address(address) is valid
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("unix:/run/a.sock", True),
+        ("localhost:1", True),
+        ("127.0.0.2:1", True),
+        ("[::1]:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("192.0.2.1:1", False),
+        ("example.org:1", False),
+    ],
+)
+def test_local_addresses_are_those_that_only_this_machine_reaches(
+    address: str, local: bool
+) -> None:
+    assert is_local(address) is local
+    if not address.startswith("unix:"):
+        assert is_loopback(address.rpartition(":")[0].strip("[]")) is local
 
 
 async def test_addresses() -> None:

@@ -115,7 +115,7 @@ def test_a_key_that_is_removed_and_added_again_keeps_its_use() -> None:
     callers = Callers(lambda: KeyRing(configured), lambda: now)
     first = callers.find(key.encode())
     assert first is not None
-    visits = [first.enter(now) for _ in range(2)]
+    visits = [first.begin_request(now) for _ in range(2)]
     configured.remove(ada)
     callers.reload()
     assert callers.find(key.encode()) is None
@@ -124,12 +124,12 @@ def test_a_key_that_is_removed_and_added_again_keeps_its_use() -> None:
     again = callers.find(key.encode())
     assert again is first
     with pytest.raises(RequestError) as caught:
-        again.enter(now)
+        again.begin_request(now)
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     assert caught.value.retry_after == 30
     # An account without open requests and with full buckets is forgotten.
     for visit in visits:
-        visit.leave(0, now)
+        visit.end(0, now)
     configured.remove(ada)
     now = 60.0
     callers.reload()

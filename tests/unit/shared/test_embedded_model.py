@@ -1,24 +1,19 @@
-"""The embedded model answers in its small world, stops by itself, and is what its maker says."""
+"""The embedded model answers questions of its corpus, ends its turns, and fits its description."""
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.sandbox
 import pytest
+from tools.embedded_model import corpus, packing, tokenizer
 
 from pagewire.models import EMBEDDED, resolve_model
 
-ROOT = Path(__file__).parents[3]
 FOLDER = resolve_model(EMBEDDED)
-sys.path.insert(0, str(ROOT))  # the maker is no part of the package
-
-from tools.embedded_model import corpus, packing, tokenizer  # noqa: E402
 
 LIMIT_BYTES = 20_000_000
 Chat = list[dict[str, str]]

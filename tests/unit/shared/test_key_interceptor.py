@@ -1,4 +1,4 @@
-"""The gate of API keys in time: messages that do not arrive, answers that are not read."""
+"""Time limits of calls with a key: messages that do not arrive, answers that are not read."""
 
 import asyncio
 import time
@@ -69,7 +69,7 @@ def account_of(callers: Callers, shown: tuple[tuple[str, str], ...]) -> Any:
     return callers.find(shown[0][1].removeprefix("Bearer ").encode())
 
 
-async def test_an_answer_that_nobody_reads_is_given_up() -> None:
+async def test_an_answer_that_is_not_read_ends_its_call() -> None:
     service = Endless()
     async with served(service, unread_seconds=0.5) as (channel, shown, callers):
         stub = inference_pb2_grpc.InferenceStub(channel)
@@ -77,13 +77,13 @@ async def test_an_answer_that_nobody_reads_is_given_up() -> None:
         await call.read()
         account = account_of(callers, shown)
         await eventually(lambda: account.open == service.answering == 0, 10)
-        # Whoever reads on learns of it.
+        # A client that reads on gets the status.
         with pytest.raises(grpc.aio.AioRpcError, match="nothing of the answer was read") as caught:
             await asyncio.wait_for(_read_on(call), 20)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_one_that_is_read_slowly_is_not() -> None:
+async def test_an_answer_that_is_read_slowly_goes_on() -> None:
     service = Endless()
     async with served(service, unread_seconds=2) as (channel, shown, _):
         stub = inference_pb2_grpc.InferenceStub(channel)
@@ -97,7 +97,7 @@ async def test_one_that_is_read_slowly_is_not() -> None:
         await eventually(lambda: service.answering == 0)
 
 
-async def test_a_message_that_takes_too_long_is_not_awaited() -> None:
+async def test_a_message_that_takes_too_long_ends_its_call() -> None:
     service = Endless()
     async with served(service, message_seconds=0.3) as (channel, shown, callers):
         call = channel.stream_stream(GENERATE)(metadata=shown)

@@ -1,4 +1,4 @@
-"""What is evidence that a request takes schedulers down, and what is none."""
+"""Which losses are evidence that a request crashes processes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ def tried(suspicion: Suspicion, at: float, took: float = 0.1, ended: bool | None
     return loss
 
 
-def test_losses_in_company_never_convict() -> None:
+def test_losses_beside_other_requests_confirm_nothing() -> None:
     suspicion = Suspicion()
     for _ in range(100):
         suspicion.add_loss(Loss("process", True))
@@ -22,7 +22,7 @@ def test_losses_in_company_never_convict() -> None:
     assert not suspicion.confirmed
 
 
-def test_two_processes_that_ended_with_it_alone_convict() -> None:
+def test_two_processes_that_ended_in_trials_confirm_it() -> None:
     suspicion = Suspicion()
     tried(suspicion, at=10.0)
     assert not suspicion.confirmed
@@ -30,7 +30,7 @@ def test_two_processes_that_ended_with_it_alone_convict() -> None:
     assert suspicion.confirmed
 
 
-def test_a_connection_that_broke_is_taken_back() -> None:
+def test_a_loss_of_the_connection_only_does_not_count() -> None:
     suspicion = Suspicion()
     tried(suspicion, at=10.0)
     loss = tried(suspicion, at=20.0, ended=None)
@@ -44,7 +44,7 @@ def test_a_connection_that_broke_is_taken_back() -> None:
     assert suspicion.confirmed
 
 
-def test_a_process_without_a_name_counts_as_another() -> None:
+def test_a_process_without_a_name_counts_as_ended() -> None:
     loss = Loss("", None)
     loss.resolve("")
     assert loss.ended
@@ -67,8 +67,8 @@ def test_between_trials_the_process_must_live_without_it() -> None:
 @given(
     st.lists(st.sampled_from(["ended alone", "cut alone", "ended beside others", "token", "other"]))
 )
-def test_no_one_is_convicted_while_processes_end_without_it(events: list[str]) -> None:
-    """Whatever happens, two ends alone convict only if nothing between them speaks against it."""
+def test_other_losses_and_progress_reset_the_trials(events: list[str]) -> None:
+    """Two crashed trials confirm it, unless progress or another loss lies between them."""
     suspicion, in_a_row = Suspicion(), 0
     for number, event in enumerate(events):
         if event == "ended alone":

@@ -1,1 +1,1 @@
-"""One module a command."""
+"""The commands: options and printing, one module for each command or group."""

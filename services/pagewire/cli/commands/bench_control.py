@@ -29,20 +29,21 @@ def control(
     Simulated workers, the scheduler and the client are processes of their own.
     """
     known = {scenario.name: scenario for scenario in SCENARIOS}
-    unknown = [name for name in only.split(",") if name not in known]
+    names = [name.strip() for name in only.split(",")]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(
             f"{unknown[0]!r} is no scenario; give some of {', '.join(known)}", param_hint="--only"
         )
     windows = {}
-    for name in only.split(","):
+    for name in names:
         windows[name] = asyncio.run(run_scenario(known[name], seconds, not no_detokenize))
         print(_line(known[name], windows[name]), flush=True)
     summary = summarize(windows)
     for figure, value in summary.items():
         print(f"  {figure:<44} {value:>12,.2f}")
     if output is not None:
-        command = f"pagewire bench control --only {only} --seconds {seconds:g}"
+        command = f"pagewire bench control --only {','.join(names)} --seconds {seconds:g}"
         command += " --no-detokenize" if no_detokenize else ""
         write_rows(output, figures_of(as_result(summary, windows)), command)
 

@@ -1,4 +1,4 @@
-"""`pagewire simulate`: a trace through the scheduler's core, on simulated workers, in minutes."""
+"""`pagewire simulate`: replays of a trace through the scheduler's core, on simulated workers."""
 
 import json
 from dataclasses import replace
@@ -32,71 +32,94 @@ def simulate(
     trace: Annotated[
         Path,
         typer.Option(
-            help="CSV with TIMESTAMP,ContextTokens,GeneratedTokens, or .jsonl with timestamp, "
-            "input_length, output_length, hash_ids."
+            help="Trace of requests: CSV with TIMESTAMP,ContextTokens,GeneratedTokens, or .jsonl "
+            "with timestamp, input_length, output_length, hash_ids."
         ),
     ],
     workers: Annotated[int, typer.Option(min=1, help="Simulated workers.")] = 1,
-    policy: Annotated[str, typer.Option(help="Scheduling policy, as of the scheduler.")] = "fcfs",
+    policy: Annotated[
+        str, typer.Option(help="Scheduling policy, as in `pagewire scheduler`.")
+    ] = "fcfs",
     routing: Annotated[
-        str, typer.Option(help="Choice of worker; several, separated by commas, are compared.")
+        str,
+        typer.Option(
+            help="How a worker is chosen for a request. Several, separated by commas, are compared."
+        ),
     ] = "prefix-aware",
     cache_blocks: Annotated[
         str | None,
         typer.Option(
-            help="KV blocks of a worker, 0 for unlimited; several, separated by commas, are "
-            "compared. By default what the profile's device holds."
+            help="KV blocks of a worker, 0 for unlimited. Several, separated by commas, are "
+            "compared. By default as many as the profile's device holds."
         ),
     ] = None,
-    profile: Annotated[str, typer.Option(help="Device and model.")] = "h200-llama-3.1-8b",
+    profile: Annotated[
+        str, typer.Option(help="Device and model that are simulated.")
+    ] = "h200-llama-3.1-8b",
     host_memory_gb: Annotated[
         str,
         typer.Option(
-            help="Host memory of a worker for KV, in GB; several, separated by commas, are "
-            "compared. 0 for none."
+            help="Gigabytes of host memory of a worker for KV, 0 for none. Several, separated by "
+            "commas, are compared."
         ),
     ] = "0",
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens a KV block.")] = 16,
-    num_slots: Annotated[int, typer.Option(min=1, help="Most sequences on a worker.")] = 256,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV block.")] = 16,
+    num_slots: Annotated[
+        int, typer.Option(min=1, help="Most sequences that run on a worker.")
+    ] = 256,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens a step; by default the profile's.")
+        int | None,
+        typer.Option(min=1, help="Most tokens computed in a step; by default the profile's."),
     ] = None,
     memory_threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Part of the blocks up to which is admitted.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Fraction of the KV blocks up to which requests are admitted."
+        ),
     ] = 0.9,
     no_prefix_caching: Annotated[
-        bool, typer.Option("--no-prefix-caching", help="Reuse no KV.")
+        bool, typer.Option("--no-prefix-caching", help="Do not reuse KV of earlier requests.")
     ] = False,
     rate: Annotated[
-        float, typer.Option(min=0, help="Speed of the arrivals; 0 lets all come at once.")
+        float,
+        typer.Option(
+            min=0, help="How many times faster than in the trace requests arrive; 0: all at once."
+        ),
     ] = 1.0,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many requests.")
+        int | None, typer.Option(min=1, help="Replay only so many of the first requests.")
     ] = None,
-    ttft_slo_ms: Annotated[float, typer.Option(min=0, help="For goodput.")] = 2000.0,
-    tpot_slo_ms: Annotated[float, typer.Option(min=0, help="For goodput.")] = 50.0,
+    ttft_slo_ms: Annotated[
+        float, typer.Option(min=0, help="Longest TTFT, in milliseconds, for goodput.")
+    ] = 2000.0,
+    tpot_slo_ms: Annotated[
+        float, typer.Option(min=0, help="Longest TPOT, in milliseconds, for goodput.")
+    ] = 50.0,
     compare_static: Annotated[
         bool,
         typer.Option(
             "--compare-static",
-            help="All requests at once on one worker, against static batching at the same batch "
-            "limit; and KV utilization with a fourth of the memory that the batch needs.",
+            help="Compare continuous with static batching: all requests at once on one worker, "
+            "with the same batch limit. Also measure KV utilization with a fourth of the memory "
+            "that the batch needs.",
         ),
     ] = False,
     compare_preemption: Annotated[
         bool,
         typer.Option(
             "--compare-preemption",
-            help="All requests at once on one worker with a fourth of the memory that the batch "
-            "needs: preemption by recompute, and with host memory, against a queue that admits "
-            "what fits whole.",
+            help="Compare preemption, by recompute and with host memory, with a queue that admits "
+            "a request when its whole output fits: all requests at once on one worker, with a "
+            "fourth of the memory that the batch needs.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="SVG file with the figures over time.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="SVG file to plot the figures over time to.")
+    ] = None,
 ) -> None:
-    """Replay a trace through the real scheduling core: simulated workers, a virtual clock."""
+    """Replay a trace through the scheduling core, on simulated workers with a virtual clock."""
     from pagewire.objectives import Objectives
     from pagewire.simulator.profile import load_profile
     from pagewire.simulator.report import over_time, summarize
@@ -182,7 +205,7 @@ def _gigabytes(text: str) -> list[float]:
     wrong = [part for part in parts if not part.replace(".", "", 1).isdecimal()]
     if wrong:
         raise typer.BadParameter(
-            f"{wrong[0]!r} is no number of gigabytes; give 0 for none, or more",
+            f"{wrong[0]!r} is not a number of gigabytes; give 0 for none, or more",
             param_hint="--host-memory-gb",
         )
     return [float(part) for part in parts]
@@ -195,7 +218,7 @@ def _sizes(text: str | None) -> list[int]:
     wrong = [part for part in parts if not part.isdecimal() or part == "1"]
     if wrong:
         raise typer.BadParameter(
-            f"{wrong[0]!r} is no number of blocks; give 0 for unlimited, or 2 and more",
+            f"{wrong[0]!r} is not a number of blocks; give 0 for unlimited, or at least 2",
             param_hint="--cache-blocks",
         )
     return [int(part) for part in parts]

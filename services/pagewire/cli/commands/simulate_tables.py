@@ -1,4 +1,4 @@
-"""What `pagewire simulate` prints: a table of its runs, and its comparisons."""
+"""The output of `pagewire simulate`: a table of its runs, and its comparisons."""
 
 import sys
 from typing import Any
@@ -59,6 +59,7 @@ def _rows(runs: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 def print_static(result: dict[str, Any]) -> None:
+    """Prints the result of `compare_static`."""
     print(
         f"{result['requests']} requests at once, one worker, at most {result['batch_limit']} "
         "sequences\n"
@@ -77,7 +78,7 @@ def print_static(result: dict[str, Any]) -> None:
 
 
 def print_preemption(result: dict[str, Any]) -> None:
-    """Prints what `compare_preemption` has found."""
+    """Prints the result of `compare_preemption`."""
     print(
         f"{result['requests']} requests at once, one worker with {result['blocks']} KV blocks, a "
         "fourth of what its batch needs"

@@ -59,10 +59,14 @@ class Supervisor:
     async def start(self) -> None:
         """Starts all services and waits until they are ready.
 
-        CommandError if one ends before that; then all others have been ended too.
+        CommandError if one cannot be started or ends before it is ready; then all others have been
+        ended too.
         """
         try:
             await self._start(self._services())
+        except OSError as error:
+            await self.stop()
+            raise CommandError(f"a service cannot be started: {error}") from error
         except BaseException:
             await self.stop()
             raise
@@ -125,20 +129,20 @@ class Supervisor:
                 ends = 0
             delay = restart_delay(ends, served)
             when = f" in {delay:g} s" if delay else ""
-            self._say(f"{service.name} {describe_end(status)}; starting it again{when}")
+            self._report_event(f"{service.name} {describe_end(status)}; starting it again{when}")
             await asyncio.sleep(delay)
             ends += 1
             served = False
             try:
                 await self._start([service])
-                self._say(f"{service.name} is ready again")
+                self._report_event(f"{service.name} is ready again")
                 served, ready_at = True, time.monotonic()
             except CommandError:
                 continue  # the next round reports its end
             except OSError as error:  # for example too little memory; tried again later
-                self._say(f"{service.name} cannot be started: {error}")
+                self._report_event(f"{service.name} cannot be started: {error}")
 
-    def _say(self, text: str) -> None:
+    def _report_event(self, text: str) -> None:
         self._report(SUPERVISOR, text)
 
 

@@ -1,11 +1,10 @@
-"""What gRPC leaves to its callers."""
+"""Servers and channels: calls that are ended for good, and addresses that are refused."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from pagewire.addresses import with_port
 from pagewire.rpc.checksums import MULTIPLEX, open_stream
 from pagewire.rpc.transport import bind, end_call, make_server, open_channel
 from support.scripted.scripted_scheduler import ScriptedScheduler
@@ -30,14 +29,6 @@ async def test_a_call_whose_write_failed_leaves_no_task_behind() -> None:
         await eventually(lambda: not waiting_for_status())
     finally:
         await scheduler.stop()
-
-
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [("a.b", "a.b:1"), ("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1"), ("[::1]", "[::1]:1")],
-)
-def test_hosts_of_every_kind_are_written_with_a_port(host: str, address: str) -> None:
-    assert with_port(host, 1) == address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", ":50061", ""])

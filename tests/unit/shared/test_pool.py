@@ -1,4 +1,4 @@
-"""Helper processes: real ones, which answer, refuse, die, hang and are no longer wanted."""
+"""Helper pools, with real processes that answer, refuse, end, hang, or are no longer needed."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from pagewire.errors import Code, RequestError
-from pagewire.helpers.pool import HelperError, HelperPool
+from pagewire.helpers.pool import RESTART_SECONDS, HelperError, HelperPool
+from support.waiting import eventually, until
 
 TARGET = "support.helper_targets:commands"
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helpers find what tests have them compute."""
+    """Helper processes can import `support`."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
 
 
@@ -43,8 +44,17 @@ async def running(
         await pool.close()
 
 
-def alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+async def begun(
+    pool: HelperPool, path: Path, seconds: float, large: bool = False
+) -> asyncio.Task[bytes]:
+    """A task that a helper has begun, and that takes so many seconds."""
+    task = asyncio.create_task(pool.run(f"begin {path} {seconds}".encode(), large))
+    await eventually(path.exists, 20)
+    return task
 
 
 async def test_tasks_are_answered_in_another_process() -> None:
@@ -53,7 +63,7 @@ async def test_tasks_are_answered_in_another_process() -> None:
         pid = int(await pool.run(b"pid"))
         assert pid != os.getpid()
         assert int(await pool.run(b"pid")) == pid
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 async def test_sixteen_megabytes_there_and_back() -> None:
@@ -84,7 +94,7 @@ async def test_a_refusal_comes_through_whole() -> None:
     assert outcomes == ["refused"]
 
 
-async def test_a_failure_costs_its_task_only_and_quotes_nothing(
+async def test_an_error_fails_its_own_task_only_and_quotes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running() as pool:
@@ -96,7 +106,7 @@ async def test_a_failure_costs_its_task_only_and_quotes_nothing(
     assert "secret" not in caplog.text
 
 
-async def test_a_helper_that_dies_costs_its_task_only() -> None:
+async def test_a_helper_that_ends_fails_its_own_task_only() -> None:
     outcomes: list[str] = []
     async with running(outcomes=outcomes) as pool:
         pid = int(await pool.run(b"pid"))
@@ -109,51 +119,54 @@ async def test_a_helper_that_dies_costs_its_task_only() -> None:
     assert Counter(outcomes) == {"answered": 3, "failed": 1}
 
 
-async def test_a_helper_that_hangs_costs_its_task_only() -> None:
+async def test_a_helper_that_hangs_fails_its_own_task_only() -> None:
     async with running(seconds=0.5) as pool:
         pid = int(await pool.run(b"pid"))
         with pytest.raises(HelperError, match=r"longer than 0\.5 s"):
             await pool.run(b"sleep 60")
         assert await pool.run(b"echo again") == b"hello again"
-        assert not alive(pid)
+        assert not is_running(pid)
 
 
-async def test_an_idle_helper_that_dies_is_replaced() -> None:
+async def test_an_idle_helper_that_ends_is_replaced() -> None:
     async with running() as pool:
         pid = int(await pool.run(b"pid"))
+        [runner] = pool._runners
         os.kill(pid, 9)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: runner not in pool._runners)
         assert await pool.run(b"echo again") == b"hello again"
 
 
-async def test_who_gives_up_frees_the_helper() -> None:
+async def test_cancelling_a_task_frees_its_helper(tmp_path: Path) -> None:
     async with running() as pool:
         pid = int(await pool.run(b"pid"))
-        unwanted = asyncio.create_task(pool.run(b"sleep 60"))
+        unwanted = await begun(pool, tmp_path / "unwanted", 60)
         queued = asyncio.create_task(pool.run(b"sleep 61"))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: pool._waiting)
         queued.cancel()
         unwanted.cancel()
         began = time.monotonic()
         assert await pool.run(b"echo next") == b"hello next"
         assert time.monotonic() - began < 15
-        assert not alive(pid)
+        assert not is_running(pid)
 
 
-async def test_a_task_that_ends_soon_after_it_was_given_up_keeps_its_helper() -> None:
+async def test_a_task_that_ends_soon_after_it_was_cancelled_keeps_its_helper(
+    tmp_path: Path,
+) -> None:
     async with running() as pool:
         pid = await pool.run(b"pid")
-        unwanted = asyncio.create_task(pool.run(b"sleep 0.2"))
-        await asyncio.sleep(0.1)
+        unwanted = await begun(pool, tmp_path / "unwanted", 0.2)
         unwanted.cancel()
         assert await pool.run(b"pid") == pid
 
 
-async def test_large_tasks_leave_one_helper_to_others() -> None:
+async def test_large_tasks_leave_one_helper_to_others(tmp_path: Path) -> None:
     async with running(size=2) as pool:
         await asyncio.gather(pool.run(b"sleep 0.1"), pool.run(b"sleep 0.1"))
-        large = [asyncio.create_task(pool.run(b"sleep 3", large=True)) for _ in range(3)]
-        await asyncio.sleep(0.1)
+        large = [await begun(pool, tmp_path / "large", 3, large=True)]
+        large += [asyncio.create_task(pool.run(b"sleep 3", large=True)) for _ in range(2)]
+        await eventually(lambda: len(pool._waiting) == 2)
         for _ in range(20):
             assert await pool.run(b"echo small") == b"hello small"
         assert not any(task.done() for task in large)
@@ -161,7 +174,7 @@ async def test_large_tasks_leave_one_helper_to_others() -> None:
             task.cancel()
 
 
-async def test_smaller_tasks_go_first_and_the_oldest_among_equals() -> None:
+async def test_smaller_tasks_go_first_and_the_oldest_among_equals(tmp_path: Path) -> None:
     ended: list[str] = []
 
     async def note(pool: HelperPool, name: str, size: int) -> None:
@@ -170,8 +183,7 @@ async def test_smaller_tasks_go_first_and_the_oldest_among_equals() -> None:
 
     async with running() as pool:
         await pool.run(b"pid")
-        first = asyncio.create_task(pool.run(b"sleep 1"))
-        await asyncio.sleep(0.1)
+        first = await begun(pool, tmp_path / "first", 1)
         sizes = {"large": 9000, "older": 600, "newer": 550, "small": 20}
         async with asyncio.TaskGroup() as group:
             for name, size in sizes.items():
@@ -190,9 +202,7 @@ async def test_a_helper_that_cannot_start_is_tried_again(caplog: pytest.LogCaptu
     await pool.start()
     with caplog.at_level(logging.ERROR):
         waiting = asyncio.create_task(pool.run(b"echo"))
-        async with asyncio.timeout(30):
-            while caplog.text.count("did not start") < 2:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: caplog.text.count("did not start") >= 2, 30)
     await pool.close()
     with pytest.raises(HelperError, match="shutting down"):
         await waiting
@@ -214,7 +224,7 @@ async def test_closing_fails_tasks_at_every_stage() -> None:
             await pool.run(b"pid")
 
 
-async def test_a_task_given_up_before_it_began_keeps_its_helper() -> None:
+async def test_a_task_cancelled_before_it_began_keeps_its_helper() -> None:
     async with running() as pool:
         pid = await pool.run(b"pid")
         for _ in range(5):
@@ -227,15 +237,19 @@ async def test_a_task_given_up_before_it_began_keeps_its_helper() -> None:
 async def test_without_descriptors_it_tries_again_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried: list[float] = []
+
     def none_left() -> tuple[socket.socket, socket.socket]:
+        tried.append(time.monotonic())
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patched:
         patched.setattr(socket, "socketpair", none_left)
         pool = HelperPool("tests", TARGET, "hello ", size=1, timeout=20)
         await pool.start()
-        await asyncio.sleep(0.5)
-    assert caplog.text.count("did not start") == 1
+        await eventually(lambda: len(tried) == 2)
+    assert tried[1] - tried[0] > 0.9 * RESTART_SECONDS
+    assert caplog.text.count("did not start") == 2
     try:
         assert await pool.run(b"echo again") == b"hello again"
     finally:
@@ -243,7 +257,7 @@ async def test_without_descriptors_it_tries_again_later(
 
 
 def test_helpers_end_with_their_service() -> None:
-    """Whatever they compute, when it is killed."""
+    """Even while they compute, when the service is killed."""
     code = (
         "import asyncio\n"
         "from pagewire.helpers.pool import HelperPool\n"
@@ -259,9 +273,6 @@ def test_helpers_end_with_their_service() -> None:
     ) as service:
         assert service.stdout is not None
         pid = int(service.stdout.readline())
-        assert alive(pid)
+        assert is_running(pid)
         service.kill()
-    end = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not alive(pid)
+    until(lambda: not is_running(pid), 10)
