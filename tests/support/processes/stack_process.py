@@ -22,7 +22,7 @@ EMBEDDED_FOLDER = resolve_model(EMBEDDED)
 
 @dataclass
 class RunningStack:
-    """A started stack; `log` is what its services wrote."""
+    """A started stack; `log` has the lines of its services."""
 
     process: subprocess.Popen[str]
     url: str = ""
@@ -30,7 +30,7 @@ class RunningStack:
     log: list[str] = field(default_factory=list)
 
     def pids(self, service: str) -> list[int]:
-        """Process ids of the stack's children that run one kind of service."""
+        """Ids of the processes that run a service."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and (words := _command(entry)):

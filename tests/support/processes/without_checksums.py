@@ -1,4 +1,4 @@
-"""The `pagewire` command without its check of checksums: what a damaged message does then.
+"""The `pagewire` command without its check of checksums: damaged messages are parsed.
 
 Run as a program, in place of pagewire.cli.main.
 """
@@ -9,10 +9,10 @@ from pagewire.cli.main import main
 from pagewire.rpc.checksums import Opener
 
 
-def _unchecked(self: "Opener[Any]", data: bytes) -> Any:
+def _parse_unchecked(self: "Opener[Any]", data: bytes) -> Any:
     return self._parse(data)
 
 
 if __name__ == "__main__":
-    Opener.__call__ = _unchecked  # type: ignore[method-assign]
+    Opener.__call__ = _parse_unchecked  # type: ignore[method-assign]
     main()

@@ -1,4 +1,4 @@
-"""Bytes change on the way between processes: connections break, and no answer shows it."""
+"""Bytes change on connections between services: connections break, answers stay the same."""
 
 import asyncio
 import os
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import support.processes.unchecked
+import support.processes.without_checksums
 from support.clients.load import Answer, Load, Question, differences, questions
 from support.processes import real_model
 from support.processes.fleet import Fleet, running_fleet
-from support.processes.trial import CLIENTS, check, report, rest, undisturbed
+from support.processes.fleet_checks import CLIENTS, check_answers, report, undisturbed, until_idle
 
 pytestmark = pytest.mark.chaos
 
-FAULT_SECONDS = 20.0
-INTERVAL = 3.0  # between two bytes that change on a connection
+FAULT_SECONDS = 10.0
+INTERVAL = 1.5  # seconds between two changed bytes of a proxy
 CORRUPT = r"pagewire_corrupt_messages_total.*"
 
 
@@ -26,21 +26,21 @@ def seed() -> int:
     return chosen
 
 
-async def garbled(
+async def run_corrupted(
     fleet: Fleet, asked: list[Question], clients: int, rng: random.Random, interval: float
 ) -> list[Answer]:
-    """What clients get while a byte changes on every connection each `interval` seconds."""
+    """The answers while a byte of each proxy changes about every `interval` seconds."""
     load = Load(fleet.urls, asked, clients, endless=True)
     running = asyncio.create_task(load.run())
     for proxy in fleet.proxies:
-        proxy.garble(rng, interval)
+        proxy.corrupt(rng, interval)
     await asyncio.sleep(FAULT_SECONDS)
     await load.reached(len(asked))
     for proxy in fleet.proxies:
-        proxy.be_sound()
+        proxy.stop_corrupting()
     load.stop()
     got = await running
-    print(f"{sum(proxy.flips for proxy in fleet.proxies)} bytes changed")
+    print(f"{sum(proxy.corrupted_bytes for proxy in fleet.proxies)} bytes changed")
     return got
 
 
@@ -48,37 +48,39 @@ def corrupt_messages(fleet: Fleet) -> int:
     return int(sum(fleet.metric(name, CORRUPT) for name in fleet.metrics))
 
 
-async def run(fleet: Fleet, asked: list[Question], clients: int, tolerance: float = 0.0) -> None:
+async def check_run(
+    fleet: Fleet, asked: list[Question], clients: int, tolerance: float = 0.0
+) -> None:
     rng = random.Random(seed())
     want = await undisturbed(fleet, asked)
     pids = dict(fleet.supervisor.pids)
-    got = await garbled(fleet, asked, clients, rng, INTERVAL)
+    got = await run_corrupted(fleet, asked, clients, rng, INTERVAL)
     corrupt = corrupt_messages(fleet)
     report(f"bytes changed, {corrupt} corrupt messages", asked, got, want)
-    check(fleet, asked, got, want, tolerance)
+    check_answers(fleet, asked, got, want, tolerance)
     assert corrupt > 0
     assert fleet.supervisor.pids == pids, "a process was lost"
     assert not any("Traceback" in line for line in fleet.log), fleet.log
-    await rest(fleet, workers=len(fleet.names("worker")))
+    await until_idle(fleet, workers=len(fleet.names("worker")))
 
 
-async def test_changed_bytes_end_in_reconnections(requests: int) -> None:
+async def test_corrupted_bytes_only_break_connections(requests: int) -> None:
     async with running_fleet(workers=4, schedulers=2, gateways=1) as fleet:
-        await run(fleet, questions(requests), CLIENTS)
+        await check_run(fleet, questions(requests), CLIENTS)
 
 
-async def test_changed_bytes_do_not_show_in_the_real_models_answers() -> None:
+async def test_corrupted_bytes_do_not_change_the_real_models_answers() -> None:
     async with running_fleet(workers=2, worker_command=real_model.WORKER) as fleet:
-        await run(fleet, real_model.questions(24), real_model.CLIENTS, tolerance=1e-4)
+        await check_run(fleet, real_model.questions(24), real_model.CLIENTS, tolerance=1e-4)
 
 
-async def test_without_the_checksums_it_would_show(requests: int) -> None:
-    """Else the tests above show nothing."""
+async def test_answers_change_without_checksums(requests: int) -> None:
+    """The tests above are of use: without checksums they would fail."""
     rng, asked = random.Random(seed()), questions(requests)
-    unchecked = (str(Path(support.processes.unchecked.__file__)),)
-    async with running_fleet(workers=4, schedulers=2, program=unchecked) as fleet:
+    program = (str(Path(support.processes.without_checksums.__file__)),)
+    async with running_fleet(workers=4, schedulers=2, program=program) as fleet:
         want = await undisturbed(fleet, asked)
-        got = await garbled(fleet, asked, CLIENTS, rng, INTERVAL / 3)
+        got = await run_corrupted(fleet, asked, CLIENTS, rng, INTERVAL / 3)
         wrong = differences(asked, got, want)
         traceback = any("Traceback" in line for line in fleet.log)
         print(f"{len(wrong)} answers are wrong or failed; tracebacks: {traceback}")
