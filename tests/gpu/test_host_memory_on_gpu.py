@@ -29,11 +29,11 @@ def test_loaded_blocks_equal_saved_blocks(tmp_path: Path, ops: str, dtype: str) 
         async with local_worker(tmp_path, host_memory_gb=0.001, **settings) as worker:
             assert worker.limits.host_blocks > 6
             first = await run_saved_and_loaded(worker, ours, theirs)
-            back, other, strange = await run_saved_and_loaded(worker, ours, theirs)
+            back, other, wrong = await run_saved_and_loaded(worker, ours, theirs)
             assert not worker.fatal
             costs = worker.loaded.backend.host_costs
-        assert first == (back, other, strange)
-        assert strange != back
+        assert first == (back, other, wrong)
+        assert wrong != back
         if dtype == "float32":
             assert back == greedy_tokens(model, ours, COUNT)
             assert other == greedy_tokens(model, theirs, COUNT)
