@@ -48,6 +48,12 @@ def corrupt_messages(fleet: Fleet) -> int:
     return int(sum(fleet.metric(name, CORRUPT) for name in fleet.metrics))
 
 
+def traceback_in(fleet: Fleet) -> str:
+    """The lines of the log from the first traceback on."""
+    first = next(n for n, line in enumerate(fleet.log) if "Traceback" in line)
+    return "\n".join(fleet.log[max(0, first - 3) : first + 40])
+
+
 async def check_run(
     fleet: Fleet, asked: list[Question], clients: int, tolerance: float = 0.0
 ) -> None:
@@ -60,7 +66,7 @@ async def check_run(
     check_answers(fleet, asked, got, want, tolerance)
     assert corrupt > 0
     assert fleet.supervisor.pids == pids, "a process was lost"
-    assert not any("Traceback" in line for line in fleet.log), fleet.log
+    assert "Traceback" not in "".join(fleet.log), traceback_in(fleet)
     await until_idle(fleet, workers=len(fleet.names("worker")))
 
 

@@ -57,7 +57,7 @@ async def run_with_fault(
     ],
 )
 async def test_answers_equal_those_of_an_undisturbed_run(
-    victim: str, number: signal.Signals
+    two_workers: Fleet, undisturbed_answers: list[Answer], victim: str, number: signal.Signals
 ) -> None:
     await run_with_fault(two_workers, undisturbed_answers, victim, number)
 
