@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.processes.fleet_checks import FULL_SIZE
 from support.processes.shared_fleet import SharedFleet
-
-FULL_SIZE = 400
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -13,7 +13,14 @@ from pagewire.models import EMBEDDED_NAME
 from support.clients.load import Load, questions
 from support.processes.failing_services import KILLS, STALLS
 from support.processes.fleet import SIMULATED, running_fleet
-from support.processes.fleet_checks import check_answers, figures, report, undisturbed, until_idle
+from support.processes.fleet_checks import (
+    FULL_SIZE,
+    check_answers,
+    figures,
+    report,
+    undisturbed,
+    until_idle,
+)
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -32,9 +39,6 @@ def fatal_request(first_token: int, number: int = 0) -> dict[str, Any]:
     prompt = [first_token, 400 + number, 402]
     return {"model": EMBEDDED_NAME, "prompt": prompt, "max_tokens": 30, "ignore_eos": True}
 
-
-# Below this many requests a run is small.
-FULL_SIZE = 400
 
 CASES = [
     # The service that fails, the number of workers and of schedulers, the fatal requests.
@@ -104,12 +108,14 @@ async def test_only_the_fatal_requests_fail(
         # Each fails with other requests first, then alone. Of two, one can spoil the other's
         # attempts alone.
         each = 4 if victim == "worker" else 5
-        assert ends <= each if len(fatal) == 1 else 2 * each + 2 * 3
+        assert ends <= (each if len(fatal) == 1 else 2 * each + 2 * 3)
         print(f"{ends} processes ended, pause {figures(asked, got, want)['longest_pause_s']:.1f} s")
         await until_idle(fleet, workers)
 
 
-async def test_streams_survive_repeated_kills_of_both_schedulers(requests: int) -> None:
+async def test_streams_survive_repeated_kills_of_both_schedulers(
+    requests: int, is_full_size: bool
+) -> None:
     """Both are killed at random times, as in a crash loop."""
     rng = random.Random(requests)
     asked = questions(max(48, requests))
@@ -117,7 +123,7 @@ async def test_streams_survive_repeated_kills_of_both_schedulers(requests: int) 
         want = await undisturbed(fleet, asked)
         load = Load(fleet.urls, asked, CLIENTS, endless=True)
         running = asyncio.create_task(load.run())
-        for _ in range(6 if requests < FULL_SIZE else 60):
+        for _ in range(60 if is_full_size else 6):
             await asyncio.sleep(rng.uniform(0.2, 1.5))
             fleet.signal(f"scheduler-{rng.randrange(2)}", signal.SIGKILL)
         load.stop()

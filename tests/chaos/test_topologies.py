@@ -23,10 +23,10 @@ HAND_BACK_AFTER = 2.0  # the scheduler's default
 # To notice a broken connection, send requests again and compute them again, on a busy machine.
 SLACK = 4.0
 
-Deaths = tuple[str, ...]
+Stopped = tuple[str, ...]
 
 
-def deaths_that_leave_a_path(workers: int, schedulers: int) -> list[Deaths]:
+def subsets_that_leave_a_path(workers: int, schedulers: int) -> list[Stopped]:
     """All subsets of processes whose end leaves a scheduler with a worker.
 
     Worker N belongs to scheduler N modulo their number.
@@ -34,15 +34,15 @@ def deaths_that_leave_a_path(workers: int, schedulers: int) -> list[Deaths]:
     names = [f"worker-{n}" for n in range(workers)] + [f"scheduler-{n}" for n in range(schedulers)]
     paths = [(f"worker-{n}", f"scheduler-{n % schedulers}") for n in range(workers)]
     return [
-        dead
+        stopped
         for size in range(1, len(names))
-        for dead in combinations(names, size)
-        if any(not {*path} & {*dead} for path in paths)
+        for stopped in combinations(names, size)
+        if any(not {*path} & {*stopped} for path in paths)
     ]
 
 
 # `make test` tries one of each kind of subset.
-SOME: dict[str, list[Deaths]] = {
+SOME: dict[str, list[Stopped]] = {
     "one scheduler, three workers": [("worker-0",), ("worker-0", "worker-1")],
     "two schedulers, a worker each": [
         ("worker-0",),
@@ -67,25 +67,25 @@ SOME: dict[str, list[Deaths]] = {
 async def test_streams_continue_while_a_path_is_left(
     name: str, workers: int, schedulers: int, is_full_size: bool
 ) -> None:
-    all_subsets = deaths_that_leave_a_path(workers, schedulers)
+    all_subsets = subsets_that_leave_a_path(workers, schedulers)
     chosen = all_subsets if is_full_size else SOME[name]
     assert {*chosen} <= {*all_subsets}
     asked = questions(48)
     async with running_fleet(workers, schedulers) as fleet:
         want = await undisturbed(fleet, asked)
-        for dead in chosen:
+        for stopped in chosen:
             load = Load(fleet.urls, asked, CLIENTS)
             running = asyncio.create_task(load.run())
             await load.reached(len(asked) // 8)
-            for victim in dead:
+            for victim in stopped:
                 fleet.stop_permanently(victim)
             got = await running
-            report(f"{name}; stopped: {', '.join(dead)}", asked, got, want)
+            report(f"{name}; stopped: {', '.join(stopped)}", asked, got, want)
             check_answers(fleet, asked, got, want)
             found = figures(asked, got, want)
             bound = found["undisturbed_s"] + HAND_BACK_AFTER + SLACK
             assert found["longest_pause_s"] < bound, "streams must not wait for stopped processes"
-            await fleet.start_again(*dead)
+            await fleet.start_again(*stopped)
             await until_idle(fleet, workers)
 
 

@@ -12,6 +12,7 @@ from support.clients.load import Answer, Load, Question, differences
 from support.processes.fleet import Fleet
 
 CLIENTS = 48
+FULL_SIZE = 400  # requests of a test in a long run, such as `make chaos`
 
 
 async def undisturbed(fleet: Fleet, asked: list[Question], clients: int = CLIENTS) -> list[Answer]:
