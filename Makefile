@@ -29,7 +29,7 @@ help:
 	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
 	@echo "make demo    start, ask one question, show the answer and its speed, end"
 	@echo "make test    all tests that this machine can run"
-	@echo "make fuzz    100,000 wrong and nearly right inputs to every door; INPUTS=... for another number"
+	@echo "make fuzz    100,000 wrong and nearly right inputs to every port; INPUTS=... for another number"
 	@echo "make chaos   800 streams while workers, schedulers and connections die; prints the pauses"
 	@echo "make soak    half an hour of load with a fault every 10 s; MINUTES=... for another time"
 	@echo "make sanitize  the kernels under compute-sanitizer, memcheck and racecheck, on a GPU"

@@ -34,15 +34,15 @@ from typing import Any
 import numpy as np
 
 from pagewire.bench.control_load import cpu_seconds
+from pagewire.bench.http import run_plans
 from pagewire.bench.http_load import LoadPlan, Timing
-from pagewire.bench.latency import Objectives
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.cli.commands.bench_http import run_plans
 from pagewire.cli.launch.launch import quiet
 from pagewire.cli.launch.ports import free_port
 from pagewire.cli.launch.supervisor import Service, Supervisor, running
 from pagewire.cli.settings.settings import arguments
 from pagewire.config import GatewayConfig, SchedulerConfig, SimulatedWorkerConfig
+from pagewire.objectives import Objectives
 from pagewire.rpc.transport import open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceStub
@@ -216,7 +216,7 @@ def summarize(
     began = min(timing.started for timing in timings)
     served = [timing for timing in timings if timing.error is None]
     refused = [timing for timing in timings if timing.status == 429]
-    good = [timing for timing in served if objectives.met_by(timing)]
+    good = [timing for timing in served if objectives.met_by(timing.ttft, timing.tpot)]
     first, last = began + WARM_UP_SECONDS, began + seconds
     in_time = [timing for timing in good if first <= timing.started + timing.e2e <= last]
     others = [t.error for t in timings if t.error is not None and t.status != 429]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagewire.worker.ops.cublas import gemm
+from pagewire.worker.ops.cublas import gemm as gemms
 from pagewire.worker.ops.cublas.cublaslt import Shape, algorithms, multiply, with_settings
 from pagewire.worker.ops.cublas.gemm import worth_trying
 
@@ -46,7 +46,7 @@ def test_every_algorithm_multiplies(
 
 
 @pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != gemm.SCHEDULED_CAPABILITY,
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != gemms.SCHEDULED_CAPABILITY,
     reason="workers try tiles of one wave on Hopper only",
 )
 def test_tiles_of_one_wave_are_tried() -> None:
@@ -70,16 +70,16 @@ def test_a_chosen_algorithm_is_used_in_graphs(monkeypatch: pytest.MonkeyPatch) -
         calls.append(arguments)
         return multiply(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gemm, "multiply", recording)
+    monkeypatch.setattr(gemms, "multiply", recording)
     shapes = [Shape(144, 4096, 4096, torch.bfloat16, add) for add in (False, True)]
     chosen = {shape: algorithms(shape)[-1] for shape in shapes}
-    monkeypatch.setattr(gemm, "_chosen", chosen)
-    gemm.product(x, weight)
-    gemm.product_add(x, weight, held.clone())
+    monkeypatch.setattr(gemms, "_chosen", chosen)
+    gemms.gemm(x, weight)
+    gemms.gemm_add(x, weight, held.clone())
     graph, residual = torch.cuda.CUDAGraph(), held.clone()
     with torch.cuda.graph(graph):
-        out = gemm.product(x, weight)
-        gemm.product_add(x, weight, residual)
+        out = gemms.gemm(x, weight)
+        gemms.gemm_add(x, weight, residual)
     assert len(calls) == 4
     residual.copy_(held)
     graph.replay()
@@ -92,12 +92,12 @@ def test_shapes_that_were_not_measured_use_torch(monkeypatch: pytest.MonkeyPatch
     """Other sizes, and matrices with another alignment than the measured ones."""
     x, weight, _ = draw(144, 4096, 4096, torch.bfloat16)
     shape = Shape(144, 4096, 4096, torch.bfloat16, add=False)
-    monkeypatch.setattr(gemm, "_chosen", {shape: algorithms(shape)[-1]})
-    monkeypatch.setattr(gemm, "multiply", None)
-    assert torch.equal(gemm.product(x[:80], weight), torch.mm(x[:80], weight.t()))
+    monkeypatch.setattr(gemms, "_chosen", {shape: algorithms(shape)[-1]})
+    monkeypatch.setattr(gemms, "multiply", None)
+    assert torch.equal(gemms.gemm(x[:80], weight), torch.mm(x[:80], weight.t()))
     shifted = torch.empty(144 * 4096 + 8, device="cuda", dtype=torch.bfloat16)[8:].view(144, 4096)
     shifted.copy_(x)
-    assert torch.equal(gemm.product(shifted, weight), torch.mm(shifted, weight.t()))
+    assert torch.equal(gemms.gemm(shifted, weight), torch.mm(shifted, weight.t()))
     assert not algorithms(Shape(144, 4096, 4096, torch.float32, add=False))
 
 
@@ -105,9 +105,9 @@ def test_the_fastest_algorithm_is_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = [draw(1, 4096, 4096, torch.bfloat16)[1] for _ in range(4)]
-    monkeypatch.setattr(gemm, "_chosen", {})
-    changed = gemm.choose_algorithms(weights, [96, 160, 224], add=True)
+    monkeypatch.setattr(gemms, "_chosen", {})
+    changed = gemms.choose_algorithms(weights, [96, 160, 224], add=True)
     print(f"{changed} of 3 use another algorithm than torch")
     assert not caplog.records, "a failed measurement is logged, and torch's algorithm is kept"
-    assert changed == len(gemm._chosen)
-    assert {shape.tokens for shape in gemm._chosen} <= {96, 160, 224}
+    assert changed == len(gemms._chosen)
+    assert {shape.tokens for shape in gemms._chosen} <= {96, 160, 224}

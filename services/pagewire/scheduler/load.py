@@ -1,6 +1,6 @@
-"""How busy a scheduler is: read when it is asked for, which costs a step nothing.
+"""The models and the load of a scheduler, computed when they are read: steps cost nothing.
 
-Metrics are asked for on a thread of their own: what they call must allow that.
+Prometheus reads metrics on its own thread: the functions here that it calls must allow that.
 """
 
 import math
@@ -11,12 +11,13 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.requests.open_requests import OpenRequests
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.v1 import inference_pb2 as pb
 
 
 def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb.Load:
-    """What gateways choose schedulers by."""
+    """The load by which gateways choose schedulers."""
     batches = workers.batches()
     full = bounds.refusal(moved=False, tokens=1)
     return pb.Load(
@@ -24,15 +25,31 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
         running=sum(batch.num_running for batch in batches),
         used_blocks=sum(batch.pool.used for batch in batches),
         total_blocks=sum(batch.pool.total for batch in batches),
-        ready_workers=len(admission.workers),
+        ready_workers=len(admission.batches),
         preemptions=admission.preemptions,
-        waiting_tokens=admission.waiting.tokens,
         retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
     )
 
 
+def list_models(
+    name: str, created: int, tokenizer: Tokenizer | TokenIdsOnly, workers: ReadyWorkers
+) -> pb.ListModelsResponse:
+    """The model, once a worker has been ready to serve it."""
+    limits = workers.limits
+    if limits is None:
+        return pb.ListModelsResponse()
+    model = pb.Model(
+        id=name,
+        created=created,
+        max_model_len=limits.max_tokens,
+        vocab_size=limits.vocab_size,
+        has_chat_template=tokenizer.chat_template is not None,
+    )
+    return pb.ListModelsResponse(models=[model])
+
+
 def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission) -> None:
-    """Lets metrics read the state of an engine."""
+    """Connects the metrics with the state of an engine."""
     for state in (State.PENDING, State.PREFILL, State.DECODE):
         gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
         gauge.set_function(partial(requests.in_state, state))
@@ -49,7 +66,7 @@ def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission)
         lambda: sum(batch.pool.host.memory.num_blocks for batch in workers.batches())
     )
     metrics.KV_WASTE.set_function(partial(_kv_waste, workers))
-    metrics.READY_WORKERS.set_function(lambda: len(admission.workers))
+    metrics.READY_WORKERS.set_function(lambda: len(admission.batches))
 
 
 def _kv_waste(workers: ReadyWorkers) -> float:

@@ -47,7 +47,7 @@ class SimulatedBackend:
 
     synchronous = False
     prefix_groups = False  # each row's time is that of reading all its KV
-    ridge_tokens = 0  # each token takes its own time, whatever is beside it
+    piggyback_tokens = 0  # each token takes its own time, whatever is beside it
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class SimulatedBackend:
         """
         self.weight_bytes = weight_bytes
         self.kv_cache_bytes = kv_cache_bytes
-        self.host_cache_bytes = kv_cache_bytes // limits.num_blocks * limits.host_blocks
         self.host_costs = host_costs
         self._limits = limits
         self._step_time = step_time

@@ -7,7 +7,6 @@ backend is another. No torch is needed.
 import asyncio
 import logging
 import sys
-import uuid
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +23,6 @@ from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.simulator.addresses import addresses_of
 from pagewire.simulator.backend import SimulatedBackend
 from pagewire.simulator.profile import Profile, load_profile
-from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import read_model_config
@@ -33,13 +31,9 @@ from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
-from pagewire.worker.protocol.service import (
-    LAST_WORDS_SECONDS,
-    SERVICE_NAME,
-    WorkerService,
-    add_host_costs,
-)
+from pagewire.worker.protocol.service import LAST_WORDS_SECONDS, SERVICE_NAME, WorkerService
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool
+from pagewire.worker.protocol.worker_info import worker_info
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +120,9 @@ async def _start(
     health.attach(server)
     (port,) = bind(server, [address], credentials)
     await server.start()
-    info = _info(config, backend, limits)
-    add_host_costs(info, backend.host_costs)
-    service.load(info)
-    service.serve(engine, limits)
+    name = served_name(config.model, config.served_model_name)
+    info = worker_info(name, "bfloat16", f"simulated {config.profile}", limits, backend)
+    service.serve(engine, limits, info)
     worker_health = WorkerHealth(health, service)
     watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
     if not address.startswith("unix:"):
@@ -168,24 +161,4 @@ def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
             config.worker_max_num_batched_tokens or profile.max_num_batched_tokens
         ),
         host_blocks=host_blocks,
-    )
-
-
-def _info(
-    config: SimulatedWorkerConfig, backend: SimulatedBackend, limits: Limits
-) -> pb.WorkerInfo:
-    return pb.WorkerInfo(
-        model=served_name(config.model, config.served_model_name),
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
-        num_slots=limits.num_slots,
-        max_model_len=limits.max_model_len,
-        vocab_size=limits.vocab_size,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        dtype="bfloat16",
-        device=f"simulated {config.profile}",
-        weight_bytes=backend.weight_bytes,
-        kv_cache_bytes=backend.kv_cache_bytes,
-        instance_id=uuid.uuid4().hex,
-        host_blocks=limits.host_blocks,
     )

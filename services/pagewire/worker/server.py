@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import uuid
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -14,19 +13,14 @@ from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
 from pagewire.models import served_name
 from pagewire.rpc.transport import Health, bind, make_server
-from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.serial_thread import SerialThread
-from pagewire.worker.protocol.service import (
-    LAST_WORDS_SECONDS,
-    SERVICE_NAME,
-    WorkerService,
-    add_host_costs,
-)
+from pagewire.worker.protocol.service import LAST_WORDS_SECONDS, SERVICE_NAME, WorkerService
+from pagewire.worker.protocol.worker_info import worker_info
 from pagewire.worker.startup.compile_pool import CompilePool
 from pagewire.worker.startup.loading import LoadedWorker, load_worker
 from pagewire.worker.startup.timeline import Timeline
@@ -70,11 +64,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         await server.start()
         loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, timeline)))
         if loaded is not None:
-            info = _info(config, loaded)
-            service.load(info)
             await _unless(stop, launcher.call(loaded.backend.warm_up))
-            add_host_costs(info, loaded.backend.host_costs)
-            info.ridge_tokens = loaded.backend.ridge_tokens
             # Collections while it serves then look at what came since, and end soon.
             gc.collect()
             gc.freeze()
@@ -88,7 +78,9 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         _watch_compilations(instruments)
     measure_loop_lag()  # not before: imports and the loading of weights hold the interpreter
     engine = StepExecutor(loaded.backend, launcher, instruments, end_process)
-    service.serve(engine, loaded.limits)
+    name = served_name(config.model, config.served_model_name)
+    info = worker_info(name, loaded.dtype, loaded.device, loaded.limits, loaded.backend)
+    service.serve(engine, loaded.limits, info)
     _report(config, loaded, instruments, port, timeline)
     worker_health = WorkerHealth(health, service)
     usual = None if loaded.backend.synchronous else GPU_UNREADY_SECONDS
@@ -112,26 +104,6 @@ async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
     await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     return work.result() if work.done() else None
-
-
-def _info(config: WorkerConfig, loaded: LoadedWorker) -> pb.WorkerInfo:
-    limits = loaded.limits
-    return pb.WorkerInfo(
-        model=served_name(config.model, config.served_model_name),
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
-        num_slots=limits.num_slots,
-        max_model_len=limits.max_model_len,
-        vocab_size=limits.vocab_size,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        weight_bytes=loaded.backend.weight_bytes,
-        kv_cache_bytes=loaded.backend.kv_cache_bytes,
-        instance_id=uuid.uuid4().hex,
-        prefix_groups=loaded.backend.prefix_groups,
-        host_blocks=limits.host_blocks,
-    )
 
 
 def _watch_compilations(instruments: WorkerMetrics) -> None:

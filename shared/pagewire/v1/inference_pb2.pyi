@@ -295,14 +295,13 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "used_blocks", "total_blocks", "ready_workers", "preemptions", "waiting_tokens", "retry_after_seconds")
+    __slots__ = ("waiting", "running", "used_blocks", "total_blocks", "ready_workers", "preemptions", "retry_after_seconds")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READY_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
@@ -310,9 +309,8 @@ class Load(_message.Message):
     total_blocks: int
     ready_workers: int
     preemptions: int
-    waiting_tokens: int
     retry_after_seconds: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., ready_workers: _Optional[int] = ..., preemptions: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., retry_after_seconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., ready_workers: _Optional[int] = ..., preemptions: _Optional[int] = ..., retry_after_seconds: _Optional[int] = ...) -> None: ...
 
 class MultiplexRequest(_message.Message):
     __slots__ = ("submit", "abort", "solitude", "checksum")

@@ -35,11 +35,6 @@ class WorkerStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.GetWorkerInfo = channel.unary_unary(
-                '/pagewire.v1.Worker/GetWorkerInfo',
-                request_serializer=pagewire_dot_v1_dot_worker__pb2.GetWorkerInfoRequest.SerializeToString,
-                response_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
-                _registered_method=True)
         self.Run = channel.stream_stream(
                 '/pagewire.v1.Worker/Run',
                 request_serializer=pagewire_dot_v1_dot_worker__pb2.RunRequest.SerializeToString,
@@ -51,13 +46,6 @@ class WorkerServicer(object):
     """A process that holds one model on one device (or one tensor-parallel group).
     """
 
-    def GetWorkerInfo(self, request, context):
-        """What the worker holds. Answers as soon as the model is loaded.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Run(self, request_iterator, context):
         """The step stream, see the rules above.
         """
@@ -68,11 +56,6 @@ class WorkerServicer(object):
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetWorkerInfo': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetWorkerInfo,
-                    request_deserializer=pagewire_dot_v1_dot_worker__pb2.GetWorkerInfoRequest.FromString,
-                    response_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerInfo.SerializeToString,
-            ),
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
                     request_deserializer=pagewire_dot_v1_dot_worker__pb2.RunRequest.FromString,
@@ -89,33 +72,6 @@ def add_WorkerServicer_to_server(servicer, server):
 class Worker(object):
     """A process that holds one model on one device (or one tensor-parallel group).
     """
-
-    @staticmethod
-    def GetWorkerInfo(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pagewire.v1.Worker/GetWorkerInfo',
-            pagewire_dot_v1_dot_worker__pb2.GetWorkerInfoRequest.SerializeToString,
-            pagewire_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Run(request_iterator,

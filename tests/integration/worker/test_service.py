@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from pagewire.cli.launch.ports import free_port
 from pagewire.packing import pack, unpack
 from pagewire.rpc.checksums import RUN, Sealer, open_stream
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.v1 import worker_pb2_grpc
 from support.models.step_driver import Sequence, StepDriver
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model, served_bytes
 from support.processes.worker_process import (
@@ -80,7 +80,8 @@ async def test_generates_over_grpc_what_transformers_generates(
     worker, model = shared
     expected = [greedy_tokens(model, prompt, 24) for prompt in prompts()]
     async with channel_to(worker) as channel:
-        info = await worker_pb2_grpc.WorkerStub(channel).GetWorkerInfo(pb.GetWorkerInfoRequest())
+        stream = await GrpcStream.open(channel, 1)
+        info = stream.ready
         assert info.instance_id
         assert info.weight_bytes == served_bytes(model)
         assert info.kv_cache_bytes == 128 * 2 * 3 * 2 * 16 * 16 * 4
@@ -89,9 +90,7 @@ async def test_generates_over_grpc_what_transformers_generates(
         assert (info.max_model_len, info.max_num_batched_tokens) == (512, 2048)
         assert (info.dtype, info.device) == ("float32", "cpu")
 
-        stream = await GrpcStream.open(channel, 1)
-        assert stream.ready == info
-        driver = StepDriver(stream, stream.ready)
+        driver = StepDriver(stream, info)
         outputs = await driver.run([Sequence(p, 24) for p in prompts()], chunk=11, run_ahead=3)
         assert outputs == expected
 
@@ -268,7 +267,7 @@ async def test_a_message_that_does_not_decode_ends_its_stream(shared: Shared) ->
     async with channel_to(shared[0]) as channel:
         for sent in ([b"\xff"], [hello.SerializeToString(), b"\xff"]):
             call = channel.stream_stream("/pagewire.v1.Worker/Run")(timeout=20)
-            sealer = Sealer()
+            sealer = Sealer(bytes)
             for data in sent:
                 await call.write(sealer.seal(data))
             code, _ = await GrpcStream(call, pb.WorkerInfo()).status()

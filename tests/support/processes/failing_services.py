@@ -41,15 +41,15 @@ def make_workers_fail() -> None:
 
 def make_schedulers_fail() -> None:
     """Schedulers fail before they queue such a request."""
-    from pagewire.scheduler import engine
+    from pagewire.scheduler.stages import intake
 
-    begin = engine.begin
+    new_sequence = intake.new_sequence
 
-    def begin_or_fail(request: Any, parsed: Any) -> Any:
+    def new_sequence_or_fail(request: Any, parsed: Any) -> Any:
         fail(int(parsed.tokens.prompt[0]))
-        return begin(request, parsed)
+        return new_sequence(request, parsed)
 
-    engine.begin = begin_or_fail
+    intake.new_sequence = new_sequence_or_fail
 
 
 if __name__ == "__main__":

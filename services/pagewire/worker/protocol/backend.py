@@ -53,9 +53,8 @@ class Backend(Protocol):
     prefix_groups: bool  # whether it makes use of `DevicePlan.groups`
     weight_bytes: int
     kv_cache_bytes: int
-    host_cache_bytes: int
     host_costs: HostCosts | None  # as `warm_up` has measured them; None without host blocks
-    ridge_tokens: int  # as `warm_up` has measured it, see WorkerInfo of worker.proto
+    piggyback_tokens: int  # as `warm_up` has measured it, see WorkerInfo of worker.proto
 
     def warm_up(self) -> None:
         """Does once what serving must not wait for: compiling, capturing, first allocations."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -9,10 +10,9 @@ from google.protobuf.message import DecodeError
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE
-from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
-from pagewire.worker.protocol.backend import HostCosts
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
@@ -42,13 +42,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def load(self, info: pb.WorkerInfo) -> None:
-        """The model is loaded: `info` may be asked for."""
-        self._info = info
-
-    def serve(self, engine: StepExecutor, limits: Limits) -> None:
-        """The worker is warm: streams may open."""
-        self._engine, self._limits = engine, limits
+    def serve(self, engine: StepExecutor, limits: Limits, info: pb.WorkerInfo) -> None:
+        """The worker is warm: streams may open, and `info` may be asked for."""
+        self._engine, self._limits, self._info = engine, limits, info
 
     async def drain(self, seconds: float) -> None:
         """Refuses new streams, and waits until the open one ends, `seconds` at most."""
@@ -67,17 +63,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not moving and self._session is not None:
             self._session.end(RequestError(Code.UNAVAILABLE, _STUCK))
 
-    async def GetWorkerInfo(  # noqa: N802, the name is gRPC's
-        self, request: pb.GetWorkerInfoRequest, context: grpc.aio.ServicerContext
-    ) -> pb.WorkerInfo:
-        """See worker.proto; UNAVAILABLE while the model loads."""
-        if self._info is None:
-            await _abort(context, RequestError(Code.UNAVAILABLE, "the model is still loading"))
-        assert self._info is not None
-        return self._info
-
-    async def Run(  # noqa: N802
-        self, requests: object, context: grpc.aio.ServicerContext
+    async def Run(  # noqa: N802, the name is gRPC's
+        self, requests: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """See worker.proto."""
         try:
@@ -144,7 +131,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._session = None
             self._idle.set()
 
-    async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+    async def _read(self, session: Session, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Hands the stream's steps to the engine until the scheduler ends it."""
         assert self._engine is not None
         while True:
@@ -162,16 +149,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._engine.step(session, request.step)
 
 
-def add_host_costs(info: pb.WorkerInfo, costs: HostCosts | None) -> None:
-    """Adds what was measured to what a worker says of itself."""
-    if costs is not None:
-        info.save_block_seconds = costs.save_block
-        info.load_block_seconds = costs.load_block
-        info.prefill_token_seconds = costs.prefill_token
-        info.prefill_pair_seconds = costs.prefill_pair
-
-
-async def _hello(context: grpc.aio.ServicerContext) -> pb.Hello:
+async def _hello(context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
     try:
         request = await context.read()
     except (DecodeError, CorruptMessageError) as error:
@@ -190,5 +168,5 @@ def _unreadable(field: str, error: Exception) -> RequestError:
     return invalid(field, UNDECODABLE)
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
     await context.abort(_STATUS[error.code], error.message)

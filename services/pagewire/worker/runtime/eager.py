@@ -11,7 +11,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.measurement.host_costs import measure_costs
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill, Wanted
 from pagewire.worker.model.kv_cache import empty_cache
-from pagewire.worker.ops.reference.step import FAILED
+from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, rehearsal
 from pagewire.worker.protocol.steps.limits import Limits
@@ -40,7 +40,7 @@ class EagerBackend:
     """See `Backend`. On a CPU `submit` computes the step, on a GPU it queues it."""
 
     prefix_groups = False
-    ridge_tokens = 0  # a CPU computes at its limit, and without graphs launching takes the time
+    piggyback_tokens = 0  # a CPU computes at its limit, and without graphs launching takes the time
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
         """Takes memory for the slots and for the KV cache on the device of the weights."""
@@ -55,7 +55,6 @@ class EagerBackend:
         self._host = (
             HostCache(self._cache, limits.host_blocks, decoder.ops) if limits.host_blocks else None
         )
-        self.host_cache_bytes = 0 if self._host is None else self._host.nbytes
         self.host_costs: HostCosts | None = None
         self.weight_bytes = decoder.weights.nbytes
         self.kv_cache_bytes = self._cache.nbytes

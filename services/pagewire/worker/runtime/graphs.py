@@ -15,7 +15,7 @@ from torch import Tensor
 from pagewire.packing import Int32Array
 from pagewire.worker.measurement.piggyback import measure_ridge
 from pagewire.worker.model.decoder import Batch, Decoder
-from pagewire.worker.ops.reference.step import (
+from pagewire.worker.ops.contract.step import (
     INDICES,
     NUM_INPUTS,
     POSITIONS,
@@ -101,7 +101,7 @@ class GraphBackend(EagerBackend):
             plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
         self._measure_costs()
-        self.ridge_tokens = measure_ridge(self, self.limits, self._seconds_of)
+        self.piggyback_tokens = measure_ridge(self, self.limits, self._seconds_of)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
 

@@ -34,7 +34,6 @@ class HostCache:
             weakref.finalize(self, _unpin, memory.data_ptr()).atexit = False
         storage = memory.view(cache.storage.dtype).view(num_blocks, parts, values)
         self._host_blocks = storage.transpose(0, 1)  # [2 * layers, host blocks, values]
-        self.nbytes = size
 
     def copy(self, copies: StepHostCopies) -> None:
         """Saves, then loads, on the current stream."""
