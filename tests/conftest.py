@@ -1,4 +1,4 @@
-"""What must hold before any test module is imported."""
+"""Settings that must be made before any test module is imported, and options of the chaos tests."""
 
 import os
 import signal
@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-# A shell that runs the tests in the background has them ignore SIGINT, and so would all that they
-# start.
+# A shell that starts the tests in the background makes them and their children ignore SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a developer's machine a run repeats the one before; CI explores anew, and a failure there comes
-# with the line that reproduces it.
+# Locally every run has the same examples. CI explores new ones, and a failure prints the line that
+# reproduces it.
 settings.register_profile("repeat", derandomize=True)
 settings.register_profile("explore", derandomize=False, print_blob=True)
 settings.load_profile("explore" if os.environ.get("CI") else "repeat")
@@ -24,15 +23,15 @@ if not torch.cuda.is_available():
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The size of the chaos tests; the defaults are for every day."""
+    """Options for the size of the chaos tests; `make test` uses the defaults."""
     group = parser.getgroup("chaos")
     group.addoption("--requests", type=int, default=120, help="Requests of each chaos test.")
-    group.addoption("--minutes", type=float, default=0.25, help="How long the soak test lasts.")
+    group.addoption("--minutes", type=float, default=0.25, help="Duration of the soak test.")
     group.addoption("--soak-output", help="File for the figures of the soak test.")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run and how to run it."""
+    """Prints what was skipped and how to run it."""
     reasons = Counter(
         str(report.longrepr[2]).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])

@@ -1,32 +1,45 @@
-"""How large the chaos tests are."""
+"""The size of the chaos tests, and fleets that tests share."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-FULL_SIZE = 400
+from support.processes.fleet_checks import FULL_SIZE
+from support.processes.shared_fleet import SharedFleet
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_fleet() -> AsyncIterator[SharedFleet]:
+    """For tests whose event loop is that of their module."""
+    shared = SharedFleet()
+    try:
+        yield shared
+    finally:
+        await shared.stop()
 
 
 @pytest.fixture
 def requests(pytestconfig: pytest.Config) -> int:
-    """Requests of each test."""
+    """Number of requests of each test."""
     return int(pytestconfig.getoption("--requests"))
 
 
 @pytest.fixture
 def is_full_size(requests: int) -> bool:
-    """Whether the tests should take their time."""
+    """Whether this is a long run, such as `make chaos`."""
     return requests >= FULL_SIZE
 
 
 @pytest.fixture
 def minutes(pytestconfig: pytest.Config) -> float:
-    """How long the soak test lasts."""
+    """Duration of the soak test."""
     return float(pytestconfig.getoption("--minutes"))
 
 
 @pytest.fixture
 def soak_output(pytestconfig: pytest.Config) -> Path | None:
-    """Where the soak test writes its result."""
+    """The file for the figures of the soak test."""
     given = pytestconfig.getoption("--soak-output")
     return None if given is None else Path(given)

@@ -1,7 +1,7 @@
-"""How long streams stand still: no longer than it takes to notice the fault, to start the process
-again and to compute its sequences again.
+"""Bounds of the pauses of streams: the time to notice a fault, to start the process again and to
+compute its sequences again.
 
-A start is timed on the same machine under the same load, right before the faults.
+A start is timed under the same load, right before the faults.
 """
 
 import asyncio
@@ -21,20 +21,21 @@ from pagewire.cli.launch.supervisor import MAX_SERVED_DELAY
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
 from support.clients.load import Load, Question, questions
 from support.processes.fleet import PROGRAM, SIMULATED, Fleet, running_fleet
+from support.processes.fleet_checks import CLIENTS, check_answers, report, undisturbed, until_idle
+from support.processes.shared_fleet import SharedFleet
 from support.processes.tcp_proxy import TcpProxy
-from support.processes.trial import CLIENTS, check, report, rest, undisturbed
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 
 Faults = Callable[[Load], Awaitable[None]]
 
 ROUNDS = 4
-# Steps that are computed again, looks that come late: what a machine under load adds to each part.
+# Steps that are computed again and late polls: a busy machine adds to each part.
 SLACK_SECONDS = 2.0
 NOTICE_SECONDS = (SILENT_HEARTBEATS + 1) * HEARTBEAT_SECONDS
-# A connection is tried again after at most half a second, and a name is not looked up here.
+# A connection is tried again after at most half a second. Here no name has to be resolved.
 RECONNECT_SECONDS = 0.5
-# A model whose blocks are worth a copy, and memory for about half of its clients at their longest.
+# A model for which copies of blocks are worth it, with memory for about half of its clients.
 HOST_MEMORY = (
     "simulated-worker",
     "--profile=h200-llama-3.1-8b",
@@ -46,7 +47,7 @@ HOST_MEMORY = (
 
 
 async def start_seconds(worker: tuple[str, ...]) -> float:
-    """How long a fresh worker process takes now until it serves."""
+    """How many seconds a new worker process needs until it serves."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         address = f"unix:{folder}/worker.sock"
         command = (sys.executable, *PROGRAM, *worker, f"--worker-address={address}")
@@ -61,7 +62,7 @@ async def start_seconds(worker: tuple[str, ...]) -> float:
 
 
 async def until_ready(fleet: Fleet, workers: int) -> None:
-    """Until so many workers are ready at their schedulers."""
+    """Waits until schedulers have so many ready workers."""
     async with asyncio.timeout(60):
         while True:
             loads = await fleet.loads()
@@ -71,38 +72,42 @@ async def until_ready(fleet: Fleet, workers: int) -> None:
 
 
 async def under_load(
-    fleet: Fleet, asked: list[Question], name: str, faults: Faults, worker: tuple[str, ...]
+    fleet: Fleet, asked: list[Question], name: str, faults: Faults, worker: tuple[str, ...] = ()
 ) -> tuple[float, float]:
-    """Byte-equal answers; how much longer than undisturbed their longest pause is, and how long a
-    fresh start took."""
+    """Checks the answers to a load with faults.
+
+    Returns by how many seconds its longest pause exceeds that of an undisturbed run, and how long
+    a new `worker` took to start, 0 without one.
+    """
     want = await undisturbed(fleet, asked)
     load = Load(fleet.urls, asked, CLIENTS, endless=True)
     running = asyncio.create_task(load.run())
     await load.reached(CLIENTS)
-    start = max([await start_seconds(worker) for _ in range(2)])
+    start = max([await start_seconds(worker) for _ in range(2)]) if worker else 0.0
     await faults(load)
     await load.reached(load.done + CLIENTS)
     load.stop()
     got = await running
-    report(f"{name}; a fresh start took {start:.2f} s", asked, got, want)
-    check(fleet, asked, got, want)
-    await rest(fleet, workers=len(fleet.names("worker")))
+    report(f"{name}; a start took {start:.2f} s", asked, got, want)
+    check_answers(fleet, asked, got, want)
+    await until_idle(fleet, workers=len(fleet.names("worker")))
     pauses = [max(answer.pause for answer in answers) for answers in (got, want)]
     return pauses[0] - pauses[1], start
 
 
 async def test_a_worker_is_killed_while_another_drains(requests: int) -> None:
-    """Nobody takes sequences then; both are back as soon as they can start."""
+    """No worker takes new sequences until one of the two has started again."""
     asked = questions(requests)
     async with running_fleet(workers=2) as fleet:
 
         async def faults(load: Load) -> None:
             for number in range(ROUNDS):
                 drained, killed = f"worker-{number % 2}", f"worker-{1 - number % 2}"
+                before = len(fleet.log)
                 fleet.signal(drained, signal.SIGTERM)
                 await asyncio.sleep(0.1 * (number + 1))
                 fleet.signal(killed, signal.SIGKILL)
-                await asyncio.sleep(0.5)
+                await fleet.until_restarted(drained, killed, since=before)
                 await until_ready(fleet, 2)
 
         pause, start = await under_load(
@@ -112,7 +117,7 @@ async def test_a_worker_is_killed_while_another_drains(requests: int) -> None:
 
 
 async def test_workers_are_killed_while_they_copy_blocks(requests: int) -> None:
-    """What was in the host's memory is gone, too, and is computed again."""
+    """The blocks in host memory are lost too, and are computed again."""
     asked = questions(requests)
     patient = ("--max-waiting-seconds=60",)
     async with running_fleet(1, worker_command=HOST_MEMORY, scheduler_flags=patient) as fleet:
@@ -123,8 +128,9 @@ async def test_workers_are_killed_while_they_copy_blocks(requests: int) -> None:
             for _ in range(ROUNDS):
                 await load.reached(load.done + CLIENTS)
                 copied += fleet.metric("worker-0", "pagewire_worker_(saved|loaded)_blocks_total")
+                before = len(fleet.log)
                 fleet.signal("worker-0", signal.SIGKILL)
-                await asyncio.sleep(0.5)
+                await fleet.until_restarted("worker-0", since=before)
                 await until_ready(fleet, 1)
 
         pause, start = await under_load(fleet, asked, "killed while copying", faults, HOST_MEMORY)
@@ -134,31 +140,33 @@ async def test_workers_are_killed_while_they_copy_blocks(requests: int) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-async def test_connections_are_cut_frozen_and_slow(requests: int, at_once: int) -> None:
-    """There is always another way: a stream waits until each fault that it meets is noticed."""
+async def test_connections_are_cut_frozen_and_slow(
+    shared_fleet: SharedFleet, requests: int, at_once: int
+) -> None:
+    """A stream waits until each fault on its path is noticed, and continues on another path."""
     seed = int(os.environ.get("CHAOS_SEED", random.randrange(1000)))
     print(f"\nseed {seed}; repeat with CHAOS_SEED={seed}")
     rng, asked = random.Random(seed), questions(requests)
-    async with running_fleet(workers=4, schedulers=2, gateways=2) as fleet:
+    fleet = await shared_fleet.get(workers=4, schedulers=2, gateways=2)
 
-        async def one(proxy: TcpProxy, kind: str) -> None:
-            print(f"{kind} {proxy.target}")
-            if kind == "cut":
-                proxy.cut()
-            elif kind == "freeze":
-                await proxy.freeze(2 * NOTICE_SECONDS)
-            else:
-                await proxy.slow(NOTICE_SECONDS)
+    async def one(proxy: TcpProxy, kind: str) -> None:
+        print(f"{kind} {proxy.target}")
+        if kind == "cut":
+            proxy.cut()
+        elif kind == "freeze":
+            await proxy.freeze(2 * NOTICE_SECONDS)
+        else:
+            await proxy.slow(NOTICE_SECONDS)
 
-        async def faults(load: Load) -> None:
-            for number in range(ROUNDS):
-                kinds = ["freeze" if number % 2 else rng.choice(["cut", "slow"])]
-                kinds += rng.choices(["cut", "freeze", "slow"], k=at_once - 1)
-                async with asyncio.TaskGroup() as group:
-                    for proxy, kind in zip(rng.sample(fleet.proxies, at_once), kinds, strict=True):
-                        group.create_task(one(proxy, kind))
-                await until_ready(fleet, 4)
+    async def faults(load: Load) -> None:
+        for number in range(ROUNDS):
+            kinds = ["freeze" if number % 2 else rng.choice(["cut", "slow"])]
+            kinds += rng.choices(["cut", "freeze", "slow"], k=at_once - 1)
+            async with asyncio.TaskGroup() as group:
+                for proxy, kind in zip(rng.sample(fleet.proxies, at_once), kinds, strict=True):
+                    group.create_task(one(proxy, kind))
+            await until_ready(fleet, 4)
 
-        name = f"{at_once} connections at once cut, frozen or slow"
-        pause, _ = await under_load(fleet, asked, name, faults, SIMULATED)
-        assert pause <= at_once * (NOTICE_SECONDS + RECONNECT_SECONDS) + SLACK_SECONDS
+    name = f"{at_once} connections at once cut, frozen or slow"
+    pause, _ = await under_load(fleet, asked, name, faults)
+    assert pause <= at_once * (NOTICE_SECONDS + RECONNECT_SECONDS) + SLACK_SECONDS

@@ -1,5 +1,5 @@
-"""Processes end for good, in every way that leaves one worker with a scheduler: every stream goes
-on there, within a stated time."""
+"""Processes stop permanently while one worker and its scheduler stay: all streams continue there,
+within a stated time."""
 
 import asyncio
 from itertools import combinations
@@ -8,33 +8,41 @@ import pytest
 
 from support.clients.load import Load, questions
 from support.processes.fleet import running_fleet
-from support.processes.trial import CLIENTS, check, figures, report, rest, undisturbed
+from support.processes.fleet_checks import (
+    CLIENTS,
+    check_answers,
+    figures,
+    report,
+    undisturbed,
+    until_idle,
+)
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 HAND_BACK_AFTER = 2.0  # the scheduler's default
-# Beyond that: until a broken connection is noticed, requests are sent again and computed anew, on a
-# machine that is busy.
+# To notice a broken connection, send requests again and compute them again, on a busy machine.
 SLACK = 4.0
 
-Deaths = tuple[str, ...]
+Stopped = tuple[str, ...]
 
 
-def deaths_that_leave_a_path(workers: int, schedulers: int) -> list[Deaths]:
-    """All subsets of processes without which some scheduler still has a worker: worker N is one of
-    scheduler N modulo their number."""
+def subsets_that_leave_a_path(workers: int, schedulers: int) -> list[Stopped]:
+    """All subsets of processes whose end leaves a scheduler with a worker.
+
+    Worker N belongs to scheduler N modulo their number.
+    """
     names = [f"worker-{n}" for n in range(workers)] + [f"scheduler-{n}" for n in range(schedulers)]
     paths = [(f"worker-{n}", f"scheduler-{n % schedulers}") for n in range(workers)]
     return [
-        dead
+        stopped
         for size in range(1, len(names))
-        for dead in combinations(names, size)
-        if any(not {*path} & {*dead} for path in paths)
+        for stopped in combinations(names, size)
+        if any(not {*path} & {*stopped} for path in paths)
     ]
 
 
-# Every day: of subsets that are alike, one.
-SOME: dict[str, list[Deaths]] = {
+# `make test` tries one of each kind of subset.
+SOME: dict[str, list[Stopped]] = {
     "one scheduler, three workers": [("worker-0",), ("worker-0", "worker-1")],
     "two schedulers, a worker each": [
         ("worker-0",),
@@ -56,43 +64,44 @@ SOME: dict[str, list[Deaths]] = {
         ("two schedulers, two workers each", 4, 2),
     ],
 )
-async def test_streams_go_on_where_a_path_is_left(
-    name: str, workers: int, schedulers: int, requests: int
+async def test_streams_continue_while_a_path_is_left(
+    name: str, workers: int, schedulers: int, is_full_size: bool
 ) -> None:
-    everything = deaths_that_leave_a_path(workers, schedulers)
-    chosen = everything if requests >= 400 else SOME[name]
-    assert {*chosen} <= {*everything}
+    all_subsets = subsets_that_leave_a_path(workers, schedulers)
+    chosen = all_subsets if is_full_size else SOME[name]
+    assert {*chosen} <= {*all_subsets}
     asked = questions(48)
     async with running_fleet(workers, schedulers) as fleet:
         want = await undisturbed(fleet, asked)
-        for dead in chosen:
+        for stopped in chosen:
             load = Load(fleet.urls, asked, CLIENTS)
             running = asyncio.create_task(load.run())
             await load.reached(len(asked) // 8)
-            for victim in dead:
-                fleet.end_for_good(victim)
+            for victim in stopped:
+                fleet.stop_permanently(victim)
             got = await running
-            report(f"{name}; for good: {', '.join(dead)}", asked, got, want)
-            check(fleet, asked, got, want)
+            report(f"{name}; stopped: {', '.join(stopped)}", asked, got, want)
+            check_answers(fleet, asked, got, want)
             found = figures(asked, got, want)
             bound = found["undisturbed_s"] + HAND_BACK_AFTER + SLACK
-            assert found["longest_pause_s"] < bound, "they have waited for the dead"
-            await fleet.bring_back(*dead)
-            await rest(fleet, workers)
+            assert found["longest_pause_s"] < bound, "streams must not wait for stopped processes"
+            await fleet.start_again(*stopped)
+            await until_idle(fleet, workers)
 
 
 async def test_a_machine_restarts_and_new_requests_wait() -> None:
-    """The only scheduler and its worker are started again together: nobody gets an error."""
+    """The only scheduler and its only worker start again together: no request fails."""
     asked = questions(24)
     async with running_fleet(workers=1) as fleet:
         want = await undisturbed(fleet, asked)
         for name in ("worker-0", "scheduler-0"):
-            fleet.end_for_good(name)
+            fleet.stop_permanently(name)
         load = Load(fleet.urls, asked, CLIENTS)
         running = asyncio.create_task(load.run())
-        await asyncio.sleep(1)
+        while fleet.metric("gateway-0", "pagewire_gateway_open_requests") < len(asked):
+            await asyncio.sleep(0.05)
         assert load.done == 0
-        await fleet.bring_back("worker-0", "scheduler-0")
+        await fleet.start_again("worker-0", "scheduler-0")
         got = await running
         report("scheduler and worker restarted together", asked, got, want)
-        check(fleet, asked, got, want)
+        check_answers(fleet, asked, got, want)

@@ -1,4 +1,4 @@
-"""The compose file as a running system."""
+"""Runs the services of the compose file."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 from pagewire.cli.launch.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-# Some machines reach no registry; a script beside the repository may know how to make the base
-# images there.
+# Some machines cannot reach an image registry; there a script beside the repository may start an
+# engine that has the base images.
 ENGINE_SCRIPT = ROOT.parent / "shared" / "tools" / "docker-engine"
 
 
 @contextmanager
 def engine() -> Iterator[str | None]:
-    """A Docker engine and Compose that can be used; yields why there is none, or None."""
+    """A Docker engine with Compose. Yields None, or the reason why there is none."""
     reason = _missing()
     if reason is None:
         yield None
@@ -52,7 +52,7 @@ def _compose_command() -> list[str] | None:
 
 
 class ComposeStack:
-    """The services of the compose file under a project name and ports of their own."""
+    """The services of the compose file, with their own project name and ports."""
 
     def __init__(self) -> None:
         command = _compose_command()
@@ -68,7 +68,7 @@ class ComposeStack:
         }
 
     def run(self, *arguments: str) -> str:
-        """Output of a Compose command; AssertionError with all of it when it fails."""
+        """Runs a Compose command; returns its output. AssertionError if it fails."""
         done = subprocess.run(
             [*self._command, *arguments],
             cwd=ROOT,
@@ -81,7 +81,7 @@ class ComposeStack:
         return done.stdout
 
     def health(self) -> dict[str, str]:
-        """What each service's health check says; `stopped` where its container does not run."""
+        """The health of each service; `stopped` if its container does not run."""
         states = {}
         for container in self._containers():
             [details] = json.loads(_docker("inspect", container))

@@ -1,4 +1,4 @@
-"""The compose file for real: build, start, talk through Envoy, lose services, talk again."""
+"""The compose file: images, requests through Envoy, and requests while services are stopped."""
 
 import asyncio
 import subprocess
@@ -48,7 +48,7 @@ async def chat(stack: ComposeStack) -> Answer:
 
 
 async def generate(stack: ComposeStack) -> str:
-    """The text of the same answer, by gRPC through Envoy."""
+    """The text of the same answer over gRPC through Envoy."""
     request = pb.GenerateRequest(
         chat=pb.ChatInput(messages=[pb.ChatMessage(**message) for message in QUESTION]),
         sampling=pb.SamplingParams(temperature=0),
@@ -68,12 +68,12 @@ async def test_streams_over_http_and_grpc_agree(stack: ComposeStack) -> None:
     assert await generate(stack) == answer.text
 
 
-def test_every_service_runs_as_an_ordinary_user(stack: ComposeStack) -> None:
+def test_no_service_runs_as_root(stack: ComposeStack) -> None:
     for image in IMAGES:
         assert in_image(image, "import os; print(os.getuid())") != "0"
 
 
-def test_images_hold_what_their_service_needs(stack: ComposeStack) -> None:
+def test_images_hold_only_what_their_service_needs(stack: ComposeStack) -> None:
     """No torch in the control plane, no tokenizer and no model in the gateway."""
     found = {
         image: in_image(
@@ -93,17 +93,17 @@ def test_images_hold_what_their_service_needs(stack: ComposeStack) -> None:
 
 
 def in_image(image: str, code: str) -> str:
-    """What a Python program prints in a container of an image."""
+    """The output of a Python program in a container of an image."""
     command = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python", image]
     done = subprocess.run([*command, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-async def test_streams_go_on_without_one_gateway_and_one_scheduler(stack: ComposeStack) -> None:
+async def test_requests_succeed_without_one_gateway_and_one_scheduler(stack: ComposeStack) -> None:
     before = await chat(stack)
     stack.run("stop", "gateway-0", "scheduler-0")
-    # Envoy may still try the ones that ended: it must find the others within the same request.
+    # Envoy may still try a stopped service; then it must retry at another within the request.
     for _ in range(6):
         assert (await chat(stack)).text == before.text
         assert await generate(stack) == before.text
@@ -113,7 +113,7 @@ async def test_streams_go_on_without_one_gateway_and_one_scheduler(stack: Compos
     stack.run("start", "scheduler-0", "gateway-0")
     stack.wait_healthy(120)
     stack.run("stop", "gateway-1", "scheduler-1")
-    # Those that came back serve alone, once Envoy has found them.
+    # The restarted services serve alone once Envoy has found them.
     await until_ready(stack)
     assert (await chat(stack)).text == before.text
     assert await generate(stack) == before.text
@@ -126,7 +126,7 @@ async def until_ready(stack: ComposeStack) -> None:
             await until_healthy(address)
 
 
-async def test_envoy_keeps_its_admin_interface_to_itself(stack: ComposeStack) -> None:
+async def test_envoy_does_not_expose_its_admin_interface(stack: ComposeStack) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
         for path in ("/stats", "/config_dump", "/server_info"):
             response = await client.get(f"http://127.0.0.1:{stack.http_port}{path}")

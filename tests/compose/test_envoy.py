@@ -1,4 +1,4 @@
-"""Envoy's configuration, checked by Envoy itself, and clients that leave behind it."""
+"""Envoy accepts its configuration, and forwards that a client has disconnected."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ _GRPC_HEALTH = "grpc_health_check: {service_name: pagewire.v1.Inference}"
 
 
 def find_envoy() -> str | None:
-    """Envoy on the path, or in the environment that runs the tests."""
+    """The path of Envoy, from PATH or from the environment that runs the tests."""
     return shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
 
 
@@ -55,7 +55,7 @@ def test_envoy_accepts_its_configuration_without_a_warning() -> None:
 
 
 class Proxied:
-    """A scheduler with one scripted worker, a gateway, and Envoy before both."""
+    """A scheduler with one scripted worker, a gateway, and Envoy in front of both."""
 
     def __init__(self, stack: Stack, http_port: int, grpc_port: int) -> None:
         self.stack = stack
@@ -63,7 +63,7 @@ class Proxied:
         self.grpc_address = f"127.0.0.1:{grpc_port}"
 
     async def begin(self) -> asyncio.StreamWriter:
-        """A client's connection on which a streamed request was sent."""
+        """Sends a streamed request; returns the connection."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 150, "stream": True}
         data = json.dumps({**body, "ignore_eos": True}).encode()
@@ -74,8 +74,8 @@ class Proxied:
         writer.write(head.encode() + data)
         return writer
 
-    async def runs(self, running: int, waiting: int) -> None:
-        """Until so many requests run and wait."""
+    async def until_load(self, running: int, waiting: int) -> None:
+        """Waits until so many requests run and wait."""
 
         def reached() -> bool:
             load = self.stack.engine.load()
@@ -83,9 +83,8 @@ class Proxied:
 
         await eventually(reached, 20)
 
-    async def frees(self) -> None:
-        """What the only running request held comes back within two steps, from when the scheduler
-        hears that its client has gone."""
+    async def check_blocks_are_freed(self) -> None:
+        """The last request's blocks are free two steps after the scheduler closed it."""
         await eventually(lambda: self.stack.engine.num_open == 0, 20)
         steps = self.stack.workers[0].steps
         await eventually(lambda: self.stack.engine.load().used_blocks == 0, 20)
@@ -116,7 +115,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
             path.write_text(config)
             command = [str(find_envoy()), "--log-level", "warning", "--use-dynamic-base-id"]
             command += ["--concurrency", "1", "-c", str(path)]
-            # The program on the path may only be what starts Envoy: it has a group of its own.
+            # The program on PATH may be a script that starts Envoy: end its process group.
             envoy = await asyncio.create_subprocess_exec(*command, start_new_session=True)
             try:
                 await asyncio.to_thread(until, lambda: _answers(http_port), 30)
@@ -128,7 +127,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
 
 async def _slow_stack(start: StartStack) -> Stack:
     stack = await start(worker_info(num_slots=1))
-    stack.workers[0].step_seconds = 0.1  # so that nothing ends by itself
+    stack.workers[0].step_seconds = 0.1  # no request ends before its client disconnects
     return stack
 
 
@@ -144,31 +143,31 @@ def _answers(port: int) -> bool:
 
 
 @needs_envoy
-async def test_http_clients_that_leave_behind_envoy_free_what_they_held(proxied: Proxied) -> None:
+async def test_disconnected_http_clients_behind_envoy_free_their_blocks(proxied: Proxied) -> None:
     running = await proxied.begin()
-    await proxied.runs(1, 0)
+    await proxied.until_load(1, 0)
     waiting = await proxied.begin()
-    await proxied.runs(1, 1)
+    await proxied.until_load(1, 1)
     waiting.close()
-    await proxied.runs(1, 0)
+    await proxied.until_load(1, 0)
     running.close()
-    await proxied.frees()
+    await proxied.check_blocks_are_freed()
     await proxied.stack.settle()
 
 
 @needs_envoy
-async def test_grpc_clients_that_leave_behind_envoy_free_what_they_held(proxied: Proxied) -> None:
+async def test_disconnected_grpc_clients_behind_envoy_free_their_blocks(proxied: Proxied) -> None:
     async with open_channel(proxied.grpc_address) as channel:
         stub = InferenceStub(channel)
         calls, readers = [], []
         for number in range(2):
             calls.append(stub.Generate(request([number], 150)))
             readers.append(asyncio.create_task(collect(calls[-1])))
-            await proxied.runs(1, number)
+            await proxied.until_load(1, number)
         calls[1].cancel()
-        await proxied.runs(1, 0)
+        await proxied.until_load(1, 0)
         calls[0].cancel()
-        await proxied.frees()
+        await proxied.check_blocks_are_freed()
         for reader in readers:
             with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
                 await reader

@@ -1,20 +1,16 @@
-"""Beam search through the whole stack: the beams and scores of transformers."""
+"""Beam search through the whole stack with a tiny model: the beams and scores of transformers."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from support.models.tiny_models import beam_outputs, greedy_tokens, save_model
-from support.processes.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
+from support.processes.stack_process import RunningStack, is_idle, running_stack
 from support.waiting import until
 
 PROMPT = [(7 * i) % 190 for i in range(37)]
@@ -33,14 +29,9 @@ def model(folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def stack(folder: Path, model: PreTrainedModel) -> Iterator[RunningStack]:
+    """Replaces the folder's stack in this module."""
     with running_stack("--skip-tokenizer", "--check-invariants", model=folder) as started:
         yield started
-
-
-@pytest.fixture
-def stub(stack: RunningStack) -> Iterator[inference_pb2_grpc.InferenceStub]:
-    with grpc.insecure_channel(stack.grpc_address) as channel:
-        yield inference_pb2_grpc.InferenceStub(channel)
 
 
 def request(width: int, stop_ids: tuple[int, ...] = (), **search: object) -> pb.GenerateRequest:
@@ -64,14 +55,9 @@ def assert_same(finish: pb.Finish, expected: list[tuple[list[int], float]]) -> N
     assert [h.score for h in finish.hypotheses] == pytest.approx(scores, abs=1e-4)
 
 
-def nothing_is_held(stub: inference_pb2_grpc.InferenceStub) -> bool:
-    load = stub.GetLoad(pb.GetLoadRequest())
-    return (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
-
-
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize(("width", "length_penalty"), [(2, 0.0), (4, 2.0), (16, 1.0)])
-def test_beams_are_those_of_transformers(
+def test_beams_equal_those_of_transformers(
     stub: inference_pb2_grpc.InferenceStub,
     model: PreTrainedModel,
     width: int,
@@ -100,18 +86,20 @@ def test_beams_are_those_of_transformers(
         assert (hypothesis.reason == pb.FINISH_REASON_STOP) == stopped
     assert finish.usage.prompt_tokens == len(PROMPT)
     assert finish.usage.completion_tokens == sum(len(h.token_ids) for h in finish.hypotheses)
-    until(lambda: nothing_is_held(stub), 10)
+    until(lambda: is_idle(stub), 10)
 
 
-def test_one_beam_is_greedy(stub: inference_pb2_grpc.InferenceStub, model: PreTrainedModel) -> None:
+def test_one_beam_gives_the_greedy_tokens(
+    stub: inference_pb2_grpc.InferenceStub, model: PreTrainedModel
+) -> None:
     finish = run(stub, request(1))
     assert [list(h.token_ids) for h in finish.hypotheses] == [greedy_tokens(model, PROMPT, COUNT)]
 
 
-def test_searches_beside_each_other_and_beside_plain_requests(
+def test_searches_run_beside_each_other_and_beside_plain_requests(
     stub: inference_pb2_grpc.InferenceStub, model: PreTrainedModel
 ) -> None:
-    """More sequences than slots, and rounds of several searches in one step."""
+    """There are more sequences than slots, and one step runs rounds of several searches."""
     expected = beam_outputs(model, PROMPT, COUNT, (), num_beams=8)
     plain = request(1)
     plain.ClearField("beam_search")
@@ -124,49 +112,43 @@ def test_searches_beside_each_other_and_beside_plain_requests(
     for other in others:
         tokens = [token for response in other for token in response.token_ids]
         assert tokens == greedy_tokens(model, PROMPT, COUNT)
-    until(lambda: nothing_is_held(stub), 10)
+    until(lambda: is_idle(stub), 10)
 
 
-def test_a_search_that_is_given_up_leaves_nothing(
-    stub: inference_pb2_grpc.InferenceStub,
-) -> None:
+def test_a_cancelled_search_frees_its_blocks(stub: inference_pb2_grpc.InferenceStub) -> None:
     message = request(16)
     message.stop.max_tokens = 400
     call = stub.Generate(message)
     until(lambda: stub.GetLoad(pb.GetLoadRequest()).running > 0, 10)
     call.cancel()
-    until(lambda: nothing_is_held(stub), 10)
+    until(lambda: is_idle(stub), 10)
 
 
 @pytest.mark.parametrize("flags", [("--num-blocks", "12"), ("--no-prefix-caching",)])
-def test_a_small_pool_or_no_cache_costs_time_only(
+def test_a_small_pool_or_no_prefix_cache_gives_the_same_beams(
     folder: Path, model: PreTrainedModel, flags: tuple[str, ...]
 ) -> None:
-    """12 blocks are fewer than the 16 last blocks of the beams."""
+    """16 beams need 16 last blocks, and one of the pools has 12 blocks."""
     with (
         running_stack("--skip-tokenizer", "--check-invariants", *flags, model=folder) as stack,
         grpc.insecure_channel(stack.grpc_address) as channel,
     ):
         stub = inference_pb2_grpc.InferenceStub(channel)
         assert_same(run(stub, request(16)), beam_outputs(model, PROMPT, COUNT, (), num_beams=16))
-        until(lambda: nothing_is_held(stub), 10)
+        until(lambda: is_idle(stub), 10)
 
 
-def test_a_killed_worker_costs_a_pause_and_no_beam(folder: Path, model: PreTrainedModel) -> None:
-    with (
-        running_stack("--skip-tokenizer", model=folder) as stack,
-        grpc.insecure_channel(stack.grpc_address) as channel,
-    ):
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        message = request(6)
-        message.stop.max_tokens = 150
-        call = stub.Generate(message, timeout=100)
-        until(lambda: stub.GetLoad(pb.GetLoadRequest()).used_blocks > 6, 20)
-        [worker] = stack.pids("worker")
-        os.kill(worker, signal.SIGKILL)
-        (response,) = call
-        assert_same(response.finish, beam_outputs(model, PROMPT, 150, (), num_beams=6))
-        assert any("is lost" in line for line in stack.log)
+def test_a_killed_worker_loses_no_beam(
+    stack: RunningStack, stub: inference_pb2_grpc.InferenceStub, model: PreTrainedModel
+) -> None:
+    message = request(6)
+    message.stop.max_tokens = 150
+    call = stub.Generate(message, timeout=100)
+    until(lambda: stub.GetLoad(pb.GetLoadRequest()).used_blocks > 6, 20)
+    stack.kill_worker()
+    (response,) = call
+    assert_same(response.finish, beam_outputs(model, PROMPT, 150, (), num_beams=6))
+    assert any("is lost" in line for line in stack.log)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +168,7 @@ def test_a_killed_worker_costs_a_pause_and_no_beam(folder: Path, model: PreTrain
         ({"resume_token_ids": [4]}, "resume_token_ids"),
     ],
 )
-def test_refused(
+def test_refused_parameters(
     stub: inference_pb2_grpc.InferenceStub, change: dict[str, object], field: str
 ) -> None:
     message = request(16)
@@ -197,28 +179,3 @@ def test_refused(
         run(stub, message)
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field in refusal.value.details()
-
-
-def test_over_http_with_text() -> None:
-    """The embedded model's text, n of best_of beams, for two prompts at once."""
-    prompts = ["Once upon a time", "The fox"]
-    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
-    expected = []
-    for prompt in prompts:
-        ids = tokenizer(prompt, return_tensors="pt")
-        made = model.generate(
-            **ids, num_beams=4, num_return_sequences=2, max_new_tokens=20, do_sample=False
-        )
-        outputs = made[:, ids["input_ids"].shape[1] :]
-        expected += tokenizer.batch_decode(outputs, skip_special_tokens=True)
-    with running_stack() as stack:
-        body = {"prompt": prompts, "use_beam_search": True, "n": 2, "best_of": 4, "max_tokens": 20}
-        made = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).json()
-        assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
-        assert [choice["text"] for choice in made["choices"]] == expected
-        stopped = httpx.post(
-            f"{stack.url}/v1/completions", json={**body, "stop": ["x"]}, timeout=60
-        )
-        assert stopped.status_code == 400
-        assert stopped.json()["error"]["param"] == "stop"

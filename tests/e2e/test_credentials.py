@@ -1,4 +1,4 @@
-"""Certificates and tokens on every hop: who gets in, and who does not."""
+"""Certificates and tokens on every connection: which calls are accepted and which refused."""
 
 import asyncio
 import secrets
@@ -54,7 +54,7 @@ async def served(credentials: Credentials, address: str = "127.0.0.1:0") -> Asyn
 
 
 async def outcome(address: str, credentials: Credentials) -> str:
-    """`m` for an answer, otherwise the name of the status."""
+    """The model's name, `m`, or the name of the status of a call that failed."""
     async with open_channel(address, credentials) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:
@@ -71,7 +71,7 @@ def credentials(**settings: Any) -> Credentials:
 
 
 async def test_tls(tmp_path: Path) -> None:
-    """A server is checked; without an authority of its own it takes every client."""
+    """Clients check the server; a server without an authority accepts every client."""
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     identity = ours.identity("scheduler")
     shown = credentials(tls_cert=identity.cert, tls_key=identity.key)
@@ -110,7 +110,7 @@ async def test_token(tmp_path: Path, kind: str) -> None:
         for token in (None, TOKEN[:-1], TOKEN + "x", TOKEN.upper()):
             assert await outcome(address, NO_CREDENTIALS.with_token(token)) == "UNAUTHENTICATED"
         async with open_channel(address) as channel:
-            # Health is open; a stream is refused although it has sent nothing yet.
+            # Health needs no token; a stream is refused before it sends a message.
             health = health_pb2_grpc.HealthStub(channel)
             await health.Check(health_pb2.HealthCheckRequest(), timeout=10)
             call = inference_pb2_grpc.InferenceStub(channel).Multiplex(timeout=10)
@@ -121,7 +121,7 @@ async def test_token(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["ListModels", "Generate"])
-async def test_what_does_not_decode_is_an_invalid_argument(
+async def test_undecodable_messages_are_invalid_arguments(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """gRPC alone would answer INTERNAL and log a traceback."""
@@ -174,8 +174,10 @@ def generated(url: str, verify: Any = True) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_a_stack_with_everything_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTTPS in front, mutual TLS and a token between gateway and scheduler, one at the worker."""
+def test_a_stack_with_tls_and_tokens_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTPS for clients, mutual TLS and tokens between the services."""
     identity = Authority(tmp_path).identity("pagewire")
     tokens = {name: secrets.token_hex(16) for name in ("SCHEDULER", "WORKER")}
     for name, token in tokens.items():
@@ -200,7 +202,7 @@ def test_a_stack_with_everything_closed(tmp_path: Path, monkeypatch: pytest.Monk
             assert token not in "".join(stack.log)
 
 
-def test_a_gateway_with_half_of_a_certificate_does_not_start(tmp_path: Path) -> None:
+def test_a_gateway_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
     for settings, words in (
         ({"https_cert": "x.pem"}, "belong together"),
         ({"https_cert": "none.pem", "https_key": "none.key"}, "No such file"),

@@ -1,4 +1,4 @@
-"""The embedded model with a fourth of the KV memory that its requests need, and host memory."""
+"""The embedded model with a quarter of the KV memory that its requests need, and host memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -29,7 +29,7 @@ def metric(name: str, **labels: str) -> float:
 
 
 class Scheduler:
-    """An engine that checks its books after every step, and its links to workers."""
+    """An engine that checks its invariants after every step."""
 
     def __init__(self) -> None:
         self.fatal: list[BaseException] = []
@@ -42,11 +42,11 @@ class Scheduler:
         )
 
     def all(self) -> "asyncio.Future[list[bytes]]":
-        """Every prompt at once."""
+        """The answers to every prompt, asked at once."""
         return asyncio.gather(*(generate(self.engine, prompt, TOKENS) for prompt in PROMPTS))
 
     async def settled(self) -> None:
-        """Every block of the device and of the host is accounted for."""
+        """Waits until no block is in use; checks that device and host blocks add up."""
         await eventually(lambda: not self.engine.num_open and not self.engine.load().used_blocks)
         for worker in self.engine._workers:
             batch = worker.batch
@@ -59,14 +59,14 @@ class Scheduler:
 
 
 @asynccontextmanager
-async def scheduler(*addresses: str) -> AsyncIterator[Scheduler]:
+async def scheduler(address: str) -> AsyncIterator[Scheduler]:
+    """A scheduler with one worker that is ready."""
     made = Scheduler()
-    links = [asyncio.create_task(WorkerLink(a, made.engine).run()) for a in addresses]
+    link = asyncio.create_task(WorkerLink(address, made.engine).run())
     await eventually(lambda: made.engine.load().ready_workers, 60)
     yield made
-    for link in links:
-        link.cancel()
-    await asyncio.gather(*links, return_exceptions=True)
+    link.cancel()
+    await asyncio.gather(link, return_exceptions=True)
 
 
 @contextmanager
@@ -77,19 +77,24 @@ def worker(folder: Path, num_blocks: int, host_gb: float) -> Iterator[WorkerProc
         yield process
 
 
-async def undisturbed(tmp_path: Path) -> list[bytes]:
-    with worker(tmp_path / "ample", AMPLE, 0.0) as ample:
-        async with scheduler(ample.address) as made:
-            answers = await made.all()
-            assert made.engine.load().preemptions == 0
-            return answers
+async def undisturbed(address: str) -> list[bytes]:
+    async with scheduler(address) as made:
+        answers = await made.all()
+        assert made.engine.load().preemptions == 0
+        return answers
 
 
-async def test_answers_under_pressure_are_those_without(tmp_path: Path) -> None:
-    want = await undisturbed(tmp_path)
-    for host_gb in (0.0, HOST_GB):
-        with worker(tmp_path / f"tight-{host_gb}", TIGHT, host_gb) as tight:
-            async with scheduler(tight.address) as made:
+async def test_preemption_and_host_memory_do_not_change_answers(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        # All are started before the first is used: they load their models side by side.
+        ample = stack.enter_context(worker(tmp_path / "ample", AMPLE, 0.0))
+        tight = {
+            host_gb: stack.enter_context(worker(tmp_path / f"tight-{host_gb}", TIGHT, host_gb))
+            for host_gb in (0.0, HOST_GB)
+        }
+        want = await undisturbed(ample.address)
+        for host_gb, process in tight.items():
+            async with scheduler(process.address) as made:
                 before = metric("loaded_blocks_total")
                 swapped = metric("preempted_returns_total", kind="swapped")
                 assert await made.all() == want
@@ -101,11 +106,11 @@ async def test_answers_under_pressure_are_those_without(tmp_path: Path) -> None:
                     assert metric("loaded_blocks_total") == before
                 await made.settled()
                 if host_gb:
-                    assert await made.all() == want, "the second time with what is cached"
+                    assert await made.all() == want, "the second time, with cached prefixes"
                     await made.settled()
 
 
-async def test_a_worker_is_killed_with_blocks_on_the_host(tmp_path: Path) -> None:
+async def test_a_worker_is_killed_with_blocks_in_host_memory(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(worker(tmp_path, TIGHT, HOST_GB))
         async with scheduler(first.address) as made:

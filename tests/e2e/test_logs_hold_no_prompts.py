@@ -1,4 +1,4 @@
-"""Prompts, outputs and keys are in no process's log, whatever goes wrong with a request."""
+"""Logs hold no prompt, output or key, also when a request fails."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_no_log_holds_a_prompt(monkeypatch: Any) -> None:
+def test_logs_hold_no_prompt_and_no_key(monkeypatch: Any) -> None:
     key = new_key()
     monkeypatch.setenv("PAGEWIRE_API_KEYS", f"ada={key}")
     with running_stack("--log-level", "debug") as stack:

@@ -1,8 +1,8 @@
-"""One scheduler and several worker processes: killed, added, drained and removed while it runs."""
+"""Worker processes are killed, added, drained and removed while a scheduler uses them."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,44 @@ TOKENS = 120
 NAME = Address("dns:workers:1", "workers", 1)
 
 
+class WorkerPool:
+    """Worker processes that the tests of this module share."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._workers: dict[str, WorkerProcess] = {}
+
+    def pair(self) -> list[WorkerProcess]:
+        """Two workers that run; starts what is missing."""
+        running = [w for w in self._workers.values() if w.process.poll() is None][:2]
+        return running + [self.start() for _ in range(2 - len(running))]
+
+    def start(self) -> WorkerProcess:
+        """Starts one more worker."""
+        return self._start(f"worker-{len(self._workers)}")
+
+    def start_again(self, worker: WorkerProcess) -> WorkerProcess:
+        """Starts a worker that has ended at the same address."""
+        return self._start(worker.socket.parent.name)
+
+    def _start(self, name: str) -> WorkerProcess:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        settings = {"num_blocks": 400, "num_slots": 8, "drain_timeout": 60.0}
+        worker = self._stack.enter_context(worker_process(folder, EMBEDDED, **settings))
+        self._workers[name] = worker
+        return worker
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    with contextlib.ExitStack() as stack:
+        yield WorkerPool(tmp_path_factory.mktemp("workers"), stack)
+
+
 class Cluster:
-    """A scheduler in this process, and the name that stands for its workers."""
+    """A scheduler in this process, and a name that resolves to its workers."""
 
     def __init__(self) -> None:
         tokenizer = Tokenizer(resolve_model(EMBEDDED))
@@ -46,7 +82,7 @@ class Cluster:
         return -1
 
     def all(self) -> "asyncio.Future[list[bytes]]":
-        """Every prompt at once."""
+        """The answers to every prompt, asked at once."""
         return asyncio.gather(*(generate(self.engine, prompt, TOKENS) for prompt in PROMPTS))
 
 
@@ -60,71 +96,62 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     await asyncio.gather(running, return_exceptions=True)
 
 
-def start(stack: contextlib.ExitStack, folder: Path) -> WorkerProcess:
-    folder.mkdir(exist_ok=True)
-    settings = {"num_blocks": 400, "num_slots": 8, "drain_timeout": 60.0}
-    return stack.enter_context(worker_process(folder, EMBEDDED, **settings))
+async def test_a_worker_is_killed_and_another_is_added(cluster: Cluster, pool: WorkerPool) -> None:
+    first, second = pool.pair()
+    cluster.listed = [first.address]
+    await eventually(lambda: cluster.running_on(first) == 0, 60)
+    undisturbed = await cluster.all()
+    cluster.listed = [first.address, second.address]
+    await eventually(lambda: cluster.running_on(second) == 0, 60)
+    disturbed = asyncio.ensure_future(cluster.all())
+    await eventually(lambda: cluster.running_on(first) > 0 and cluster.running_on(second) > 0)
+    first.process.kill()
+    assert await asyncio.wait_for(disturbed, 60) == undisturbed
+    assert cluster.running_on(first) == -1
+    again = asyncio.ensure_future(cluster.all())
+    await eventually(lambda: cluster.running_on(second) > 0)
+    third = pool.start()
+    cluster.listed = [second.address, third.address]
+    await eventually(lambda: cluster.running_on(third) >= 0, 60)
+    assert await asyncio.wait_for(again, 60) == undisturbed
+    more = asyncio.ensure_future(cluster.all())
+    await eventually(lambda: cluster.running_on(third) > 0)
+    assert await asyncio.wait_for(more, 60) == undisturbed
 
 
-async def test_a_worker_is_killed_and_another_is_added(cluster: Cluster, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        first, second = (start(stack, tmp_path / name) for name in "ab")
-        cluster.listed = [first.address]
-        await eventually(lambda: cluster.running_on(first) == 0, 60)
-        undisturbed = await cluster.all()
-        cluster.listed = [first.address, second.address]
-        await eventually(lambda: cluster.running_on(second) == 0, 60)
-        disturbed = asyncio.ensure_future(cluster.all())
-        await eventually(lambda: cluster.running_on(first) > 0 and cluster.running_on(second) > 0)
-        first.process.kill()
-        assert await asyncio.wait_for(disturbed, 60) == undisturbed
-        assert cluster.running_on(first) == -1
-        again = asyncio.ensure_future(cluster.all())
-        await eventually(lambda: cluster.running_on(second) > 0)
-        third = start(stack, tmp_path / "c")
-        cluster.listed = [second.address, third.address]
-        await eventually(lambda: cluster.running_on(third) >= 0, 60)
-        assert await asyncio.wait_for(again, 60) == undisturbed
-        more = asyncio.ensure_future(cluster.all())
-        await eventually(lambda: cluster.running_on(third) > 0)
-        assert await asyncio.wait_for(more, 60) == undisturbed
+async def test_a_removed_worker_finishes_its_sequences(cluster: Cluster, pool: WorkerPool) -> None:
+    first, second = pool.pair()
+    cluster.listed = [first.address, second.address]
+    await eventually(lambda: cluster.engine.load().ready_workers == 2, 60)
+    running = asyncio.ensure_future(cluster.all())
+    await eventually(lambda: cluster.running_on(first) > 1)
+    cluster.listed = [second.address]
+    await eventually(lambda: cluster.engine.load().ready_workers == 1)
+    on_first = cluster.running_on(first)
+    assert on_first > 1, "its sequences continue"
+    late = asyncio.create_task(generate(cluster.engine, "Late.", TOKENS))
+    running_now = len(PROMPTS) + 1  # no sequence has ended, and none waits
+    await eventually(lambda: cluster.running_on(first) + cluster.running_on(second) == running_now)
+    assert cluster.running_on(first) == on_first, "it gets no new sequence"
+    await asyncio.gather(running, late)
+    await eventually(lambda: cluster.running_on(first) == -1)
+    assert first.process.poll() is None, "the worker process continues"
+    cluster.listed = [first.address, second.address]
+    await eventually(lambda: cluster.running_on(first) == 0, 10)
 
 
-async def test_a_removed_worker_finishes_what_it_has(cluster: Cluster, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        first, second = (start(stack, tmp_path / name) for name in "ab")
-        cluster.listed = [first.address, second.address]
-        await eventually(lambda: cluster.engine.load().ready_workers == 2, 60)
-        running = asyncio.ensure_future(cluster.all())
-        await eventually(lambda: cluster.running_on(first) > 1)
-        cluster.listed = [second.address]
-        await eventually(lambda: cluster.engine.load().ready_workers == 1)
-        on_first = cluster.running_on(first)
-        assert on_first > 1, "its sequences go on"
-        late = asyncio.create_task(generate(cluster.engine, "Late.", TOKENS))
-        await eventually(lambda: cluster.engine.num_open == len(PROMPTS) + 1)
-        await asyncio.sleep(0.1)
-        assert cluster.running_on(first) <= on_first
-        await asyncio.gather(running, late)
-        await eventually(lambda: cluster.running_on(first) == -1)
-        assert first.process.poll() is None, "the worker itself was not told to end"
-        cluster.listed = [first.address, second.address]
-        await eventually(lambda: cluster.running_on(first) == 0, 10)
-
-
-async def test_a_worker_that_is_told_to_end_ends_when_it_has_nothing_left(
-    cluster: Cluster, tmp_path: Path
+async def test_a_terminated_worker_ends_after_its_last_sequence(
+    cluster: Cluster, pool: WorkerPool
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        first, second = (start(stack, tmp_path / name) for name in "ab")
-        cluster.listed = [first.address, second.address]
-        await eventually(lambda: cluster.engine.load().ready_workers == 2, 60)
-        running = asyncio.ensure_future(cluster.all())
-        await eventually(lambda: cluster.running_on(first) > 1)
-        first.terminate()
-        await eventually(lambda: cluster.engine.load().ready_workers == 1)
-        assert cluster.running_on(first) > 1, "its sequences go on"
-        await running
-        assert await asyncio.wait_for(first.exit_status(), 10) == 0, "long before its grace ends"
-        first = start(stack, tmp_path / "a")
-        await eventually(lambda: cluster.running_on(first) == 0, 60)
+    first, second = pool.pair()
+    cluster.listed = [first.address, second.address]
+    await eventually(lambda: cluster.engine.load().ready_workers == 2, 60)
+    running = asyncio.ensure_future(cluster.all())
+    await eventually(lambda: cluster.running_on(first) > 1)
+    first.terminate()
+    await eventually(lambda: cluster.engine.load().ready_workers == 1)
+    assert cluster.running_on(first) > 1, "its sequences continue"
+    await running
+    assert await asyncio.wait_for(first.exit_status(), 10) == 0, "long before its grace ends"
+    first = pool.start_again(first)
+    await eventually(lambda: cluster.running_on(first) == 0, 60)

@@ -1,4 +1,4 @@
-"""`benchmarks/overload.py` at a smaller scale: goodput holds while most requests are refused."""
+"""A short run of `benchmarks/overload.py`: goodput holds while most requests are refused."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "overload.py"
 def test_goodput_holds_at_ten_times_the_load(tmp_path: Path) -> None:
     output = tmp_path / "overload.jsonl"
     command = [sys.executable, str(BENCHMARK), "--seconds=6", "--phase-seconds=3", "--tried=1.0"]
-    # What is measured is the bound of the queue, not how busy this machine is.
+    # Loose targets: the test measures the bound of the queue, not the speed of this machine.
     command += ["--slo-ttft-ms=4000", "--slo-tpot-ms=400"]
     done = subprocess.run(
         [*command, f"--output={output}"], capture_output=True, text=True, check=False, timeout=150

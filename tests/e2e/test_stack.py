@@ -1,25 +1,20 @@
-"""The whole stack with the embedded model, as its users meet it."""
+"""The whole stack with the embedded model, over HTTP and gRPC."""
 
 import asyncio
-import os
 import random
-import signal
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import httpx
 import openai
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagewire.models import EMBEDDED_NAME
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from support.processes.stack_process import EMBEDDED_FOLDER, RunningStack, running_stack
+from support.processes.stack_process import RunningStack, is_idle
 from support.waiting import until
 
 QUESTIONS = [
@@ -30,29 +25,6 @@ QUESTIONS = [
     "What is the opposite of hot?",
     "What colour is the sky?",
 ]
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[RunningStack]:
-    with running_stack() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(stack: RunningStack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
-
-
-@pytest.fixture
-def stub(stack: RunningStack) -> Iterator[inference_pb2_grpc.InferenceStub]:
-    with grpc.insecure_channel(stack.grpc_address) as channel:
-        yield inference_pb2_grpc.InferenceStub(channel)
-
-
-@pytest.fixture(scope="module")
-def reference() -> tuple[AutoModelForCausalLM, AutoTokenizer]:
-    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(EMBEDDED_FOLDER)
 
 
 def reference_answer(reference: tuple, question: str, max_tokens: int, **generation: object) -> str:
@@ -73,13 +45,8 @@ def chat(client: openai.OpenAI, question: str, **fields: object) -> Any:
     )
 
 
-def nothing_is_held(stub: inference_pb2_grpc.InferenceStub) -> bool:
-    load = stub.GetLoad(pb.GetLoadRequest())
-    return (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
-
-
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_streamed_is_unary_is_transformers(
+def test_streamed_and_unary_text_equal_that_of_transformers(
     client: openai.OpenAI, reference: tuple, question: str
 ) -> None:
     want = reference_answer(reference, question, 120)
@@ -102,7 +69,7 @@ def test_grpc_gives_the_same_text(stub: inference_pb2_grpc.InferenceStub, refere
     assert text == reference_answer(reference, QUESTIONS[1], 60)
 
 
-def test_repetition_penalty_is_that_of_transformers(
+def test_repetition_penalty_matches_transformers(
     client: openai.OpenAI, stub: inference_pb2_grpc.InferenceStub, reference: tuple
 ) -> None:
     penalty, stop = {"repetition_penalty": 1.3}, pb.StopConditions(max_tokens=80)
@@ -120,7 +87,7 @@ def test_repetition_penalty_is_that_of_transformers(
         assert "".join(response.text for response in stub.Generate(request)) == text
 
 
-def test_penalties_and_biases_change_what_is_drawn(client: openai.OpenAI) -> None:
+def test_penalties_and_biases_change_the_sampled_tokens(client: openai.OpenAI) -> None:
     def tokens(**fields: Any) -> list[str]:
         given = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}} | fields
         answer = client.completions.create(
@@ -136,7 +103,7 @@ def test_penalties_and_biases_change_what_is_drawn(client: openai.OpenAI) -> Non
     assert len(set(tokens(logit_bias=two))) == 1
     assert len(set(tokens(logit_bias=two, frequency_penalty=-2))) == 1
     assert len(set(tokens(logit_bias=two, frequency_penalty=2))) == 2
-    # Choice i is what the prompt alone gives with seed + i.
+    # Choice i equals the answer to a request with seed + i.
     drawn = {"temperature": 1.0, "presence_penalty": 1.0, "logit_bias": {"40": 2.5}}
     answer = client.completions.create(
         model=EMBEDDED_NAME, prompt=[5, 6, 7], seed=3, n=3, max_tokens=24, **drawn
@@ -148,7 +115,7 @@ def test_penalties_and_biases_change_what_is_drawn(client: openai.OpenAI) -> Non
         assert alone.choices[0].text == choice.text
 
 
-def test_biased_ids_outside_the_vocabulary_are_refused_with_the_same_words(
+def test_http_and_grpc_refuse_biased_ids_outside_the_vocabulary_alike(
     client: openai.OpenAI, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
     with pytest.raises(openai.BadRequestError) as over_http:
@@ -164,7 +131,7 @@ def test_biased_ids_outside_the_vocabulary_are_refused_with_the_same_words(
     assert over_grpc.value.details() in over_http.value.message
 
 
-def test_a_batch_of_prompts_mixes_text_lengths(client: openai.OpenAI) -> None:
+def test_prompts_of_one_request_are_answered_as_if_alone(client: openai.OpenAI) -> None:
     prompts = ["Once upon a time", "The fox", "One day, a small bird flew over the"]
     together = client.completions.create(
         model=EMBEDDED_NAME, prompt=prompts, temperature=0, max_tokens=40
@@ -186,10 +153,10 @@ def test_seeded_sampling_repeats(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_choices_are_answers_with_seeds_one_apart(client: openai.OpenAI, stream: bool) -> None:
+def test_choice_i_equals_an_answer_with_seed_plus_i(client: openai.OpenAI, stream: bool) -> None:
     fields = {"temperature": 1.0, "max_tokens": 60}
     alone = [chat(client, QUESTIONS[3], seed=40 + i, **fields) for i in range(3)]
-    wanted = [answer.choices[0].message.content for answer in alone]
+    expected = [answer.choices[0].message.content for answer in alone]
     made = chat(client, QUESTIONS[3], seed=40, n=3, stream=stream, **fields)
     texts = ["", "", ""]
     if stream:
@@ -200,8 +167,8 @@ def test_choices_are_answers_with_seeds_one_apart(client: openai.OpenAI, stream:
         texts = [choice.message.content for choice in made.choices]
         assert made.usage.prompt_tokens == alone[0].usage.prompt_tokens
         assert made.usage.completion_tokens == sum(a.usage.completion_tokens for a in alone)
-    assert texts == wanted
-    assert len(set(wanted)) == 3
+    assert texts == expected
+    assert len(set(expected)) == 3
 
 
 def test_stop_strings_end_the_answer(client: openai.OpenAI, reference: tuple) -> None:
@@ -225,18 +192,18 @@ def test_health_and_reflection(stack: RunningStack) -> None:
         assert "pagewire.v1.Inference" in names
 
 
-def test_a_client_that_leaves_frees_its_blocks(
+def test_a_disconnected_client_frees_its_blocks(
     stack: RunningStack, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
     body = {"model": EMBEDDED_NAME, "prompt": "Once", "max_tokens": 1900, "ignore_eos": True}
     with httpx.stream("POST", f"{stack.url}/v1/completions", json={**body, "stream": True}) as r:
-        lines = r.iter_lines()  # held: when it is gone httpx closes the connection
+        lines = r.iter_lines()  # keep it: httpx closes the connection when it is deleted
         next(lines)
         assert stub.GetLoad(pb.GetLoadRequest()).used_blocks > 0
-    until(lambda: nothing_is_held(stub), 5)
+    until(lambda: is_idle(stub), 5)
 
 
-def test_random_requests_and_aborts_leave_nothing(
+def test_random_requests_and_aborts_leave_no_block_in_use(
     stack: RunningStack, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
     rng = random.Random(0)
@@ -265,20 +232,18 @@ def test_random_requests_and_aborts_leave_nothing(
             return sum(await asyncio.gather(*(one(session, limit) for _ in range(500))))
 
     assert 100 < asyncio.run(many()) < 500
-    until(lambda: nothing_is_held(stub), 10)
+    until(lambda: is_idle(stub), 10)
 
 
-def test_a_killed_worker_costs_a_pause_and_no_token(reference: tuple) -> None:
-    with running_stack() as stack:
-        client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
-        whole = chat(client, QUESTIONS[3], temperature=0, max_tokens=100)
-        chunks = []
-        for chunk in chat(client, QUESTIONS[3], temperature=0, max_tokens=100, stream=True):
-            chunks.append(chunk.choices[0].delta.content or "")
-            if len(chunks) == 10:
-                [worker] = stack.pids("worker")
-                os.kill(worker, signal.SIGKILL)
-        assert "".join(chunks) == whole.choices[0].message.content
+def test_a_killed_worker_loses_no_token(stack: RunningStack, client: openai.OpenAI) -> None:
+    whole = chat(client, QUESTIONS[3], temperature=0, max_tokens=100)
+    chunks = []
+    for chunk in chat(client, QUESTIONS[3], temperature=0, max_tokens=100, stream=True):
+        chunks.append(chunk.choices[0].delta.content or "")
+        if len(chunks) == 10:
+            stack.kill_worker()
+    assert len(chunks) > 10
+    assert "".join(chunks) == whole.choices[0].message.content
 
 
 @pytest.mark.parametrize(
@@ -294,17 +259,39 @@ def test_a_killed_worker_costs_a_pause_and_no_token(reference: tuple) -> None:
     ],
     ids=["plain", "penalties"],
 )
-def test_a_killed_worker_costs_no_token_of_any_choice(adjusted: dict[str, Any]) -> None:
-    with running_stack() as stack:
-        client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
-        fields = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 100} | adjusted
-        whole = chat(client, QUESTIONS[3], **fields)
-        texts, worker = ["", "", "", ""], 0
-        for chunk in chat(client, QUESTIONS[3], stream=True, **fields):
-            (choice,) = chunk.choices
-            texts[choice.index] += choice.delta.content or ""
-            if not worker and all(texts):
-                [worker] = stack.pids("worker")
-                os.kill(worker, signal.SIGKILL)
-        assert worker
-        assert texts == [choice.message.content for choice in whole.choices]
+def test_a_killed_worker_loses_no_token_of_any_choice(
+    stack: RunningStack, client: openai.OpenAI, adjusted: dict[str, Any]
+) -> None:
+    fields = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 100} | adjusted
+    whole = chat(client, QUESTIONS[3], **fields)
+    texts, killed = ["", "", "", ""], False
+    for chunk in chat(client, QUESTIONS[3], stream=True, **fields):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        if not killed and all(texts):
+            stack.kill_worker()
+            killed = True
+    assert killed
+    assert texts == [choice.message.content for choice in whole.choices]
+
+
+def test_beam_search_over_http(stack: RunningStack, reference: tuple) -> None:
+    """n of best_of beams for two prompts in one request, and the text of transformers."""
+    prompts = ["Once upon a time", "The fox"]
+    model, tokenizer = reference
+    expected = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt")
+        made = model.generate(
+            **ids, num_beams=4, num_return_sequences=2, max_new_tokens=20, do_sample=False
+        )
+        outputs = made[:, ids["input_ids"].shape[1] :]
+        expected += tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    url = f"{stack.url}/v1/completions"
+    body = {"prompt": prompts, "use_beam_search": True, "n": 2, "best_of": 4, "max_tokens": 20}
+    made = httpx.post(url, json=body, timeout=60).json()
+    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in made["choices"]] == expected
+    stopped = httpx.post(url, json={**body, "stop": ["x"]}, timeout=60)
+    assert stopped.status_code == 400
+    assert stopped.json()["error"]["param"] == "stop"

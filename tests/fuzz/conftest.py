@@ -1,6 +1,6 @@
-"""How many inputs the fuzzers send, and what they fuzz.
+"""The number of inputs of the fuzz tests, and the processes that get them.
 
-PAGEWIRE_FUZZ_INPUTS is their number over all tests here, by default few enough for every run.
+PAGEWIRE_FUZZ_INPUTS is the number of inputs over all tests here; the default is small.
 """
 
 import os
@@ -15,7 +15,7 @@ from support.processes.stack_process import RunningStack, running_stack
 from support.processes.worker_process import WorkerProcess, worker_process
 
 TOTAL = int(os.environ.get("PAGEWIRE_FUZZ_INPUTS", "3000"))
-# Of all inputs, in hundredths.
+# Percent of all inputs.
 SHARES = {
     "schemathesis": 3,
     "http bodies": 25,
@@ -31,19 +31,20 @@ COUNTS: dict[str, Counter[str]] = {}
 
 @pytest.fixture
 def inputs() -> Callable[[str], int]:
-    """How many inputs a fuzzer sends."""
+    """Gives the number of inputs of a fuzz test."""
     return lambda name: max(1, TOTAL * SHARES[name] // 100)
 
 
 @pytest.fixture
 def tally() -> Callable[[str], Counter[str]]:
-    """Where a fuzzer counts its inputs by what became of them."""
+    """Gives the counter in which a fuzz test counts its inputs by outcome."""
     return lambda name: COUNTS.setdefault(name, Counter())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[RunningStack]:
-    """All processes, with a model whose sequences are short, so that answers are too."""
+    """A stack with short sequences, so that answers are short. No process may end or log a
+    traceback."""
     with running_stack("--max-model-len", "48", "--openapi", "--log-level", "warning") as stack:
         pids = {kind: stack.pids(kind) for kind in ("gateway", "scheduler", "worker")}
         yield stack
@@ -53,6 +54,7 @@ def stack() -> Iterator[RunningStack]:
 
 @pytest_asyncio.fixture
 async def worker(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
+    """A worker that may not end or log a traceback."""
     with worker_process(tmp_path, "embedded", max_model_len=48, log_level="warning") as process:
         await process.until_listening()
         yield process
@@ -65,6 +67,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("fuzzed inputs")
     for name, outcomes in COUNTS.items():
-        told = ", ".join(f"{what} {count}" for what, count in outcomes.most_common())
-        terminalreporter.line(f"{name}: {outcomes.total()} ({told})")
+        counts = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
+        terminalreporter.line(f"{name}: {outcomes.total()} ({counts})")
     terminalreporter.line(f"in all: {sum(c.total() for c in COUNTS.values())}")

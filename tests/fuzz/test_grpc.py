@@ -1,6 +1,6 @@
-"""Both gRPC services under bytes, broken messages and random ones, as real processes.
+"""Random bytes, broken messages and random messages to both gRPC services, as real processes.
 
-Every call gets an answer or a status that says what is wrong with it, and no log a traceback.
+Every call must get an answer or a status that names the fault; no log may have a traceback.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ Tally = Callable[[str], Counter[str]]
 Metadata = tuple[tuple[str, str], ...]
 
 LANES = 16
-# What this side's own library says, and nothing more, of a stream that is refused as it writes.
+# The client library reports only this if the server refuses a stream while the client writes.
 _ENDED_WHILE_WRITING = "Internal error from Core"
 INFERENCE, WORKER = "/pagewire.v1.Inference/", "/pagewire.v1.Worker/"
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method and messages that it takes."""
+    """A method and valid messages for it."""
 
     name: str
     request: type[Message]
     seeds: tuple[Message, ...]
     streams: bool = False
-    answers: bool = False  # with a stream
+    answers: bool = False  # the answer is a stream
 
 
 CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="Hi", name="x")])
@@ -107,12 +107,12 @@ METHODS = (
         answers=True,
     ),
 )
-# How often each is fuzzed: by what there is to get wrong.
+# How often each method is fuzzed: methods with more fields more often.
 WEIGHTS = (40, 3, 12, 8, 1, 1, 35)
 
 
 def data_of(rng: random.Random, method: Method) -> bytes:
-    """A message as bytes: any bytes, a broken message, or a random one."""
+    """Random bytes, a broken message, or a random message, as bytes."""
     kind = rng.random()
     if kind < 0.1:
         return rng.randbytes(rng.randrange(64))
@@ -126,7 +126,7 @@ def data_of(rng: random.Random, method: Method) -> bytes:
 
 
 def decodable(rng: random.Random, method: Method) -> bytes:
-    """The same, of what decodes."""
+    """Like `data_of`, but always bytes that decode."""
     while not decodes(method, data := data_of(rng, method)):
         pass
     return data
@@ -145,12 +145,12 @@ async def status_of(
     path: str,
     method: Method,
     sent: list[bytes],
-    sealed: bool = True,
+    with_checksums: bool = True,
     metadata: Metadata = (),
 ) -> str:
-    """Calls a method with messages as bytes; the name of its status.
+    """Calls a method with messages as bytes; returns the name of its status, and details.
 
-    Streams of messages get their checksums, unless they are not to be `sealed`.
+    Messages of a stream get checksums if `with_checksums` is set.
     """
     opener = Opener(method.name, bytes)
     try:
@@ -158,7 +158,7 @@ async def status_of(
             sealer = Sealer(bytes)
             call = channel.stream_stream(path)(timeout=20, metadata=metadata)
             for data in sent:
-                await call.write(sealer.seal(data) if sealed else data)
+                await call.write(sealer.seal(data) if with_checksums else data)
             await call.done_writing()
         elif method.answers:
             call = channel.unary_stream(path)(sent[0], timeout=20, metadata=metadata)
@@ -180,27 +180,27 @@ async def status_of(
 
 
 def _check_ends(data: bytes, sent: list[bytes]) -> None:
-    """The requests of one stream end alone, and for reasons of their own."""
+    """Requests of a stream end one by one, each with an error that it may have."""
     for ended in pb.MultiplexResponse.FromString(data).finished:
         error = ended.finish.error
-        if error.code == Code.UNAVAILABLE:  # another stream has asked for the scheduler alone
+        if error.code == Code.UNAVAILABLE:  # another stream uses the scheduler alone
             assert error.message == failures.reserved().message, (error, sent)
             continue
         assert error.code in (0, 3, 4, 5), (error, sent)
 
 
-def check(method: Method, sent: list[bytes], status: str, sealed: bool = True) -> str:
-    """The status for the tally; AssertionError if it is none that a caller may get."""
+def check(method: Method, sent: list[bytes], status: str, with_checksums: bool = True) -> str:
+    """The status as it is counted; AssertionError if no caller may get it."""
     code = status.partition(":")[0]
-    if method.streams and not sealed:
+    if method.streams and not with_checksums:
         assert code in ("DATA_LOSS", *_endings(method)), (method.name, status, sent)
-        return f"unsealed {code}"
+        return f"without checksums {code}"
     if all(decodes(method, data) for data in sent):
         allowed = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ABORTED")
         allowed += ("DEADLINE_EXCEEDED",)  # of requests with a deadline
         assert code in allowed + _endings(method), (method.name, status, sent)
         return code
-    # A stream may have been refused for a message before.
+    # An earlier message may be the reason why a stream is refused.
     refused = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", *_endings(method))
     assert code in refused, (method.name, status, sent)
     return f"undecodable {code}"
@@ -218,14 +218,14 @@ async def test_inference(stack: RunningStack, inputs: Inputs, tally: Tally) -> N
 async def test_inference_with_keys(
     inputs: Inputs, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with a key, with the token, and with neither."""
-    name, key, token = "grpc Inference with keys", new_key(), new_key()
+    """Callers have an API key, the token of the services, or an unknown key."""
+    fuzzer, key, token = "grpc Inference with keys", new_key(), new_key()
     monkeypatch.setenv("PAGEWIRE_API_KEYS", f"ada={key}")
     monkeypatch.setenv("PAGEWIRE_SCHEDULER_TOKEN", token)
-    shown = {"key": key, "token": token, "stranger": new_key()}
-    callers = {who: (("authorization", f"Bearer {what}"),) for who, what in shown.items()}
+    secrets = {"key": key, "token": token, "unknown": new_key()}
+    callers = {name: (("authorization", f"Bearer {secret}"),) for name, secret in secrets.items()}
     with running_stack("--max-model-len", "48", "--log-level", "warning") as stack:
-        await _fuzz_inference(stack.grpc_address, inputs(name), tally(name), callers)
+        await _fuzz_inference(stack.grpc_address, inputs(fuzzer), tally(fuzzer), callers)
     assert "Traceback" not in "".join(stack.log), "".join(stack.log)
 
 
@@ -239,28 +239,28 @@ async def _fuzz_inference(
             while left > 0:
                 method = rng.choices(METHODS, WEIGHTS)[0]
                 number = rng.randint(1, 12) if method.streams else 1
-                # One message that does not decode ends a stream: most should get further.
+                # A message that does not decode ends a stream, so most streams have none.
                 make = data_of if rng.random() < 0.3 else decodable
                 sent = [make(rng, method) for _ in range(number)]
                 left -= number
-                who = rng.choice([*callers])
+                caller = rng.choice([*callers])
                 path = INFERENCE + method.name
-                sealed = rng.random() > 0.05
-                status = await status_of(channel, path, method, sent, sealed, callers[who])
+                checked = rng.random() > 0.05
+                status = await status_of(channel, path, method, sent, checked, callers[caller])
                 code = status.partition(":")[0]
-                if who == "stranger":
+                if caller == "unknown":
                     assert code in ("UNAUTHENTICATED", *_endings(method)), (method.name, status)
-                elif who == "key" and method.name in ("GetLoad", "Multiplex"):
+                elif caller == "key" and method.name in ("GetLoad", "Multiplex"):
                     assert code in ("PERMISSION_DENIED", *_endings(method)), (method.name, status)
                 else:
-                    code = check(method, sent, status, sealed)
-                counts[f"{who} {code}".strip()] += number
+                    code = check(method, sent, status, checked)
+                counts[f"{caller} {code}".strip()] += number
 
     await asyncio.gather(*(lane(seed) for seed in range(LANES)))
     async with open_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        for who, metadata in callers.items():
-            if who != "stranger":
+        for caller, metadata in callers.items():
+            if caller != "unknown":
                 call = stub.Generate(GENERATE[0], timeout=20, metadata=metadata)
                 assert [response async for response in call][-1].HasField("finish")
         peer = callers.get("token", ())
@@ -307,7 +307,7 @@ RUN = Method(
 
 
 def stream_of(rng: random.Random, epoch: int) -> list[bytes]:
-    """The messages of one stream: mostly a good beginning, then steps that may be wrong."""
+    """The messages of a stream: mostly valid ones first, then steps that may be wrong."""
     hello = worker_pb.RunRequest(
         hello=worker_pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=epoch)
     )
@@ -319,7 +319,7 @@ def stream_of(rng: random.Random, epoch: int) -> list[bytes]:
         data = data_of(rng, RUN) if rng.random() < 0.1 else decodable(rng, RUN)
         if rng.random() < 0.8 and decodes(RUN, data):
             message.ParseFromString(data)
-            message.step.step = number  # so that it is not refused for its number alone
+            message.step.step = number  # a wrong number would hide other faults
             data = message.SerializeToString()
         sent.append(data)
     return sent
@@ -327,7 +327,7 @@ def stream_of(rng: random.Random, epoch: int) -> list[bytes]:
 
 @pytest.mark.timeout(1800)
 async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> None:
-    """One stream after the other, each with the newest epoch."""
+    """Streams one after the other, each with a newer epoch."""
     counts, rng = tally("grpc Worker"), random.Random(0)
     left, epoch = inputs("grpc Worker"), 0
     async with open_channel(worker.address) as channel:
@@ -335,9 +335,9 @@ async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> No
         while left > 0:
             epoch += 1
             sent = stream_of(rng, epoch)
-            sealed = rng.random() > 0.05
-            status = await status_of(channel, WORKER + RUN.name, RUN, sent, sealed)
-            counts[check(RUN, sent, status, sealed)] += len(sent)
+            checked = rng.random() > 0.05
+            status = await status_of(channel, WORKER + RUN.name, RUN, sent, checked)
+            counts[check(RUN, sent, status, checked)] += len(sent)
             left -= len(sent)
         stream = await GrpcStream.open(channel, 2**64 - 1)
         await stream.send(STEPS[0])
@@ -348,8 +348,7 @@ async def test_worker(worker: WorkerProcess, inputs: Inputs, tally: Tally) -> No
         assert await asyncio.wait_for(receive(stream.call), 20) is grpc.aio.EOF
 
 
-def test_messages_come_in_all_kinds() -> None:
-    """The fuzzer reaches what it is meant to reach."""
+def test_fuzzed_messages_cover_all_kinds() -> None:
     rng = random.Random(0)
     data = [data_of(rng, METHODS[0]) for _ in range(400)]
     good = [decodes(METHODS[0], piece) for piece in data]

@@ -1,6 +1,6 @@
-"""The gateway under inputs that are nearly right, as real processes with the embedded model.
+"""Nearly valid HTTP requests to a stack with the embedded model.
 
-Every answer must be a success or a refusal with OpenAI's error body: no 5xx, no broken stream.
+Every answer must be a success or an error in OpenAI's format: no 5xx, no broken stream.
 """
 
 import asyncio
@@ -68,14 +68,14 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
 FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT, *COMPLETION})
 
 
-def alive(stack: RunningStack) -> None:
+def assert_serves(stack: RunningStack) -> None:
     body = {"prompt": "Hello", "max_tokens": 3, "temperature": 0}
     answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
     assert answer.status_code == 200, answer.text
 
 
 def verdict(status: int, kind: str, body: bytes) -> str:
-    """What an answer is, for the tally; AssertionError if it is none that a client may get."""
+    """The kind of an answer, as it is counted; AssertionError if no client may get it."""
     if status == 504:
         assert b"deadline_ms" in body, body[:500]
         return "504 by its own deadline"
@@ -96,18 +96,18 @@ def verdict(status: int, kind: str, body: bytes) -> str:
 
 
 def test_schemathesis(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
-    """Requests made from the OpenAPI document, valid and not."""
+    """Valid and invalid requests, generated from the OpenAPI document."""
     schema = schemathesis.openapi.from_url(f"{stack.url}{PATH}")
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) == 4
     counts = tally("schemathesis")
     for operation in operations:
         modes = [GenerationMode.POSITIVE]
-        if operation.method == "post":  # there is nothing invalid about a GET
+        if operation.method == "post":  # a GET has no parameters that could be invalid
             modes.append(GenerationMode.NEGATIVE)
         for mode in modes:
             _send(operation.as_strategy(generation_mode=mode), inputs, counts, stack.url)
-    alive(stack)
+    assert_serves(stack)
 
 
 def _send(cases: Any, inputs: Inputs, counts: Counter[str], url: str) -> None:
@@ -121,7 +121,7 @@ def _send(cases: Any, inputs: Inputs, counts: Counter[str], url: str) -> None:
     )
     @given(case=cases)
     def send(case: schemathesis.Case) -> None:
-        # Not by `case.call`, which reads the first events of a stream only.
+        # `case.call` would read only the first events of a stream.
         response = requests.request(**case.as_transport_kwargs(base_url=url), timeout=60)
         kind = response.headers.get("content-type", "")
         counts[verdict(response.status_code, kind, response.content)] += 1
@@ -130,7 +130,7 @@ def _send(cases: Any, inputs: Inputs, counts: Counter[str], url: str) -> None:
 
 
 async def test_bodies(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
-    """Mutations of valid bodies, as values and as bytes."""
+    """Valid bodies with mutated values or mutated bytes."""
     counts = tally("http bodies")
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
@@ -148,7 +148,7 @@ async def test_bodies(stack: RunningStack, inputs: Inputs, tally: Tally) -> None
                         raise AssertionError(f"{path} {data[:2000]!r}") from error
 
         await asyncio.gather(*(lane(seed) for seed in range(LANES)))
-    await asyncio.to_thread(alive, stack)
+    await asyncio.to_thread(assert_serves, stack)
 
 
 def _body(rng: random.Random) -> tuple[str, bytes]:
@@ -171,7 +171,7 @@ HEADS = [
 
 
 async def test_bytes(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
-    """Mutations of HTTP itself: an answer that is no fault of the server, or none."""
+    """Mutated HTTP messages: the server may answer an error or nothing, but no 5xx except 505."""
     counts = tally("http bytes")
     host, _, port = stack.url.removeprefix("http://").rpartition(":")
 
@@ -194,4 +194,4 @@ async def test_bytes(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:
             counts[status] += 1
 
     await asyncio.gather(*(lane(seed) for seed in range(LANES)))
-    await asyncio.to_thread(alive, stack)
+    await asyncio.to_thread(assert_serves, stack)

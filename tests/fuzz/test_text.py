@@ -1,4 +1,4 @@
-"""Text on its way out, for any tokens and any pieces: detokenizers and server-sent events."""
+"""Detokenizers and server-sent events, for random tokens and random pieces of text."""
 
 import json
 from collections import Counter
@@ -25,14 +25,14 @@ from support.models.tokenizer_folders import byte_fallback_folder, byte_level_fo
 Inputs = Callable[[str], int]
 Tally = Callable[[str], Counter[str]]
 
-# What a stream of events could be broken by.
+# Includes characters that could break a stream of events.
 TEXT = st.text(
     st.characters(codec="utf-8") | st.sampled_from("\r\n\x00\u2028\u0085🙂: "), max_size=12
 )
 
 
 def test_detokenizers(tmp_path: Path, inputs: Inputs, tally: Tally) -> None:
-    """Pieces make the text of all tokens; with stop strings, its beginning up to the first."""
+    """The pieces join to the text of all tokens, or to its beginning up to a stop string."""
     tokenizers = {
         "byte level": Tokenizer(byte_level_folder(tmp_path / "level")),
         "byte fallback": Tokenizer(byte_fallback_folder(tmp_path / "fallback")),
@@ -72,7 +72,7 @@ def _fuzz_detokenizer(name: str, tokenizer: Tokenizer, count: int, counts: Count
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
-    """However text is cut and however far the reader lags, a parser gets the whole of it."""
+    """A parser gets the whole text, whatever its pieces are and however late they are read."""
     counts = tally("server-sent events")
     pieces = st.lists(st.tuples(st.integers(0, 2), TEXT, st.booleans()), max_size=12)
 
@@ -114,7 +114,7 @@ def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
 
 
 def _parse(stream: str) -> list[str]:
-    """The data of a stream's events by the rules of the HTML standard, [DONE] left out."""
+    """The data of a stream's events by the rules of the HTML standard, without [DONE]."""
     events, data = [], []
     for line in stream.encode().replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
         if not line and data:

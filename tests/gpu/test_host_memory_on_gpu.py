@@ -1,4 +1,4 @@
-"""KV blocks that go to pinned memory of the host and come back, on a GPU."""
+"""KV blocks that are saved to pinned host memory and loaded again, on a GPU."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("ops", ["torch", "triton"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_saved_blocks_come_back(tmp_path: Path, ops: str, dtype: str) -> None:
+def test_loaded_blocks_equal_saved_blocks(tmp_path: Path, ops: str, dtype: str) -> None:
     model = save_model(tmp_path, "llama")
     generator = random.Random(3)
     ours, theirs = ([generator.randrange(VOCAB) for _ in range(n)] for n in (40, 38))
@@ -29,23 +29,23 @@ def test_saved_blocks_come_back(tmp_path: Path, ops: str, dtype: str) -> None:
         async with local_worker(tmp_path, host_memory_gb=0.001, **settings) as worker:
             assert worker.limits.host_blocks > 6
             first = await run_saved_and_loaded(worker, ours, theirs)
-            back, other, strange = await run_saved_and_loaded(worker, ours, theirs)
+            back, other, wrong = await run_saved_and_loaded(worker, ours, theirs)
             assert not worker.fatal
             costs = worker.loaded.backend.host_costs
-        assert first == (back, other, strange)
-        assert strange != back
+        assert first == (back, other, wrong)
+        assert wrong != back
         if dtype == "float32":
             assert back == greedy_tokens(model, ours, COUNT)
             assert other == greedy_tokens(model, theirs, COUNT)
-        if ops == "triton":  # others are not warmed up here
+        if ops == "triton":  # only Triton workers are warmed up here, and measure it
             assert costs is not None
             print(f"measured: {costs}")
 
     asyncio.run(check())
 
 
-def test_copies_run_near_the_speed_of_the_bus() -> None:
-    """Blocks of Llama-3.1-8B, 2 MiB each, against one copy of the same bytes by the driver."""
+def test_copies_reach_half_the_speed_of_the_driver() -> None:
+    """Blocks of Llama-3.1-8B, 2 MiB each, compared with one copy by the driver."""
     from pagewire.worker.ops.triton.blocks import copy_blocks
 
     parts, values, count = 64, 16384, 256

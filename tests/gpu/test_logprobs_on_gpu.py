@@ -1,4 +1,4 @@
-"""The graph backend's log probabilities, from graph replays and eager steps alike."""
+"""Log probabilities of the graph backend, from graph replays and from eager steps."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 KERNELS = {"_top_kernel", "_logprobs_kernel"}
-# Of each sequence: the length of its prompt, and how many likeliest tokens it wants.
+# For each sequence: the length of its prompt, and the number of top log probabilities.
 WANTED = [(1, 0), (5, None), (16, 3), (17, 20), (33, None), (80, 1)]
 COUNT = 40
 
@@ -39,7 +39,7 @@ def sequences(**fields: float) -> list[Sequence]:
 
 @pytest.mark.parametrize("run_ahead", [1, 4])
 @pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
-def test_values_are_those_of_transformers(tmp_path: Path, variant: str, run_ahead: int) -> None:
+def test_values_equal_those_of_transformers(tmp_path: Path, variant: str, run_ahead: int) -> None:
     model = save_model(tmp_path, variant, initializer_range=0.1)
     late: list[str] = []
 
@@ -65,8 +65,8 @@ def test_values_are_those_of_transformers(tmp_path: Path, variant: str, run_ahea
     assert not KERNELS & {name.rpartition(".")[2] for name in late}, "compiled while serving"
 
 
-def test_they_are_of_the_logits_that_were_sampled(tmp_path: Path) -> None:
-    """In bfloat16 too a greedy token is the likeliest, to the bit."""
+def test_a_greedy_token_is_the_first_of_its_top_logprobs(tmp_path: Path) -> None:
+    """Also in bfloat16, and with equal values to the last bit."""
     save_model(tmp_path, "llama", initializer_range=0.05)
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""The graph backend on a GPU generates in float32 what transformers generates on the CPU."""
+"""The graph backend in float32 on a GPU generates the tokens of transformers on the CPU."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ COUNT = 64
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
+def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path, variant: str) -> None:
     model = save_model(tmp_path, variant)
     generator = random.Random(7)
     prompts = [[generator.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
@@ -43,8 +43,8 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: str) -
     asyncio.run(check())
 
 
-def test_a_sequence_that_starts_with_a_copied_block(tmp_path: Path) -> None:
-    """Prefill and decode rows of such steps are graph launches; the copy comes before them."""
+def test_a_sequence_starts_with_a_copied_block(tmp_path: Path) -> None:
+    """The step copies the block before its graphs are launched."""
     model = save_model(tmp_path, "llama")
     generator = random.Random(3)
     ours = [generator.randrange(VOCAB) for _ in range(45)]
@@ -60,7 +60,7 @@ def test_a_sequence_that_starts_with_a_copied_block(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_adjusted_greedy_tokens_are_those_of_the_formula(tmp_path: Path) -> None:
+def test_greedy_tokens_with_penalties_and_biases_follow_the_formula(tmp_path: Path) -> None:
     model = save_model(tmp_path, "llama", initializer_range=0.05)
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""Decode steps with prefix groups on a GPU give what each sequence gives alone."""
+"""Decode steps with prefix groups on a GPU give each sequence the tokens that it gets alone."""
 
 import asyncio
 import random
@@ -19,12 +19,12 @@ pytestmark = [
 ]
 
 COUNT = 40
-OUTER, INNER = 8, 12  # blocks that all share, and that the last three share
+OUTER, INNER = 8, 12  # blocks shared by all, and by the last three
 MEMBERS = range(1, 7)
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3"])
-def test_grouped_decodes_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
+def test_grouped_decodes_equal_those_of_transformers(tmp_path: Path, variant: str) -> None:
     model = save_model(tmp_path, variant)
     generator = random.Random(5)
 
@@ -48,7 +48,7 @@ def test_grouped_decodes_are_those_of_transformers(tmp_path: Path, variant: str)
 
 
 async def generate(stream: LocalStream, prompts: list[list[int]]) -> list[list[int]]:
-    """Slot 0 computes the prefixes; then the others start on its blocks, and all decode."""
+    """Slot 0 computes the prefixes, the others start with its blocks, and all decode."""
     blocks: Iterator[int] = iter(range(1, 128))
     tables = [[next(blocks) for _ in range(20)]]
     for slot in MEMBERS:
@@ -81,18 +81,18 @@ async def generate(stream: LocalStream, prompts: list[list[int]]) -> list[list[i
     second.prefill_counts = pack([len(prompts[s]) - computed[s] for s in MEMBERS])
     second.decode_slots = pack([0])
     await run(second, [0, *MEMBERS])
-    everyone = [0, *MEMBERS]
-    third = pb.Step(step=3, decode_slots=pack(everyone))
+    all_slots = [0, *MEMBERS]
+    third = pb.Step(step=3, decode_slots=pack(all_slots))
     inner = [0, 4, 5, 6]
-    third.group_sizes = pack([len(everyone), len(inner)])
-    third.group_blocks, third.group_slots = pack([OUTER, INNER]), pack(everyone + inner)
-    await run(third, everyone)
+    third.group_sizes = pack([len(all_slots), len(inner)])
+    third.group_blocks, third.group_slots = pack([OUTER, INNER]), pack(all_slots + inner)
+    await run(third, all_slots)
     for number in range(4, COUNT + 2):
         # Slot 0 began a step earlier and ends first.
         if number == COUNT + 1:
-            everyone = list(MEMBERS)
+            all_slots = list(MEMBERS)
         step = pb.Step(step=number)
         if number == COUNT + 1:
-            step.decode_slots = pack(everyone)
-        await run(step, everyone)
+            step.decode_slots = pack(all_slots)
+        await run(step, all_slots)
     return outputs

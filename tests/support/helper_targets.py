@@ -1,4 +1,4 @@
-"""What helper processes compute in tests."""
+"""Functions that helper processes run in tests."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pagewire.errors import invalid
 
 
 def commands(greeting: str) -> Callable[[bytes], bytes]:
-    """Answers a task that begins with the name of what to do."""
+    """A function whose tasks begin with the name of a command."""
 
     def compute(task: bytes) -> bytes:
         what, _, rest = task.partition(b" ")
@@ -37,5 +37,5 @@ def commands(greeting: str) -> Callable[[bytes], bytes]:
 
 
 def broken(_argument: object) -> Callable[[bytes], bytes]:
-    """Cannot be set up."""
+    """A function that cannot be set up."""
     raise OSError("there is no such file")

@@ -1,4 +1,4 @@
-"""Prefix groups, computed the slow way."""
+"""A slow and simple reference for prefix groups."""
 
 from itertools import combinations
 
@@ -8,7 +8,7 @@ Table = tuple[int, ...]
 
 
 def naive_groups(tables: dict[int, Table]) -> list[PrefixGroup]:
-    """Every common beginning of two tables is a candidate; outer ones are decided first."""
+    """Tries every common prefix of two block tables, shorter ones first."""
     heads = set()
     for one, other in combinations(tables.values(), 2):
         common = 0

@@ -1,4 +1,4 @@
-"""Waiting for something to become true."""
+"""Waits for a condition, inside and outside an event loop."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Waits for a condition; AssertionError if it stays false."""
+    """Waits until a condition is true; AssertionError after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -14,7 +14,7 @@ async def eventually(condition: Callable[[], object], seconds: float = 5.0) -> N
 
 
 def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """The same outside an event loop."""
+    """`eventually` outside an event loop."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

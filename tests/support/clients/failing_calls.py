@@ -1,4 +1,4 @@
-"""Calls that fail as gRPC's do."""
+"""Coroutines that fail as gRPC calls do."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import grpc
 
 
 async def fails_when_cancelled(_: object) -> None:
-    """Lasts until it is cancelled, and answers that by an error of its call."""
+    """Waits until it is cancelled, then raises the error of a broken call."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:

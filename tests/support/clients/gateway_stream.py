@@ -1,4 +1,4 @@
-"""A gateway's stream to a scheduler, as a test writes and reads it."""
+"""A gateway's stream to a scheduler, written and read by a test."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from support.scripted.scheduler_stack import Stack
 
 @dataclass
 class Gateway:
-    """What a gateway has sent and received on its stream."""
+    """A gateway's end of the stream, and what it has received."""
 
     call: grpc.aio.StreamStreamCall
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class Gateway:
         await self.call.write(pb.MultiplexRequest(submit=submit))
 
     async def ask_for_solitude(self, wanted: bool = True) -> None:
-        """Asks for the scheduler alone, or gives that up."""
+        """Asks to use the scheduler alone, or ends that."""
         await self.call.write(pb.MultiplexRequest(solitude=wanted))
 
     async def read(self) -> None:
-        """Takes what comes, for ever."""
+        """Reads messages until it is cancelled."""
         async for news in self.call:
             ids, at, text_at = unpack(news.token_ids).tolist(), 0, 0
             streams = unpack_unsigned(news.streams).tolist()
@@ -50,7 +50,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway_streams() -> AsyncIterator[Callable[[Stack], Gateway]]:
-    """Opens streams, which are read until the end of the block."""
+    """Opens streams; they are read until the end of the block."""
     reading = []
 
     def connect_to(stack: Stack) -> Gateway:

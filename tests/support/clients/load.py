@@ -1,4 +1,4 @@
-"""Clients of a fleet: what they ask, what they get, and how long they had to wait for it."""
+"""Clients of a fleet: their requests, their answers, and how long they waited."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ CONNECT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Question:
-    """One request; `leaves_after` is how many chunks its client waits for, None for all."""
+    """One request; its client disconnects after `leaves_after` chunks, if that is given."""
 
     path: str
     body: dict[str, Any]
@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """What came back. `pause` is the longest wait for a chunk, `error` why it is not complete."""
+    """An answer. `pause` is the longest wait for a chunk; `error` says why it is not complete."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     tokens: int = 0
@@ -44,27 +44,27 @@ class Answer:
 
     @property
     def texts(self) -> dict[int, str]:
-        """Of each choice."""
+        """The text of each choice."""
         return {index: self.choices[index].text for index in sorted(self.choices)}
 
     @property
     def finish_reasons(self) -> dict[int, str | None]:
-        """Of each choice."""
+        """The finish reason of each choice."""
         return {index: self.choices[index].finish_reason for index in sorted(self.choices)}
 
     @property
     def logprobs(self) -> list[Any]:
-        """Token and value of all choices in order."""
+        """Token and log probability of all choices in order."""
         return [pair for index in sorted(self.choices) for pair in self.choices[index].logprobs]
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All that must be the same however often its run was disturbed."""
+        """What must be the same after faults."""
         names = [name for name, _ in self.logprobs]
         return (self.texts, self.finish_reasons, self.tokens, names)
 
     def begins_like(self, other: "Answer") -> bool:
-        """Whether choices are the same as far as both answers go."""
+        """Whether the texts of both answers agree up to the end of the shorter one."""
         pairs = [(text, other.texts.get(index, "")) for index, text in self.texts.items()]
         return all(a.startswith(b) or b.startswith(a) for a, b in pairs)
 
@@ -75,8 +75,10 @@ class Answer:
 
 
 def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Question]:
-    """Streamed requests with prompts of token ids: greedy and seeded, some with log probabilities,
-    some with a stop string, some with two choices, some with a prefix that they share."""
+    """Streamed requests with prompts of token ids, greedy and sampled.
+
+    Some have log probabilities, stop strings, two choices, or a shared prefix.
+    """
     rng = random.Random(seed)
     shared = [rng.randrange(256, vocab_size) for _ in range(48)]
     made = []
@@ -105,7 +107,7 @@ def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Questio
 
 
 def mixed_questions(count: int, seed: int = 0) -> list[Question]:
-    """The same, and unary ones, conversations, and clients that leave before the end."""
+    """The same with unary requests, chats, and clients that disconnect before the end."""
     rng = random.Random(seed + 1)
     made = []
     for question in questions(count, seed):
@@ -123,7 +125,7 @@ def mixed_questions(count: int, seed: int = 0) -> list[Question]:
 
 
 def _conversation(body: dict[str, Any], rng: random.Random) -> Question:
-    """A chat with the sampling of a completion."""
+    """A chat request with the sampling parameters of a completion request."""
     left_out = ("prompt", "logprobs")
     chat = {name: value for name, value in body.items() if name not in left_out}
     words = " ".join(rng.choice(("red", "green", "blue", "seven")) for _ in range(20))
@@ -132,9 +134,9 @@ def _conversation(body: dict[str, Any], rng: random.Random) -> Question:
 
 
 class Load:
-    """Asks `questions` with `clients` at once; `done` counts the answers.
+    """Sends `questions` from `clients` concurrent clients; `done` counts the answers.
 
-    An `endless` one begins anew at the end, until `stop`.
+    With `endless` it repeats them until `stop`.
     """
 
     def __init__(
@@ -149,15 +151,15 @@ class Load:
         self._questions = questions
         self._clients = clients
         self.done = 0
-        self.refused = 0  # connections that another gateway took then
+        self.refused = 0  # connections that were tried again at another gateway
         self.answers: list[Answer] = []
 
     def stop(self) -> None:
-        """No round after this one."""
+        """Makes this round the last."""
         self._stopped = True
 
     async def run(self) -> list[Answer]:
-        """Until all are answered; the answers are in the order of the questions, round by round."""
+        """Returns the answers in the order of the questions, round by round."""
         waiting = self._numbers()
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=180)
@@ -181,7 +183,7 @@ class Load:
             yield from range(len(self._questions))
 
     async def reached(self, count: int) -> None:
-        """Waits until so many have been answered."""
+        """Waits until so many questions have been answered."""
         while self.done < count:
             await asyncio.sleep(0.005)
 
@@ -198,7 +200,7 @@ class Load:
                     await _read(response, question, answer)
                 return
             except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, OSError):
-                # Nothing has been answered: what a balancer would send to another gateway.
+                # A load balancer would send a request without an answer to another gateway.
                 if answer.tokens or answer.choices or time.monotonic() - began > CONNECT_SECONDS:
                     answer.error = "the gateway was lost"
                     return
@@ -250,8 +252,8 @@ def _take(message: dict[str, Any], answer: Answer) -> None:
         return
     for given in message["choices"]:
         choice = answer.choices.setdefault(given["index"], Choice())
-        said = given.get("delta") or given.get("message") or {}
-        choice.text += given["text"] if "text" in given else said.get("content") or ""
+        message_or_delta = given.get("delta") or given.get("message") or {}
+        choice.text += given["text"] if "text" in given else message_or_delta.get("content") or ""
         if given.get("logprobs"):
             choice.logprobs += zip(
                 given["logprobs"]["tokens"], given["logprobs"]["token_logprobs"], strict=True
@@ -267,11 +269,10 @@ def differences(
     want: Sequence[Answer],
     tolerance: float = 0.0,
 ) -> list[str]:
-    """What is not as in the undisturbed run `want`, in one or more rounds; of clients that left,
-    what they got before.
+    """How answers differ from those of the undisturbed run `want`, which has one round.
 
-    `tolerance` is that of log probabilities: a real model's depend in their last bits on what
-    else is in the batch.
+    For clients that disconnect only the beginnings are compared. `tolerance` is for log
+    probabilities: with a real model their last bits depend on the batch.
     """
     found = []
     for number, mine in enumerate(got):

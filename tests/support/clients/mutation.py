@@ -1,4 +1,4 @@
-"""Inputs that are nearly right: mutations of JSON values, of protobuf messages, of bytes."""
+"""Nearly valid inputs: mutations of JSON values, protobuf messages and bytes."""
 
 import random
 import struct
@@ -32,7 +32,7 @@ _NOT_JSON = (float("nan"), float("inf"), float("-inf"))
 
 
 def json_value(rng: random.Random, depth: int = 3) -> Any:
-    """Any JSON value, some only nearly so."""
+    """A random JSON value; some hold NaN or infinity, which JSON does not allow."""
     kind = rng.randrange(9 if depth else 6)
     if kind == 0:
         return rng.choice((None, True, False))
@@ -91,7 +91,7 @@ def mutated_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def fill(rng: random.Random, message: Message, depth: int = 5, rate: float = 0.4) -> Message:
-    """Gives a message random fields of the right types, each with the probability `rate`."""
+    """Sets each field of a message with probability `rate` to a random value of its type."""
     for field in message.DESCRIPTOR.fields:
         if rng.random() > rate:
             continue

@@ -1,4 +1,4 @@
-"""Greedy sequences with penalties and biases, against their formula."""
+"""Greedy sequences with penalties and biases, compared with the formula."""
 
 import random
 from typing import Any
@@ -30,9 +30,9 @@ ADJUSTED = {
 
 
 async def check_adjusted_tokens(worker: LocalWorker, model: PreTrainedModel) -> None:
-    """All of `ADJUSTED` beside a plain sequence, also in slots that had others, and resumed.
+    """Runs all of `ADJUSTED` beside a plain sequence, also in reused slots and resumed.
 
-    The worker needs a slot for each; its model's logits should differ by tenths.
+    The worker needs a slot for each. Logits of its model should differ by tenths.
     """
     generator = random.Random(7)
     prompt = [generator.randrange(VOCAB) for _ in range(20)]
@@ -61,7 +61,7 @@ def _sampling(bias: dict[int, float] | None = None, **fields: Any) -> pb.SlotSam
 def _adjusted_tokens(
     model: PreTrainedModel, prompt: list[int], sampling: pb.SlotSampling
 ) -> list[int]:
-    """The likeliest token after biases and penalties, again and again."""
+    """Greedy tokens of the model's logits with biases and penalties."""
     biases = dict(zip(unpack(sampling.bias_ids), unpack_floats(sampling.biases), strict=True))
     output: list[int] = []
     for _ in range(COUNT):

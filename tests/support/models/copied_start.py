@@ -1,4 +1,4 @@
-"""A sequence that begins with a copy of another one's last block, by hand through the protocol."""
+"""Steps for a sequence that starts with a copy of another sequence's last block."""
 
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
@@ -10,10 +10,10 @@ BLOCK_SIZE = 32
 async def run_copied_start(
     worker: LocalWorker, ours: list[int], theirs: list[int]
 ) -> tuple[list[int], list[int]]:
-    """11 greedy tokens of `ours`, and 9 of `theirs`, which differs in its last token only.
+    """11 greedy tokens of `ours` and 9 of `theirs`, which differ in the last token only.
 
-    The second shares the first's full block of 32 tokens and starts with a copy of the next one,
-    after the first has written on in it; both lists have 34 to 53 tokens.
+    The second sequence shares the first's full block of 32 tokens and starts with a copy of its
+    next block, in which the first has written more by then. Both lists have 34 to 53 tokens.
     """
     stream = worker.stream()
     plain, shared = pb.SlotSampling(top_p=1.0), len(theirs) - 1

@@ -1,4 +1,4 @@
-"""Log probabilities of a worker against those of transformers."""
+"""Compares log probabilities of a worker with those of transformers."""
 
 import torch
 
@@ -12,7 +12,7 @@ def assert_logprobs(
     num_top: int,
     tolerance: float = 2e-4,
 ) -> None:
-    """Each token's own value, and its `num_top` likeliest ones; `expected [output, vocabulary]`."""
+    """Checks each token's value and the `num_top` largest; `expected` is [output, vocabulary]."""
     assert len(logprobs) == len(output)
     for (own, ids, top), token, row in zip(logprobs, output, expected, strict=True):
         values = torch.tensor([own, *top[:num_top]])

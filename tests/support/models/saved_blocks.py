@@ -1,4 +1,4 @@
-"""A sequence whose KV goes to the host and comes back, by hand through the protocol."""
+"""Steps that save a sequence's KV blocks to host memory and load them again."""
 
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
@@ -9,7 +9,7 @@ SHARED = 32  # tokens in two blocks of 16
 
 
 def start_step(slot: int, tokens: list[int], blocks: list[int], computed: int = 0) -> pb.Step:
-    """A sequence starts, computes all of its tokens but the first `computed`, and samples."""
+    """A step that starts a sequence, computes all tokens but the first `computed`, and samples."""
     start = pb.SequenceStart(
         slot=slot,
         token_ids=pack(tokens),
@@ -28,9 +28,11 @@ def start_step(slot: int, tokens: list[int], blocks: list[int], computed: int = 
 async def run_saved_and_loaded(
     worker: LocalWorker, ours: list[int], theirs: list[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Greedy tokens of `ours` after its first blocks were saved, overwritten by `theirs` in the
-    same step, and loaded to others; those of `theirs`; and those of `ours` from blocks that were
-    never loaded. Both lists have 33 to 41 tokens.
+    """Greedy tokens of three sequences.
+
+    The first continues `ours` from blocks that were saved, overwritten by `theirs` in the same
+    step, and loaded to other places. The second is `theirs`. The third continues `ours` from
+    blocks that were never written, so its tokens are wrong. Both lists have 33 to 41 tokens.
     """
     stream = worker.stream()
     first = start_step(0, ours, [1, 2, 3])
@@ -38,13 +40,13 @@ async def run_saved_and_loaded(
     second.saved_blocks, second.saved_host_blocks = pack([1, 2]), pack([5, 3])
     third = start_step(2, ours, [7, 9, 11], computed=SHARED)
     third.loaded_host_blocks, third.loaded_blocks = pack([3, 5]), pack([9, 7])
-    # Saved and loaded in one step, through a block of the host that an earlier one has loaded from.
+    # This step saves and loads.
     third.saved_blocks, third.saved_host_blocks = pack([4]), pack([0])
-    strange = start_step(3, ours, [8, 10, 12], computed=SHARED)
-    strange.loaded_host_blocks, strange.loaded_blocks = pack([0]), pack([13])
+    wrong = start_step(3, ours, [8, 10, 12], computed=SHARED)
+    wrong.loaded_host_blocks, wrong.loaded_blocks = pack([0]), pack([13])
     outputs = []
     number = 0
-    for step in (first, second, third, strange):
+    for step in (first, second, third, wrong):
         slot = step.starts[0].slot
         output = []
         for each in (step, pb.Step(decode_slots=pack([slot])), *[pb.Step()] * (COUNT - 2)):

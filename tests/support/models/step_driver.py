@@ -1,4 +1,4 @@
-"""Drives a worker through the step protocol as a scheduler would: blocks, chunks, run-ahead."""
+"""Drives a worker through the step protocol: blocks, prefill chunks, steps ahead of results."""
 
 import asyncio
 from collections import deque
@@ -23,7 +23,7 @@ from pagewire.worker.startup.loading import LoadedWorker, load_worker
 
 
 class Stream(Protocol):
-    """A step stream: answers come in the order of the steps."""
+    """A step stream: results come in the order of the steps."""
 
     async def send(self, step: pb.Step) -> None: ...
 
@@ -32,7 +32,7 @@ class Stream(Protocol):
 
 @dataclass
 class LocalStream:
-    """A stream to an engine in this process."""
+    """A stream to an executor in this process."""
 
     engine: StepExecutor
     session: Session
@@ -70,7 +70,7 @@ async def local_worker(
     adapt: Callable[[LoadedWorker], LoadedWorker] = lambda loaded: loaded,
     **settings: Any,
 ) -> AsyncIterator[LocalWorker]:
-    """A worker, on the CPU by default; `adapt` may change what was loaded before it serves."""
+    """A worker, on the CPU by default; `adapt` may replace parts of it before it serves."""
     defaults = {"num_blocks": 128, "num_slots": 16, "torch_threads": 1, "device": "cpu"}
     config = WorkerConfig(model=str(folder), **(defaults | settings))
     fatal: list[BaseException] = []
@@ -85,13 +85,13 @@ async def local_worker(
     await asyncio.to_thread(engine.close)
 
 
-# Of one token: its own, then ids and log probabilities of the likeliest ones.
+# The token's log probability, then ids and log probabilities of the likeliest tokens.
 Logprobs = tuple[float, list[int], list[float]]
 
 
 @dataclass
 class Sequence:
-    """A request: known tokens, how many of them were generated, how many more are wanted."""
+    """A sequence: its tokens, how many of them were generated, and how many to generate."""
 
     tokens: list[int]
     wanted: int
@@ -107,12 +107,12 @@ class Sequence:
 
 
 class StepDriver:
-    """Runs sequences on a stream, all at once, and collects their tokens."""
+    """Runs sequences in one batch on a stream, and collects their tokens."""
 
     def __init__(self, stream: Stream, limits: Limits | pb.WorkerInfo) -> None:
         self.stream = stream
         self.block_size = limits.block_size
-        # Neighbouring blocks of a sequence lie far apart.
+        # Adjacent blocks of a sequence are not adjacent in memory.
         self.free = deque(range(limits.num_blocks - 1, 0, -2))
         self.free.extend(range(limits.num_blocks - 2, 0, -2))
         self.slots = deque(range(limits.num_slots))
@@ -121,7 +121,8 @@ class StepDriver:
     async def run(
         self, sequences: list[Sequence], *, chunk: int = 1 << 20, run_ahead: int = 1
     ) -> list[list[int]]:
-        """The outputs. Each step computes at most `chunk` tokens of each prompt."""
+        """The outputs. A step computes at most `chunk` tokens of each prompt; `run_ahead` steps are
+        sent before the first result is read."""
         waiting: deque[list[Sequence]] = deque()
         decoding: list[Sequence] = []
         step = pb.Step(starts=[self._start(sequence) for sequence in sequences])
@@ -172,7 +173,7 @@ class StepDriver:
         )
 
     def _grow(self, step: pb.Step, sequence: Sequence, count: int) -> None:
-        """Counts `count` more computed tokens, and appends the blocks that they need."""
+        """Adds `count` computed tokens to a sequence, and the blocks that they need to the step."""
         sequence.computed += count
         appended = []
         while len(sequence.blocks) * self.block_size < sequence.computed:

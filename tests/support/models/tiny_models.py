@@ -1,4 +1,4 @@
-"""Tiny random models in Hugging Face format, made with transformers."""
+"""Tiny random models in Hugging Face format, and what transformers generates with them."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB = 199
 
-# The models are too small to be worth a second thread.
+# More threads would make such small models slower.
 torch.set_num_threads(1)
 
 LLAMA3_ROPE = {
@@ -20,7 +20,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-# By name: the model type, and what differs from `_SIZES`.
+# By name: the model type, and differences from `_SIZES`.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -44,7 +44,7 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    # Wide, so that the logits of random weights lie well apart and differ by position.
+    # Large, so that logits of random weights are far apart and differ by position.
     "initializer_range": 0.3,
 }
 
@@ -52,14 +52,14 @@ _SIZES = {
 def save_model(
     folder: Path, variant: str, *, seed: int = 0, shard: str = "5GB", **overrides: Any
 ) -> PreTrainedModel:
-    """Makes a model of `VARIANTS`, saves it into `folder`, and returns it, in float32."""
+    """Makes a model of `VARIANTS` in float32, saves it to `folder`, and returns it."""
     model_type, differences = VARIANTS[variant]
     config = AutoConfig.for_model(model_type, **{**_SIZES, **differences, **overrides})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Norms and biases start as ones and zeros, which would hide that they are missing.
+            # Norms start as ones and biases as zeros: a worker that ignores them would pass.
             if name.endswith("bias") or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(folder, max_shard_size=shard)
@@ -67,7 +67,7 @@ def save_model(
 
 
 def served_bytes(model: PreTrainedModel) -> int:
-    """Bytes that a worker holds of a model in float32, which folds two norms of each layer."""
+    """Bytes of a model in float32 in a worker, which folds two norms of each layer."""
     config = model.config
     folded = 2 * config.num_hidden_layers * config.hidden_size
     return 4 * (sum(p.numel() for p in model.parameters()) - folded)
@@ -76,7 +76,7 @@ def served_bytes(model: PreTrainedModel) -> int:
 def greedy_tokens(
     model: PreTrainedModel, prompt: list[int], count: int, **generation: object
 ) -> list[int]:
-    """What transformers generates greedily after a prompt."""
+    """The tokens that transformers generates greedily after a prompt."""
     with torch.no_grad():
         output = model.generate(
             torch.tensor([prompt]),
@@ -91,7 +91,7 @@ def greedy_tokens(
 
 
 def log_probabilities(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """What transformers gives every token at each place of an output, `[output, vocabulary]`."""
+    """Log probabilities by transformers at each position of an output, [output, vocabulary]."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt + output])).logits[0].float()
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
@@ -100,9 +100,9 @@ def log_probabilities(model: PreTrainedModel, prompt: list[int], output: list[in
 def beam_outputs(
     model: PreTrainedModel, prompt: list[int], count: int, stop_ids: tuple[int, ...], **options: Any
 ) -> list[tuple[list[int], float]]:
-    """All beams that transformers ends with, best first, and their scores.
+    """The final beams of transformers and their scores, best first.
 
-    `options` are those of `generate`, `num_beams` among them.
+    `options` are those of `generate`, including `num_beams`.
     """
     pad = VOCAB - 1
     assert pad not in stop_ids

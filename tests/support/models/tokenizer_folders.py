@@ -1,4 +1,4 @@
-"""Model folders that hold a small tokenizer only, made on the spot."""
+"""Makes model folders that hold only a small tokenizer."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_level_folder(folder: Path) -> Path:
-    """Byte-level BPE, as of Llama 3 and Qwen; `<|end|>` ends a sequence."""
+    """Byte-level BPE as in Llama 3 and Qwen; `<|end|>` ends a sequence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +33,7 @@ def byte_level_folder(folder: Path) -> Path:
 
 
 def partial_byte_level_folder(folder: Path, unknown: str | None) -> Path:
-    """Byte-level BPE that has no tokens for most bytes: `unknown` stands for them, if given."""
+    """Byte-level BPE without tokens for most bytes; `unknown` replaces them, if given."""
     names = ["a", "b", *([] if unknown is None else [unknown])]
     vocab = {name: index for index, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=unknown, fuse_unk=unknown is not None))
@@ -43,7 +43,7 @@ def partial_byte_level_folder(folder: Path, unknown: str | None) -> Path:
 
 
 def byte_fallback_folder(folder: Path) -> Path:
-    """SentencePiece-like BPE with byte fallback, as of Llama 2 and Mistral."""
+    """SentencePiece-like BPE with byte fallback, as in Llama 2 and Mistral."""
     words = ["▁The", "▁quick", "fox", "▁", "a", "b", "e", "h", "▁hello", "ü"]
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
     vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}

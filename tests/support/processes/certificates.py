@@ -1,4 +1,4 @@
-"""Certificates made on the spot with the openssl command."""
+"""Certificates for tests, made with the openssl command."""
 
 import shutil
 import subprocess
@@ -18,12 +18,12 @@ class Identity:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings that give a process this identity."""
+        """Settings of a process that uses this certificate."""
         return {"tls_cert": self.cert, "tls_key": self.key, "tls_ca": self.ca}
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 and a name; skips the test where openssl is missing."""
+    """Signs certificates for a name and 127.0.0.1; skips the test if openssl is missing."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
@@ -35,7 +35,7 @@ class Authority:
         self._run("req", "-x509", *_NEW_KEY, "-keyout", self._key, "-out", self.ca)
 
     def identity(self, name: str) -> Identity:
-        """A certificate for a name and this machine."""
+        """A certificate for a name and 127.0.0.1."""
         cert, key = (str(self._folder / f"{name}.{kind}") for kind in ("pem", "key"))
         extension = self._folder / f"{name}.ext"
         extension.write_text(f"subjectAltName=DNS:{name},IP:127.0.0.1\n")

@@ -1,4 +1,4 @@
-"""Faults at random moments: what breaks, and how it is mended."""
+"""Random faults of a fleet: processes and connections fail and recover."""
 
 import asyncio
 import random
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 
 from support.processes.fleet import Fleet
 
-STOPPED_SECONDS = 7.0  # longer than anybody waits for a sign of life
-SHORTLY_SECONDS = 1.0  # not long enough to be noticed
+PAUSE_SECONDS = 7.0  # longer than a peer waits for a heartbeat
+SHORT_PAUSE_SECONDS = 1.0  # too short to be noticed
 
 
 @dataclass
 class Faults:
-    """Breaks one thing after another in a fleet; `done` says what it was."""
+    """Causes faults in a fleet; `done` lists them."""
 
     fleet: Fleet
     rng: random.Random
     done: list[str] = field(default_factory=list)
 
     def kinds(self) -> dict[str, int]:
-        """How often each kind of fault was there."""
+        """The number of faults of each kind."""
         names = r"(-\d\b)|( to \S+)"
         return dict(Counter(re.sub(names, "", what) for what in self.done))
 
     async def one(self) -> None:
-        """One fault; returns when what can be mended is mended."""
+        """Causes one fault; returns when it is over."""
         kinds: list[Callable[[], Awaitable[None]]] = [
             self._kill,
             self._terminate,
-            self._stop,
-            self._stop_shortly,
+            self._pause,
+            self._pause_shortly,
             self._cut,
             self._freeze,
             self._slow,
@@ -41,7 +41,7 @@ class Faults:
         await self.rng.choice(kinds)()
 
     async def some(self, count: int, interval: float) -> None:
-        """So many faults, one each interval; those that take longer overlap."""
+        """Causes `count` faults, one in each interval of seconds; longer ones overlap."""
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
                 await asyncio.sleep(interval * self.rng.uniform(0.5, 1.5))
@@ -57,13 +57,13 @@ class Faults:
         self._note(f"SIGTERM {name}")
         self.fleet.signal(name, signal.SIGTERM)
 
-    async def _stop(self) -> None:
-        await self._stop_for(STOPPED_SECONDS)
+    async def _pause(self) -> None:
+        await self._pause_for(PAUSE_SECONDS)
 
-    async def _stop_shortly(self) -> None:
-        await self._stop_for(SHORTLY_SECONDS)
+    async def _pause_shortly(self) -> None:
+        await self._pause_for(SHORT_PAUSE_SECONDS)
 
-    async def _stop_for(self, seconds: float) -> None:
+    async def _pause_for(self, seconds: float) -> None:
         name = self._victim("worker", "scheduler", "gateway")
         self._note(f"SIGSTOP {name} for {seconds:g} s")
         self.fleet.signal(name, signal.SIGSTOP)
@@ -77,16 +77,16 @@ class Faults:
 
     async def _freeze(self) -> None:
         proxy = self.rng.choice(self.fleet.proxies)
-        self._note(f"connections to {proxy.target} frozen for {STOPPED_SECONDS:g} s")
-        await proxy.freeze(STOPPED_SECONDS)
+        self._note(f"connections to {proxy.target} frozen for {PAUSE_SECONDS:g} s")
+        await proxy.freeze(PAUSE_SECONDS)
 
     async def _slow(self) -> None:
         proxy = self.rng.choice(self.fleet.proxies)
-        self._note(f"connections to {proxy.target} slow for {STOPPED_SECONDS:g} s")
-        await proxy.slow(STOPPED_SECONDS)
+        self._note(f"connections to {proxy.target} slow for {PAUSE_SECONDS:g} s")
+        await proxy.slow(PAUSE_SECONDS)
 
     def _victim(self, *kinds: str) -> str:
-        """A process that runs and is not stopped already."""
+        """A random process that runs and is not paused."""
         names = [name for kind in kinds for name in self.fleet.names(kind)]
         return self.rng.choice(sorted(set(names) - self.fleet.stopped))
 

@@ -1,8 +1,8 @@
-"""A whole installation of real processes that a test can kill, stop and cut off.
+"""A fleet: gateways, schedulers and workers in real processes that a test can kill or pause.
 
-Workers are shared out among the schedulers; each gateway knows all schedulers. Every connection
-between two services runs through a proxy. Processes that end are started again by the same
-supervisor as in `pagewire run`.
+Worker N belongs to scheduler N modulo their number; each gateway knows all schedulers. Connections
+to workers and schedulers go through proxies that a test can cut. The supervisor of `pagewire run`
+starts processes again that end.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ TESTS = Path(__file__).parents[2]
 SIMULATED = (
     "simulated-worker",
     "--profile=h200-qwen3-0.6b",
-    "--speedup=0.2",  # steps of some milliseconds: a loaded machine can keep up with four workers
+    "--speedup=0.2",  # steps of some milliseconds: a busy machine can keep up with four workers
     "--num-blocks=3000",
-    "--num-slots=128",  # for all clients of a test, so that one worker alone refuses nobody
+    "--num-slots=128",  # more than the clients of a test: one worker alone can run them all
     "--max-model-len=2048",
 )
 
@@ -44,14 +44,14 @@ class Fleet:
 
     supervisor: Supervisor
     urls: list[str]
-    schedulers: list[str]  # their own addresses, past the proxies
+    schedulers: list[str]  # addresses, not those of the proxies
     metrics: dict[str, str]  # URLs by process
     proxies: list[TcpProxy] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
 
     def names(self, kind: str = "") -> list[str]:
-        """The processes of a kind that run."""
+        """The running processes of a kind."""
         return sorted(name for name in self.supervisor.pids if name.startswith(kind))
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -65,13 +65,13 @@ class Fleet:
         else:
             self.stopped.discard(name)
 
-    def end_for_good(self, name: str) -> None:
-        """Kills a process that its supervisor does not start again."""
+    def stop_permanently(self, name: str) -> None:
+        """Kills a process; the supervisor does not start it again."""
         self._keeper(name).cancel()
         self.signal(name, signal.SIGKILL)
 
-    async def bring_back(self, *names: str) -> None:
-        """Starts processes again that had ended for good; returns when they are ready."""
+    async def start_again(self, *names: str) -> None:
+        """Starts permanently stopped processes again; returns when they are ready."""
         services = [s for s in self.supervisor._services() if s.name in names]
         await self.supervisor._start(services)
         for service in services:
@@ -79,42 +79,50 @@ class Fleet:
             keeper = asyncio.create_task(self.supervisor._keep(service))
             self.supervisor._keepers[place] = keeper
 
+    async def until_restarted(self, *names: str, since: int) -> None:
+        """Waits until processes are ready again that ended after line `since` of the log."""
+        async with asyncio.timeout(90):
+            for name in names:
+                ready = f"{name} is ready again"
+                while not any(line.endswith(ready) for line in self.log[since:]):
+                    await asyncio.sleep(0.05)
+
     def _keeper(self, name: str) -> "asyncio.Task[None]":
         place = [service.name for service in self.supervisor._services()].index(name)
         return self.supervisor._keepers[place]
 
     @staticmethod
     def open_files(pid: int) -> int:
-        """Descriptors of a process; OSError if it is gone."""
+        """Number of descriptors of a process; OSError if it has ended."""
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
     @staticmethod
     def resident(pid: int) -> int:
-        """Bytes of memory of a process; OSError if it is gone."""
+        """Resident bytes of a process; OSError if it has ended."""
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     @staticmethod
     def peak_memory(pid: int) -> int:
-        """The most bytes of memory that a process has had; OSError if it is gone."""
+        """The largest resident bytes of a process so far; OSError if it has ended."""
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         assert found is not None
         return 1024 * int(found[1])
 
     def samples(self, process: str) -> dict[str, float]:
-        """Every sample of a process's metrics, by name and labels."""
+        """All samples of a process's metrics, by name and labels."""
         with urllib.request.urlopen(f"{self.metrics[process]}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
     def metric(self, process: str, pattern: str) -> float:
-        """The sum of the samples whose name and labels match."""
+        """The sum of the samples whose name and labels match a pattern."""
         found = self.samples(process)
         return sum(value for name, value in found.items() if re.fullmatch(pattern, name))
 
     async def loads(self) -> list[pb.Load | None]:
-        """What each scheduler says of its load; None for one that does not answer."""
+        """The load of each scheduler; None for a scheduler that does not answer."""
         found: list[pb.Load | None] = []
         for address in self.schedulers:
             async with open_channel(address) as channel:
@@ -125,8 +133,8 @@ class Fleet:
                     found.append(None)
         return found
 
-    async def at_rest(self, workers: int) -> bool:
-        """Whether all is back: every worker is ready, and nothing is held anywhere."""
+    async def is_idle(self, workers: int) -> bool:
+        """Whether so many workers are ready, no request is open and no block is in use."""
         loads = await self.loads()
         if any(load is None for load in loads):
             return False
@@ -146,14 +154,14 @@ async def running_fleet(
     scheduler_flags: tuple[str, ...] = (),
     gateway_flags: tuple[str, ...] = (),
     program: tuple[str, ...] = PROGRAM,
-    poisoned: str = "",
+    failing: str = "",
     proxied: bool = True,
 ) -> AsyncIterator[Fleet]:
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM.
 
-    `program` are Python's arguments that make it the `pagewire` command. `poisoned` processes,
-    `worker` or `scheduler`, fall by some prompts: see `poisoned.py`. Without proxies the test's own
-    process is not in the way between two services.
+    `program` holds the arguments with which Python runs the `pagewire` command. `failing` names a
+    service, `worker` or `scheduler`, whose processes run `failing_services.py`. With `proxied` all
+    connections between services pass through the test's process.
     """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
@@ -177,7 +185,7 @@ async def running_fleet(
                     f"--worker-address={socket}",
                     f"--worker-metrics-port={metrics_port}",
                 )
-                worker_tier.append(_service(f"worker-{n}", program, command, socket, poisoned))
+                worker_tier.append(_service(f"worker-{n}", program, command, socket, failing))
             scheduler_tier = []
             for n, port in enumerate(ports):
                 metrics_port = free_port()
@@ -190,7 +198,7 @@ async def running_fleet(
                     *scheduler_flags,
                 )
                 scheduler_tier.append(
-                    _service(f"scheduler-{n}", program, command, addresses[n], poisoned)
+                    _service(f"scheduler-{n}", program, command, addresses[n], failing)
                 )
             gateway_tier, urls = [], []
             known = ",".join(schedulers_at)
@@ -229,14 +237,12 @@ def _service(
     program: tuple[str, ...],
     command: tuple[str, ...],
     health: str,
-    poisoned: str = "",
+    failing: str = "",
 ) -> Service:
-    environment = {}
-    if poisoned and name.startswith(poisoned):
-        program, environment = (
-            ("-m", "support.processes.poisoned"),
-            {"PAGEWIRE_TEST_POISON": poisoned},
-        )
+    environment: dict[str, str] = {}
+    if failing and name.startswith(failing):
+        program = ("-m", "support.processes.failing_services")
+        environment["PAGEWIRE_TEST_FAILING"] = failing
         paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     return Service(

@@ -1,4 +1,4 @@
-"""The gateway and its scripted schedulers as processes of their own."""
+"""A gateway and scripted schedulers, each in a process of its own."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _RUN = (
     "from pagewire.gateway.server import run_gateway; "
     "run_gateway(GatewayConfig(**json.loads(sys.argv[1])))"
 )
-# A window of less than a segment of the loopback's is filled at the rate of TCP's timers.
+# A receive window smaller than a loopback segment would make TCP wait for its timers.
 _RECEIVED = 1 << 16
 _SCHEDULER = Path(__file__).parents[1] / "scripted" / "scripted_scheduler.py"
 
@@ -32,7 +32,7 @@ def command(config: dict[str, Any]) -> list[str]:
 
 
 class GatewayProcess:
-    """A running gateway: its URL and what it has logged."""
+    """A running gateway, its URL and its log."""
 
     def __init__(self, schedulers: str, **settings: Any) -> None:
         config = {"schedulers": schedulers, "port": 0, "gateway_metrics_port": 0, **settings}
@@ -41,7 +41,7 @@ class GatewayProcess:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         self.url = self._wait_for_url()
-        self.metrics_url = self._said(r"metrics on (http://\S+)")
+        self.metrics_url = self._logged(r"metrics on (http://\S+)")
 
     def wait_ready(self, seconds: float = 10.0) -> None:
         """Waits until /readyz answers 200."""
@@ -61,7 +61,7 @@ class GatewayProcess:
         return float(found[1])
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
+        """Sends SIGTERM; returns the exit status."""
         self.process.terminate()
         try:
             return self.process.wait(15)
@@ -77,11 +77,11 @@ class GatewayProcess:
     def _wait_for_url(self) -> str:
         pattern = re.compile(r"ready on (https?://\S+)")
         until(lambda: any(map(pattern.search, self.log)) or self.process.poll() is not None, 20)
-        found = self._said(pattern.pattern)
+        found = self._logged(pattern.pattern)
         assert found, f"the gateway did not start: {self.log}"
         return found
 
-    def _said(self, pattern: str) -> str:
+    def _logged(self, pattern: str) -> str:
         """The first group of the first line of the log that matches; empty if none does."""
         matches = (re.search(pattern, line) for line in self.log)
         return next((match[1] for match in matches if match), "")
@@ -89,7 +89,7 @@ class GatewayProcess:
 
 @contextlib.contextmanager
 def gateway(schedulers: str, **settings: Any) -> Iterator[GatewayProcess]:
-    """A gateway for the length of a block."""
+    """A gateway that runs until the end of the block."""
     process = GatewayProcess(schedulers, **settings)
     try:
         yield process
@@ -112,7 +112,7 @@ async def ready_gateway(schedulers: str, **settings: Any) -> AsyncIterator[Gatew
 def scheduler(
     step: float, address: str | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A scripted scheduler's address and process for the length of a block."""
+    """A scripted scheduler's address and process; it runs until the end of the block."""
     listening = [] if address is None else ["--address", address]
     process = subprocess.Popen(
         [sys.executable, str(_SCHEDULER), *listening, "--step", str(step)],
@@ -130,9 +130,9 @@ def scheduler(
 async def raw_request(
     url: str, body: dict[str, Any]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Sends a completion request on a connection that the test reads and closes as it likes.
+    """Sends a completion request; the test reads and closes the connection.
 
-    Little more than `_RECEIVED` bytes are received before the test reads them.
+    About `_RECEIVED` bytes are received before the test reads.
     """
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = socket.socket()

@@ -1,4 +1,4 @@
-"""How late the event loops of a fleet's processes were in a part of a test."""
+"""How late the event loops of a fleet's processes were between two readings of the metrics."""
 
 import asyncio
 import math
@@ -13,14 +13,17 @@ _BUCKET = re.compile(r'pagewire_loop_lag_seconds_bucket{cause="(loop|machine)",l
 
 @dataclass(frozen=True)
 class Lag:
-    """Of one process by one cause, since it started. `below` counts by upper bound."""
+    """Lags of one process by one cause, in seconds, since it started.
+
+    `below` counts them by upper bound, cumulatively.
+    """
 
     longest: float = 0.0
     total: float = 0.0
     below: dict[float, int] = field(default_factory=dict)
 
     def since(self, before: "Lag") -> tuple[float, float]:
-        """Between which seconds the longest lag after an earlier reading is."""
+        """A lower and an upper bound of the longest lag after an earlier reading."""
         if self.longest > before.longest:
             return self.longest, self.longest
         bounds = sorted(self.below)
@@ -34,13 +37,13 @@ class Lag:
 
 @dataclass(frozen=True)
 class LoopLags:
-    """Of all processes of a fleet, by name and by cause."""
+    """The lags of all processes of a fleet, by name and cause."""
 
     lags: dict[tuple[str, str], Lag]
 
     @classmethod
     async def read(cls, fleet: Fleet) -> "LoopLags":
-        """Those so far. Threads read the metrics, so the caller's loop goes on."""
+        """Reads the metrics, in threads: the caller's event loop is not blocked."""
         names = list(fleet.metrics)
         found = await asyncio.gather(*(asyncio.to_thread(fleet.samples, name) for name in names))
         return cls(
@@ -52,7 +55,7 @@ class LoopLags:
         )
 
     def at_least(self, before: "LoopLags", cause: str) -> dict[str, float]:
-        """The longest lag of each process after an earlier reading, or a little less."""
+        """A lower bound of each process's longest lag after an earlier reading."""
         return {
             name: lag.since(before.lags[name, of])[0]
             for (name, of), lag in self.lags.items()
@@ -60,7 +63,7 @@ class LoopLags:
         }
 
     def at_most(self, before: "LoopLags", cause: str) -> dict[str, float]:
-        """The longest lag of each process after an earlier reading, or a little more."""
+        """An upper bound of each process's longest lag after an earlier reading."""
         return {
             name: lag.since(before.lags[name, of])[1]
             for (name, of), lag in self.lags.items()

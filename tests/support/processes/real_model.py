@@ -1,4 +1,4 @@
-"""The embedded model on the reference backend in fp32: its workers, and what clients ask them."""
+"""Workers with the embedded model and torch operations in float32, and requests for them."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ PROMPTS = [
 
 
 def questions(count: int) -> list[Question]:
-    """Greedy and seeded, with log probabilities, penalties, stop strings and shared prompts."""
+    """Greedy and sampled requests, some with log probabilities, penalties or stop strings."""
     made = []
     for number in range(count):
         body: dict[str, Any] = {

@@ -10,7 +10,10 @@ from pagewire.cli.launch.ports import free_port
 
 @contextmanager
 def scheduler_process(workers: list[str], *flags: str) -> Iterator[str]:
-    """Starts a scheduler on these workers; where it listens, or soon will. Killed at the end."""
+    """Starts a scheduler with these workers and kills it at the end of the block.
+
+    Yields its address at once: it may not listen yet.
+    """
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "pagewire.cli.main", "scheduler", *flags]
     command += [f"--grpc-port={address.rpartition(':')[2]}", f"--workers={','.join(workers)}"]

@@ -1,4 +1,4 @@
-"""Simulated workers in a process of their own."""
+"""Simulated workers in one process."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from support.waiting import until
 
 @dataclass(frozen=True)
 class SimulatedWorkers:
-    """A started process, and where its workers listen."""
+    """The process, the addresses of its workers, and its log file."""
 
     process: subprocess.Popen[bytes]
     addresses: list[str]
@@ -21,9 +21,9 @@ class SimulatedWorkers:
 
 @contextmanager
 def simulated_workers(folder: Path, count: int = 1, *flags: str) -> Iterator[SimulatedWorkers]:
-    """Starts `count` workers in one process and waits for them; kills it if the test has not.
+    """Starts `count` workers in one process, waits until they are ready, and kills it at the end.
 
-    They take no time unless the flags say otherwise.
+    Steps take no time unless the flags set another speedup.
     """
     log = folder / "simulated.log"
     base = f"unix:{folder}/worker"

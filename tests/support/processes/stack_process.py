@@ -1,4 +1,4 @@
-"""`pagewire run` as a user starts it: real processes, the embedded model."""
+"""`pagewire run` as a user starts it: real processes, by default the embedded model."""
 
 import os
 import re
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from pagewire.models import EMBEDDED, resolve_model
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
 from support.waiting import until
 
 EMBEDDED_FOLDER = resolve_model(EMBEDDED)
@@ -20,7 +22,7 @@ EMBEDDED_FOLDER = resolve_model(EMBEDDED)
 
 @dataclass
 class RunningStack:
-    """A started stack; `log` is what its services wrote."""
+    """A started stack; `log` has the lines of its services."""
 
     process: subprocess.Popen[str]
     url: str = ""
@@ -28,7 +30,7 @@ class RunningStack:
     log: list[str] = field(default_factory=list)
 
     def pids(self, service: str) -> list[int]:
-        """Process ids of the stack's children that run one kind of service."""
+        """Ids of the processes that run a service."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and (words := _command(entry)):
@@ -36,6 +38,17 @@ class RunningStack:
                 if is_child and service in words:
                     found.append(int(entry.name))
         return found
+
+    def kill_worker(self) -> None:
+        """Kills the only worker, which is started again."""
+        [worker] = self.pids("worker")
+        os.kill(worker, signal.SIGKILL)
+
+
+def is_idle(stub: inference_pb2_grpc.InferenceStub) -> bool:
+    """Whether the scheduler has no request and no block is in use."""
+    load = stub.GetLoad(pb.GetLoadRequest())
+    return (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
 
 
 @contextmanager
@@ -51,16 +64,16 @@ def running_stack(*flags: str, model: Path | str = EMBEDDED) -> Iterator[Running
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     stack = RunningStack(process)
-    said: list[str] = []
+    output: list[str] = []
     readers = [
         threading.Thread(target=_collect, args=(process.stderr, stack.log), daemon=True),
-        threading.Thread(target=_collect, args=(process.stdout, said), daemon=True),
+        threading.Thread(target=_collect, args=(process.stdout, output), daemon=True),
     ]
     for reader in readers:
         reader.start()
     try:
-        until(lambda: process.poll() is not None or "gRPC: " in "".join(said), 90)
-        text = "".join(said)
+        until(lambda: process.poll() is not None or "gRPC: " in "".join(output), 90)
+        text = "".join(output)
         assert process.poll() is None, "".join(stack.log)
         stack.url = re.search(r"at (https?://\S+)", text)[1]
         stack.grpc_address = re.search(r"gRPC: (\S+)", text)[1]

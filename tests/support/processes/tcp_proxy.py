@@ -1,4 +1,4 @@
-"""A connection that can be cut, frozen, slowed or garbled: a TCP proxy between two processes."""
+"""A TCP proxy between two processes that can cut, freeze, slow and corrupt its connections."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class TcpProxy:
-    """Listens on a free port of its own and passes everything on to `target`, host:port or
-    unix:PATH."""
+    """Listens on a free port and forwards to `target`, host:port or unix:PATH."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -21,17 +20,17 @@ class TcpProxy:
         self._flowing.set()
         self._delay = 0.0
         self._rng: random.Random | None = None
-        self._interval = self._flip_at = 0.0
-        self.flips = 0
+        self._interval = self._corrupt_at = 0.0
+        self.corrupted_bytes = 0
 
     async def start(self) -> str:
-        """Listens; the address."""
+        """Listens; returns the address."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self.address
 
     async def close(self) -> None:
-        """Ends every connection and listens no more."""
+        """Ends every connection and stops listening."""
         assert self._server is not None
         self._server.close()
         self.cut()
@@ -40,29 +39,29 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """Resets every connection; new ones are let through."""
+        """Resets every connection; new ones are accepted."""
         for writer in self._writers:
             writer.transport.abort()
 
     async def freeze(self, seconds: float) -> None:
-        """Nothing passes for so long, and nobody is told, as when a cable is pulled."""
+        """Forwards nothing for so many seconds; connections stay open."""
         self._flowing.clear()
         await asyncio.sleep(seconds)
         self._flowing.set()
 
     async def slow(self, seconds: float, delay: float = 0.05) -> None:
-        """Everything arrives late for so long."""
+        """Delays all data by `delay` seconds, for so many seconds."""
         self._delay = delay
         await asyncio.sleep(seconds)
         self._delay = 0.0
 
-    def garble(self, rng: random.Random, interval: float) -> None:
-        """Changes a byte about every `interval` seconds, in either direction, until `be_sound`."""
+    def corrupt(self, rng: random.Random, interval: float) -> None:
+        """Changes a byte about every `interval` seconds, in either direction."""
         self._rng, self._interval = rng, interval
-        self._flip_at = time.monotonic() + rng.uniform(0, interval)
+        self._corrupt_at = time.monotonic() + rng.uniform(0, interval)
 
-    def be_sound(self) -> None:
-        """Changes no byte any more."""
+    def stop_corrupting(self) -> None:
+        """Forwards all bytes unchanged again."""
         self._rng = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,16 +94,16 @@ class TcpProxy:
                 if self._delay:
                     await asyncio.sleep(self._delay)
                 await self._flowing.wait()
-                writer.write(self._garbled(data))
+                writer.write(self._corrupted(data))
                 await writer.drain()
         writer.transport.abort()
 
-    def _garbled(self, data: bytes) -> bytes:
+    def _corrupted(self, data: bytes) -> bytes:
         rng = self._rng
-        if rng is None or time.monotonic() < self._flip_at or rng.random() < 0.5:
+        if rng is None or time.monotonic() < self._corrupt_at or rng.random() < 0.5:
             return data
-        self.flips += 1
-        self._flip_at = time.monotonic() + self._interval * rng.uniform(0.5, 1.5)
+        self.corrupted_bytes += 1
+        self._corrupt_at = time.monotonic() + self._interval * rng.uniform(0.5, 1.5)
         changed = bytearray(data)
         changed[rng.randrange(len(data))] ^= rng.randrange(1, 256)
         return bytes(changed)
@@ -112,7 +111,7 @@ class TcpProxy:
 
 @contextlib.asynccontextmanager
 async def tcp_proxies(*targets: str) -> AsyncIterator[list[TcpProxy]]:
-    """A proxy before each target, for the length of a block."""
+    """A proxy for each target, until the end of the block."""
     proxies = [TcpProxy(target) for target in targets]
     for proxy in proxies:
         await proxy.start()

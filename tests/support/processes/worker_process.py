@@ -1,4 +1,4 @@
-"""A real worker process, and its gRPC streams."""
+"""A worker in a process of its own, and its step streams over gRPC."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ run_worker(WorkerConfig(**json.loads(sys.argv[1])))
 
 @dataclass
 class GrpcStream:
-    """A step stream over gRPC; `ready` is what the worker said first."""
+    """A step stream over gRPC; `ready` is the worker's first message."""
 
     call: Any
     ready: pb.WorkerInfo
@@ -44,7 +44,7 @@ class GrpcStream:
         call = open_stream(channel, RUN)
         hello = pb.Hello(protocol_version=version, epoch=epoch)
         await call.write(pb.RunRequest(hello=hello))
-        response = await receive(call)  # raises the status of a stream that is refused
+        response = await receive(call)  # raises the status if the stream is refused
         return cls(call, response.ready)
 
     async def send(self, step: pb.Step) -> None:
@@ -56,7 +56,7 @@ class GrpcStream:
         return response.result
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the stream ends, further results aside."""
+        """The status with which the stream ends; results before it are dropped."""
         try:
             while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
                 pass
@@ -66,7 +66,7 @@ class GrpcStream:
 
 
 class WorkerProcess:
-    """A worker in a process of its own, listening on a socket file."""
+    """A worker process that listens on a socket file."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes], log: Path) -> None:
         self.socket = folder / "worker.sock"
@@ -88,7 +88,7 @@ class WorkerProcess:
         return await asyncio.to_thread(self.process.wait, 60)
 
     async def until_listening(self) -> None:
-        """A channel opened before would be slow: it waits longer after each failure to connect."""
+        """Waits for the socket. Channels that fail to connect wait longer after each attempt."""
         deadline = time.monotonic() + 60
         while not self.socket.exists():
             assert self.process.poll() is None, self.log
@@ -112,9 +112,9 @@ class WorkerProcess:
 def worker_process(
     folder: Path, model: Path | str, prologue: str = "", **settings: Any
 ) -> Iterator[WorkerProcess]:
-    """Starts a worker with small defaults; ends it if the test has not.
+    """Starts a worker with small defaults; kills it at the end of the block if it still runs.
 
-    `prologue` is code that the process runs first.
+    `prologue` is Python code that the process runs first.
     """
     settings = {
         "model": str(model),
@@ -141,7 +141,7 @@ def worker_process(
 
 @asynccontextmanager
 async def channel_to(worker: WorkerProcess) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a worker, once that is ready."""
+    """A channel to a worker; waits until the worker is ready."""
     await worker.until_listening()
     async with open_channel(worker.address) as channel:
         await worker.until_serving(channel)
@@ -152,7 +152,7 @@ async def channel_to(worker: WorkerProcess) -> AsyncIterator[grpc.aio.Channel]:
 async def serving_worker(
     folder: Path, model: Path | str, **settings: Any
 ) -> AsyncIterator[tuple[WorkerProcess, grpc.aio.Channel]]:
-    """A worker of one's own that is ready, and a channel to it."""
+    """A new worker that is ready, and a channel to it."""
     with worker_process(folder, model, **settings) as worker:
         async with channel_to(worker) as channel:
             yield worker, channel

@@ -1,4 +1,4 @@
-"""The gateway's application over real gRPC to a scripted scheduler, without an HTTP server."""
+"""The gateway's application without an HTTP server, with gRPC to a scripted scheduler."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ async def in_process_gateway(
     max_open_requests: int = 64,
     resume_seconds: float = 30.0,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application, once the scheduler is ready."""
+    """An HTTP client of the application; waits until the scheduler is ready."""
     metrics = GatewayMetrics()
     schedulers = Schedulers(
         parse_addresses(await scheduler.start()), metrics, resume_seconds=resume_seconds

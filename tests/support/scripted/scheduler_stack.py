@@ -1,4 +1,4 @@
-"""A scheduler with scripted workers, in this process, connected over sockets."""
+"""A scheduler and scripted workers in this process, connected by sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,14 +39,14 @@ def worker_info(num_blocks: int = 64, num_slots: int = 8, budget: int = 64) -> w
 
 @dataclass
 class Stack:
-    """A scheduler with its workers, in this process, connected over sockets."""
+    """A scheduler and its workers."""
 
     engine: Engine
     channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceStub
     workers: list[ScriptedWorker]
     addresses: list[str]
-    port: int  # of the scheduler, for those who cannot use its socket file
+    port: int  # of the scheduler, for clients that cannot use its socket file
 
     async def wait_ready(self, count: int) -> None:
         async with asyncio.timeout(10):
@@ -77,7 +77,7 @@ StartStack = Callable[..., Awaitable[Stack]]
 
 @asynccontextmanager
 async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
-    """Starts stacks, one WorkerInfo a worker and the scheduler's settings by name; ends them."""
+    """Starts stacks: a WorkerInfo for each worker, and settings of the scheduler by name."""
     model = byte_level_folder(tmp_path / "model")
     texts = {"model": str(model), "served_model_name": MODEL, "max_prompt_chars": 5000}
     cleanup = []

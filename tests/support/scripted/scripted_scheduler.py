@@ -1,11 +1,11 @@
-"""A scheduler without a model: a peer that follows inference.proto by a script.
+"""A scheduler without a model, which follows inference.proto by a script.
 
-The token at an index is a function of (prompt, seed, index), so a resumed request can be checked
-against the whole. Words of the prompt steer it: `fail=CODE` and `fail_at=INDEX` end the request
-with an error, `stop_at=INDEX` with a stop string, `twice=INDEX` repeats a delta, `skip=INDEX`
-leaves one out, `mute=INDEX` leaves a token's log probabilities out.
+A token is a function of prompt, seed and index, so tests can check resumed requests. Words of the
+prompt control it: `fail=CODE` and `fail_at=INDEX` end the request with an error, `stop_at=INDEX`
+with a stop string, `twice=INDEX` repeats a delta, `skip=INDEX` omits one, `mute=INDEX` omits a
+token's log probabilities.
 
-As a process: `python scripted_scheduler.py --step 0.01`; prints the port.
+`python scripted_scheduler.py --step 0.01` runs it as a process and prints the port.
 """
 
 import argparse
@@ -34,19 +34,20 @@ STOP_STRING = "END"
 
 
 def token_at(prompt: str, seed: int, index: int) -> int:
-    """The scripted token."""
+    """The token at an index of an answer."""
     return zlib.crc32(f"{prompt}|{seed}|{index}".encode()) % 32000
 
 
 def text_at(token: int, index: int) -> str:
-    """The text that a token completes: every fourth and fifth token are one character together."""
+    """The text that a token completes; of five tokens the last two make one character."""
     return {3: "", 4: "🙂"}.get(index % 5, f" w{token % 1000}")
 
 
 def candidates_at(prompt: str, seed: int, index: int, top: int) -> list[tuple[int, float, bytes]]:
-    """Id, log probability and bytes: of the token, then of the likeliest; the last is impossible.
+    """Id, log probability and bytes of the token and of the likeliest tokens.
 
-    The bytes of a token that only begins a character are a part of it.
+    The last of them has the log probability -inf. A token that begins a character has its first
+    bytes.
     """
     token = token_at(prompt, seed, index)
     data = text_at(token, index).encode()
@@ -59,14 +60,14 @@ def candidates_at(prompt: str, seed: int, index: int, top: int) -> list[tuple[in
 
 
 def expected_text(prompt: str, seed: int, tokens: int) -> str:
-    """All text of a run of so many tokens."""
+    """The text of an answer of so many tokens."""
     text = "".join(text_at(token_at(prompt, seed, i), i) for i in range(tokens))
     return text + ("\ufffd" if tokens % 5 == 4 else "")
 
 
 @dataclass
 class Run:
-    """One request under way."""
+    """An open request."""
 
     request: pb.GenerateRequest
     prompt: str
@@ -79,23 +80,23 @@ class Run:
         return {name: int(value) for name, _, value in pairs if value.isdigit()}
 
     @property
-    def most(self) -> int:
-        """Tokens to generate."""
+    def max_tokens(self) -> int:
+        """The number of tokens to generate."""
         stop = self.request.stop
-        most = stop.max_tokens if stop.HasField("max_tokens") else 32
-        return min(most, self.script.get("stop_at", most))
+        limit = stop.max_tokens if stop.HasField("max_tokens") else 32
+        return min(limit, self.script.get("stop_at", limit))
 
     def usage(self) -> pb.Usage:
-        """Its tokens so far."""
+        """The tokens so far."""
         words = len(self.prompt.split())
         return pb.Usage(prompt_tokens=words, completion_tokens=self.done, cached_tokens=words // 2)
 
     def token(self, index: int) -> int:
-        """Its token at an index."""
+        """The token at an index."""
         return token_at(self.prompt, self.request.sampling.seed, index)
 
     def finish(self) -> pb.Finish | None:
-        """The end, if it is due."""
+        """The end of the answer, or None before it."""
         script, usage = self.script, self.usage()
         if "fail" in script and self.done >= script.get("fail_at", 0):
             error = pb.Error(code=script["fail"], message="scripted failure", field="prompt")
@@ -103,7 +104,7 @@ class Run:
             if self.done:  # otherwise it was never admitted
                 failed.queue_seconds = 0.25
             return failed
-        if self.done < self.most:
+        if self.done < self.max_tokens:
             return None
         if "stop_at" in script:
             return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=STOP_STRING, usage=usage)
@@ -116,28 +117,28 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
 
     step: float = 0.001
     model: str = MODEL
-    waiting: int = 0  # reported beside the requests that are really running
+    waiting: int = 0  # reported waiting requests; running ones are counted
     ready_workers: int = 1
     draining: bool = False
-    read: int | None = None  # messages that it says it has read
-    mute: bool = False  # says nothing more on its streams, without ending them
-    full_for: float | None = None  # refuses everything, to come back after so many seconds
-    retry_after: int = 0  # seconds, reported: that it would refuse what is new
-    unable: bool = False  # hands everything back: its workers cannot run it
+    read: int | None = None  # the number of read messages that it reports
+    mute: bool = False  # sends nothing, but keeps its streams open
+    full_for: float | None = None  # refuses all requests, with this retry time in seconds
+    retry_after: int = 0  # reported seconds: it would refuse new requests
+    unable: bool = False  # hands all requests back, as if its workers could not run them
     knows_model: bool = True
-    instance: str = ""  # of the process that it plays; a new one at each start
-    grants: bool = True  # gives itself alone to who asks
-    tells: pb.WorkerLosses | None = None  # of what it hands back
-    told: list[int] = field(default_factory=list)  # workers lost with what was submitted
-    deadly: str = ""  # prompts that begin so take its process down
+    instance: str = ""  # id of the process; a new one at each start
+    grants: bool = True  # lets a gateway that asks use it alone
+    tells: pb.WorkerLosses | None = None  # reported with requests that it hands back
+    told: list[int] = field(default_factory=list)  # lost workers of each submitted request
+    deadly: str = ""  # prompts with this beginning end its process
     deaths: int = 0
     reborn_after: float = 0.1
-    open_at_death: list[int] = field(default_factory=list)  # how many requests each time
+    open_at_death: list[int] = field(default_factory=list)  # open requests at each end
     solitudes: int = 0
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
-    moved: list[bool] = field(default_factory=list)  # of those submitted
+    moved: list[bool] = field(default_factory=list)  # for each submitted request
     aborted: list[str] = field(default_factory=list)
-    used: dict[str, pb.Usage] = field(default_factory=dict)  # by id, of what ran and has ended
+    used: dict[str, pb.Usage] = field(default_factory=dict)  # by id, of requests that have ended
     running: int = 0
     streams: int = 0
     _holder: Any = None
@@ -146,7 +147,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     _server: Any = None
 
     async def start(self, address: str | None = None) -> str:
-        """Listens, by default on a port that is still free when it comes back; where."""
+        """Listens, by default on a port that it can use again; returns the address."""
         address = address or f"127.0.0.1:{free_port()}"
         self.instance = self.instance or uuid.uuid4().hex
         self.solitudes, self._holder = 0, None
@@ -158,12 +159,12 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         return address
 
     async def stop(self) -> None:
-        """Breaks every stream; another process takes its place."""
+        """Breaks every stream; at the next start it is another process."""
         await self.cut()
         self.instance = ""
 
     async def die(self) -> None:
-        """Ends, and is started again."""
+        """Ends, and starts again as another process."""
         self.deaths += 1
         self.open_at_death.append(self.running)
         await self.stop()
@@ -171,7 +172,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         await self.start(self._address)
 
     async def cut(self) -> None:
-        """Breaks every stream, of a process that lives."""
+        """Breaks every stream; the process continues."""
         await self._server.stop(None)
 
     async def Multiplex(  # noqa: N802
@@ -308,7 +309,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         candidates: list[tuple[int, float, bytes]] = []
         for stream, run in list(open_runs.items()):
             if self.deadly and run.prompt.startswith(self.deadly):
-                continue  # it ends before there is a token of it
+                continue  # the process ends before the first token
             finish = run.finish()
             if finish is None:
                 self._delta(response, stream, run, tokens, texts, candidates)

@@ -1,7 +1,7 @@
-"""A worker without a model: a test's peer for the scheduler over real gRPC.
+"""A worker without a model, for tests of the scheduler over gRPC.
 
-It holds every step against the protocol's rules and answers with tokens that are a pure function
-of the prompt and the index, so a sequence that runs again must come out the same.
+It checks that every step follows the protocol. A token is a function of prompt and index, so a
+sequence that runs again must get the same tokens.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from pagewire.worker.protocol.steps.step import StepPrefixGroup, decode_step
 
 
 def token_at(prompt: list[int], index: int, vocab_size: int) -> int:
-    """The token that the scripted model generates at an index."""
+    """The token at an index of an output."""
     return (sum(prompt) * 31 + len(prompt) * 7 + index * 13) % vocab_size
 
 
 def logprobs_at(
     prompt: list[int], index: int, top: int, vocab_size: int
 ) -> tuple[float, list[int], list[float]]:
-    """The log probability of that token, and ids and log probabilities of the likeliest ones."""
+    """The token's log probability, and ids and log probabilities of the likeliest tokens."""
     base = -((sum(prompt) + index) % 64) / 64
     first = token_at(prompt, index, vocab_size) + 1
     ids = [(first + rank) % vocab_size for rank in range(top)]
@@ -37,7 +37,7 @@ def logprobs_at(
 
 @dataclass
 class Slot:
-    """What the worker knows of one slot."""
+    """The state of one slot."""
 
     prompt: list[int]
     known: int
@@ -49,26 +49,26 @@ class Slot:
 
 @dataclass
 class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
-    """Serves until `stop`; the fields script its behaviour."""
+    """Serves until `stop`; its fields control its faults."""
 
     info: pb.WorkerInfo
     step_seconds: float = 0.0
-    token_seconds: float = 0.0  # of each prompt token in a step, on top
+    token_seconds: float = 0.0  # added for each prompt token in a step
     # Prompt tokens of each step that had decodes.
     chunks: list[int] = field(default_factory=list)
-    # Prompts (by their first token) whose slots fail, and how often each still does.
+    # By first token of a prompt: how often its slot still fails.
     failing: dict[int, int] = field(default_factory=dict)
     retryable: bool = True
     # Ends the stream after this many steps, once.
     break_after: int | None = None
-    # Does not answer any more after this many steps, once.
+    # Stops answering after this many steps, once.
     hang_after: int | None = None
     # Breaks the stream whenever it computes a prompt with this first token.
     poison: int | None = None
-    # Says that it is alive, and by default that it has read all steps.
+    # Sends heartbeats, by default with all steps as read.
     says_alive: bool = True
     reads: int | None = None
-    # Answers with this result after so many steps, once.
+    # Answers with this result after this many steps, once.
     bad_result: tuple[int, pb.StepResult] | None = None
     broken: int = 0
     steps: int = 0
@@ -153,7 +153,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
             if self.poison is not None and self._computes_poison(step, decode):
                 self.broken += 1
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted fall")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted end")
             if self.hang_after is not None and self.steps >= self.hang_after:
                 self.hang_after = None
                 await asyncio.Event().wait()
@@ -217,11 +217,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     def _check_blocks(self) -> None:
         for state in self.slots.values():
-            self._expect(0 not in state.blocks, "the scratch block was handed out")
+            self._expect(0 not in state.blocks, "the scratch block is in use")
             self._expect(max(state.blocks) < self.info.num_blocks, "a block outside the pool")
 
     def _check_groups(self, groups: tuple[StepPrefixGroup, ...], decode: list[int]) -> None:
-        self._expect(self.info.prefix_groups or not groups, "groups that nobody asked for")
+        self._expect(
+            self.info.prefix_groups or not groups, "groups for a worker without prefix groups"
+        )
         self.most_grouped = max([self.most_grouped, *(len(group.slots) for group in groups)])
         for group in groups:
             slots = group.slots.tolist()
@@ -236,7 +238,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         return token
 
     def _logprobs(self, slots: list[int], tokens: list[int]) -> dict[str, bytes]:
-        """Those of the rows that want some, just sampled; of each as many as any of them wants."""
+        """Fields of the result: log probabilities of the rows that ask for them.
+
+        Each row has as many top values as the largest request.
+        """
         states = [self.slots[slot] for slot in slots]
         wanting = [i for i, s in enumerate(states) if s.logprobs is not None and tokens[i] >= 0]
         top = max((states[i].logprobs for i in wanting), default=0)

@@ -1,6 +1,6 @@
-"""Requests that are meant to be slow for whoever reads them: what is sent, what must come back.
+"""Requests that are costly to read, and the answers that they must get.
 
-Each is as large as a limit lets it be, or larger.
+Each is as large as a limit allows, or larger.
 """
 
 import json
@@ -31,7 +31,7 @@ LARGE_BYTES = BODY_BYTES - 1024  # of a gRPC message: with an API key the bound 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a hostile client finds a fleet."""
+    """The addresses of a fleet, and the key to use."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status` is HTTP's, or that of the gRPC code; None for a client that left."""
+    """`status` is the HTTP status, or that of the gRPC code; None if the client disconnected."""
 
     status: int | None
     message: str = ""
@@ -50,10 +50,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A request. One of `statuses` must come back; an error must match `names`.
+class CostlyRequest:
+    """A request. The answer must have one of `statuses`; an error must match `names`.
 
-    What `works` has tokens computed, behind which others wait for their turn.
+    Requests that `work` need steps of the worker, so other requests wait in the queue.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Shape:
     works: bool = False
 
     def fault(self, outcome: Outcome) -> str | None:
-        """What is wrong with an answer."""
+        """Why an outcome is wrong, or None."""
         if outcome.status not in self.statuses:
             return f"{outcome.status} instead of {self.statuses}: {outcome.message}"
-        told = f"{outcome.param or ''} {outcome.message}"
-        if outcome.status not in (200, None) and not re.search(self.names, told):
-            return f"{outcome.status} does not name {self.names!r}: {told}"
+        text = f"{outcome.param or ''} {outcome.message}"
+        if outcome.status not in (200, None) and not re.search(self.names, text):
+            return f"{outcome.status} does not name {self.names!r}: {text}"
         if len(outcome.message) > 1100:
             return f"a message of {len(outcome.message)} characters"
         return None
@@ -82,11 +82,11 @@ class Body:
     build: Callable[[], bytes]
     headers: dict[str, str] = field(default_factory=dict)
     chunk: int = 0  # bytes of a chunk of the transfer coding; 0 for none
-    leaves_after: float | None = None  # seconds from the last byte sent
+    disconnects_after: float | None = None  # seconds after the last byte is sent
     reads_after: float = 0.0
 
     def __call__(self, target: Target) -> Outcome:
-        """The answer, read to its end."""
+        """Sends the body and reads the whole answer."""
         body = self.build()
         given = {"host": "pagewire", "content-type": "application/json", **self.headers}
         if target.key is not None:
@@ -104,9 +104,9 @@ class Body:
                 connection.sendall(head)
                 connection.sendall(body)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # it was refused by its first bytes; the answer may be there
-            if self.leaves_after is not None:
-                time.sleep(self.leaves_after)
+                pass  # refused early; the answer may have been sent
+            if self.disconnects_after is not None:
+                time.sleep(self.disconnects_after)
                 return Outcome(None, seconds=time.monotonic() - began)
             time.sleep(self.reads_after)
             status, answer = _read_answer(connection)
@@ -122,12 +122,12 @@ class Body:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """Many small requests in one piece."""
+    """Sends many small requests at once on one connection."""
 
     count: int
 
     def __call__(self, target: Target) -> Outcome:
-        """200 if all are answered so."""
+        """The outcome has status 200 if all answers do."""
         key = "" if target.key is None else f"authorization: Bearer {target.key}\r\n"
         one = f"GET /v1/models HTTP/1.1\r\nhost: pagewire\r\n{key}\r\n".encode()
         last = one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
@@ -141,13 +141,13 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Call:
-    """Makes one call of the scheduler's public gRPC port with bytes for its message."""
+    """Calls a method of the scheduler's public gRPC port with a message given as bytes."""
 
     method: str
     build: Callable[[], bytes]
 
     def __call__(self, target: Target) -> Outcome:
-        """The status, after all messages of the answer."""
+        """Makes the call and reads all messages of the answer."""
         data = self.build()
         metadata = [] if target.key is None else [("authorization", f"Bearer {target.key}")]
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -205,7 +205,7 @@ def _chunked(body: bytes, size: int) -> bytes:
 
 
 def filled(before: str, unit: str, after: str, size: int = BODY_BYTES) -> Callable[[], bytes]:
-    """A text that repeats `unit` as often as `size` bytes have room for."""
+    """A text of at most `size` bytes that repeats `unit`."""
 
     def build() -> bytes:
         begin, middle, end = before.encode(), unit.encode(), after.encode()
@@ -215,7 +215,7 @@ def filled(before: str, unit: str, after: str, size: int = BODY_BYTES) -> Callab
 
 
 def repeated(before: str, unit: str, count: int, after: str) -> Callable[[], bytes]:
-    """A text that repeats `unit` so often."""
+    """A text that repeats `unit` `count` times."""
     return lambda: before.encode() + unit.encode() * count + after.encode()
 
 
@@ -232,21 +232,21 @@ def prompt_of(unit: str) -> Callable[[], bytes]:
 
 
 def message_of(unit: str) -> Callable[[], bytes]:
-    """The same as a conversation."""
+    """A body with one message that repeats `unit` up to the limit of characters."""
     count = min(CHARS, BODY_BYTES - 128) // len(unit.encode())
     return repeated('{"messages":[{"role":"user","content":"', unit, count, '"}]}')
 
 
-_SAID = '"messages":[{"role":"user","content":"a"}]'
+_MESSAGES = '"messages":[{"role":"user","content":"a"}]'
 
 
 def kwargs_of(unit: str) -> Callable[[], bytes]:
     """A body whose chat_template_kwargs hold a list that repeats `unit`, comma included."""
-    return filled(f'{{{_SAID},"max_tokens":4,"chat_template_kwargs":{{"x":[', unit, "1]}}")
+    return filled(f'{{{_MESSAGES},"max_tokens":4,"chat_template_kwargs":{{"x":[', unit, "1]}}")
 
 
 def keys_of(name: str, before: str, count: int, value: str) -> Callable[[], bytes]:
-    """A body with an object of so many keys, all of the same value."""
+    """A body with an object of `count` keys that all have the same value."""
     return lambda: (
         f'{{{before},"max_tokens":4,"{name}":{{'
         + ",".join(f'"{number}":{value}' for number in range(count))
@@ -255,12 +255,12 @@ def keys_of(name: str, before: str, count: int, value: str) -> Callable[[], byte
 
 
 def grpc_messages(messages: Iterable[pb.ChatMessage]) -> bytes:
-    """A conversation for the scheduler."""
+    """A Generate request with these messages."""
     return pb.GenerateRequest(chat=pb.ChatInput(messages=messages)).SerializeToString()
 
 
 def grpc_kwargs(nodes: int) -> bytes:
-    """One with a Struct of so many numbers."""
+    """A Generate request with a Struct of `nodes` numbers."""
     one = Value(number_value=1).SerializeToString()
     entry = bytes((0x0A, len(one))) + one  # of field 1 of a ListValue
     struct = Struct()
@@ -273,7 +273,7 @@ def _refused(path: str, build: Callable[[], bytes], names: str) -> dict[str, Any
     return {"send": Body(path, build), "statuses": (400,), "names": names}
 
 
-def _taken(path: str, build: Callable[[], bytes], **body: Any) -> dict[str, Any]:
+def _accepted(path: str, build: Callable[[], bytes], **body: Any) -> dict[str, Any]:
     return {"send": Body(path, build, **body), "statuses": (200,)}
 
 
@@ -281,16 +281,16 @@ def _either(path: str, build: Callable[[], bytes], names: str) -> dict[str, Any]
     return {"send": Body(path, build), "statuses": (200, 400), "names": names}
 
 
-def _left(path: str, build: Callable[[], bytes], seconds: float = 0.0) -> dict[str, Any]:
-    return {"send": Body(path, build, leaves_after=seconds), "statuses": (None,)}
+def _disconnected(path: str, build: Callable[[], bytes], seconds: float = 0.0) -> dict[str, Any]:
+    return {"send": Body(path, build, disconnects_after=seconds), "statuses": (None,)}
 
 
 def _call(method: str, build: Callable[[], bytes], names: str, *statuses: int) -> dict[str, Any]:
     return {"send": Call(method, build), "statuses": statuses or (400,), "names": names}
 
 
-def shapes(full_size: bool) -> list[Shape]:
-    """All of them. At full size answers and texts that are tokenized whole take a minute."""
+def costly_requests(full_size: bool) -> list[CostlyRequest]:
+    """All requests. At full size the longest answers and texts take a minute."""
     answer_tokens = 1000 if full_size else 120
     chars = CHARS if full_size else CHARS // 16
     prompt, kwargs = '"prompt":"a"', "chat_template_kwargs"
@@ -322,24 +322,26 @@ def shapes(full_size: bool) -> list[Shape]:
         "kwargs of strings": _refused(CHAT, kwargs_of('"ab",'), f"{kwargs}|JSON values"),
         "kwargs of objects": _refused(CHAT, kwargs_of('{"a":{}},'), f"{kwargs}|JSON values"),
         "kwargs of one string": _refused(
-            CHAT, filled(f'{{{_SAID},"{kwargs}":{{"x":"', "a", '"}}'), kwargs
+            CHAT, filled(f'{{{_MESSAGES},"{kwargs}":{{"x":"', "a", '"}}'), kwargs
         ),
         "kwargs with a long key": _refused(
-            CHAT, filled(f'{{{_SAID},"{kwargs}":{{"', "k", '":1}}'), kwargs
+            CHAT, filled(f'{{{_MESSAGES},"{kwargs}":{{"', "k", '":1}}'), kwargs
         ),
         "kwargs with 100k keys": _refused(
-            CHAT, keys_of(kwargs, _SAID, 100_000, "1"), f"{kwargs}|JSON values"
+            CHAT, keys_of(kwargs, _MESSAGES, 100_000, "1"), f"{kwargs}|JSON values"
         ),
-        "kwargs up to their limit": _either(CHAT, keys_of(kwargs, _SAID, 4000, "1"), kwargs),
+        "kwargs up to their limit": _either(CHAT, keys_of(kwargs, _MESSAGES, 4000, "1"), kwargs),
         # Conversations.
         "4,096 messages": _either(
             CHAT,
-            repeated('{"messages":[', '{"role":"user","content":"a"},', MESSAGES - 1, _last_said()),
+            repeated(
+                '{"messages":[', '{"role":"user","content":"a"},', MESSAGES - 1, _last_message()
+            ),
             "prompt|messages",
         ),
         "200k messages": _refused(
             CHAT,
-            repeated('{"messages":[', '{"role":"user","content":""},', 200_000, _last_said()),
+            repeated('{"messages":[', '{"role":"user","content":""},', 200_000, _last_message()),
             "messages|JSON values",
         ),
         "content parts": _refused(
@@ -374,11 +376,11 @@ def shapes(full_size: bool) -> list[Shape]:
             "works": True,
         },
         "1,024 long prompts": {
-            **_taken(COMPLETIONS, dumped(prompt=[[7] * 1900] * MAX_OUTPUTS, max_tokens=1)),
+            **_accepted(COMPLETIONS, dumped(prompt=[[7] * 1900] * MAX_OUTPUTS, max_tokens=1)),
             "works": True,
         },
         "64 prompts with n": {
-            **_taken(COMPLETIONS, dumped(prompt=["a"] * 64, n=16, max_tokens=2)),
+            **_accepted(COMPLETIONS, dumped(prompt=["a"] * 64, n=16, max_tokens=2)),
             "works": True,
         },
         "1,024 prompts with n": _refused(
@@ -387,20 +389,22 @@ def shapes(full_size: bool) -> list[Shape]:
         "100k prompts": _refused(
             COMPLETIONS, repeated('{"prompt":[', '"a",', 100_000, '"a"]}'), "prompt"
         ),
-        "1,024 prompts, client leaves": {
-            **_left(COMPLETIONS, dumped(prompt=["a b c"] * MAX_OUTPUTS, max_tokens=500), 0.2),
+        "1,024 prompts, client disconnects": {
+            **_disconnected(
+                COMPLETIONS, dumped(prompt=["a b c"] * MAX_OUTPUTS, max_tokens=500), 0.2
+            ),
             "works": True,
         },
         # Other fields.
         "logit_bias of 300": {
-            **_taken(COMPLETIONS, keys_of("logit_bias", prompt, MAX_BIASES, "-1.5")),
+            **_accepted(COMPLETIONS, keys_of("logit_bias", prompt, MAX_BIASES, "-1.5")),
             "works": True,
         },
         "logit_bias of 100k": _refused(
             COMPLETIONS, keys_of("logit_bias", prompt, 100_000, "0.1"), "logit_bias"
         ),
         "stop strings at their limit": {
-            **_taken(
+            **_accepted(
                 COMPLETIONS,
                 dumped(
                     prompt="a",
@@ -455,7 +459,7 @@ def shapes(full_size: bool) -> list[Shape]:
             COMPLETIONS, filled('{"max_tokens":4,"prompt":"', "a", '"'), "JSON"
         ),
         "wrong at the end of its values": _refused(
-            CHAT, filled(f'{{{_SAID},"{kwargs}":{{"x":[', '"a",', "1]"), "JSON"
+            CHAT, filled(f'{{{_MESSAGES},"{kwargs}":{{"x":[', '"a",', "1]"), "JSON"
         ),
         "a number of a million digits": _refused(
             COMPLETIONS,
@@ -472,7 +476,7 @@ def shapes(full_size: bool) -> list[Shape]:
             COMPLETIONS, filled("{", '"user":"a",', f"{prompt}}}"), "JSON values|user"
         ),
         "white space": _refused(COMPLETIONS, filled("", " ", ""), "JSON"),
-        "white space before a request": _taken(
+        "white space before a request": _accepted(
             COMPLETIONS, filled("", "\n", f'{{{prompt},"max_tokens":4}}')
         ),
         "an error in its first field": _refused(
@@ -489,12 +493,12 @@ def shapes(full_size: bool) -> list[Shape]:
             "statuses": (413,),
             "names": "body",
         },
-        "chunks of one byte": _taken(
+        "chunks of one byte": _accepted(
             COMPLETIONS, filled("", " ", f'{{{prompt},"max_tokens":4}}', 1 << 20), chunk=1
         ),
         "1,000 pipelined requests": {"send": Pipelined(1000), "statuses": (200,)},
-        "kwargs, client leaves": _left(CHAT, kwargs_of("[1],"), 0.02),
-        "one word, client leaves": _left(COMPLETIONS, prompt_of("a"), 0.05),
+        "kwargs, client disconnects": _disconnected(CHAT, kwargs_of("[1],"), 0.02),
+        "one word, client disconnects": _disconnected(COMPLETIONS, prompt_of("a"), 0.05),
         "one word, 1 ms to go": {
             "send": Body(
                 COMPLETIONS,
@@ -505,15 +509,15 @@ def shapes(full_size: bool) -> list[Shape]:
         },
         # Large answers.
         "log probabilities": {
-            **_taken(CHAT, lambda: _logprobs_body(answer_tokens, stream=False)),
+            **_accepted(CHAT, lambda: _logprobs_body(answer_tokens, stream=False)),
             "works": True,
         },
         "log probabilities, read late": {
-            **_taken(CHAT, lambda: _logprobs_body(answer_tokens, stream=True), reads_after=2.0),
+            **_accepted(CHAT, lambda: _logprobs_body(answer_tokens, stream=True), reads_after=2.0),
             "works": True,
         },
         "a beam search": {
-            **_taken(
+            **_accepted(
                 COMPLETIONS,
                 dumped(
                     prompt="a", use_beam_search=True, best_of=16, n=16, max_tokens=40, temperature=0
@@ -521,7 +525,7 @@ def shapes(full_size: bool) -> list[Shape]:
             ),
             "works": True,
         },
-        # The scheduler's own door.
+        # The scheduler's gRPC port.
         "gRPC: one word": _call(
             "Generate",
             lambda: pb.GenerateRequest(prompt="a" * CHARS).SerializeToString(),
@@ -605,15 +609,15 @@ def shapes(full_size: bool) -> list[Shape]:
             400,
         ),
     }
-    return [Shape(name, **fields) for name, fields in made.items()]
+    return [CostlyRequest(name, **fields) for name, fields in made.items()]
 
 
-def _last_said() -> str:
+def _last_message() -> str:
     return '{"role":"user","content":"a"}],"max_tokens":4}'
 
 
 def _logprobs_body(tokens: int, stream: bool) -> bytes:
-    """The most choices with the most candidates."""
+    """A body with the largest number of choices and of log probabilities."""
     return json.dumps(
         {
             "messages": [{"role": "user", "content": "a"}],

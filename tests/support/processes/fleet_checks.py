@@ -1,5 +1,5 @@
-"""What the chaos tests have in common: a run that is left alone, and what one that was not must be
-like."""
+"""Checks that the chaos tests share: a run with faults must give the answers of an undisturbed
+one, and the fleet must be idle after it."""
 
 import asyncio
 import itertools
@@ -12,28 +12,31 @@ from support.clients.load import Answer, Load, Question, differences
 from support.processes.fleet import Fleet
 
 CLIENTS = 48
+FULL_SIZE = 400  # requests of a test in a long run, such as `make chaos`
 
 
-async def undisturbed(fleet: Fleet, asked: list[Question]) -> list[Answer]:
-    """What the fleet answers when it is left alone."""
-    answers = await Load(fleet.urls, asked, CLIENTS).run()
+async def undisturbed(fleet: Fleet, asked: list[Question], clients: int = CLIENTS) -> list[Answer]:
+    """The answers of a fleet without faults."""
+    answers = await Load(fleet.urls, asked, clients).run()
     errors = [a.error for a in answers if a.error is not None]
     assert errors == [], errors
     return answers
 
 
-async def rest(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
-    """Waits until every worker is back and nothing is held any more; prints the loop lag."""
+async def until_idle(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
+    """Waits until so many workers are ready and no request is open; prints the loop lag."""
     deadline = time.monotonic() + seconds
-    while not await fleet.at_rest(workers):
+    while not await fleet.is_idle(workers):
         assert time.monotonic() < deadline, (await fleet.loads(), fleet.log[-40:])
         await asyncio.sleep(0.2)
     report_loop_lag(fleet)
 
 
 def figures(asked: list[Question], got: list[Answer], want: list[Answer]) -> dict[str, float]:
-    """What a run came to, compared with the undisturbed one. What is lost and what came twice is
-    counted in characters that clients got, of those that stayed to the end."""
+    """The figures of a run, compared with the undisturbed one.
+
+    `lost` and `twice` count characters, of clients that read their whole answer.
+    """
     found = {"streams": len(got), "tokens": sum(answer.tokens for answer in got)}
     found["failed"] = sum(answer.error is not None for answer in got)
     found["lost"] = found["twice"] = 0
@@ -49,7 +52,7 @@ def figures(asked: list[Question], got: list[Answer], want: list[Answer]) -> dic
 
 
 def report(name: str, asked: list[Question], got: list[Answer], want: list[Answer]) -> None:
-    """Prints the figures of a run; pytest shows them with -s."""
+    """Prints the figures of a run; `pytest -s` shows them."""
     f = figures(asked, got, want)
     print(
         f"\n{name}: {f['streams']} streams, {f['tokens']} tokens, {f['failed']} failed, "
@@ -59,11 +62,11 @@ def report(name: str, asked: list[Question], got: list[Answer], want: list[Answe
 
 
 def report_loop_lag(fleet: Fleet) -> None:
-    """Prints how late the event loops were since each process started, by kind and cause."""
+    """Prints how late event loops were since their processes started, by service and cause."""
     for kind in ("gateway", "scheduler", "worker"):
         found = [fleet.samples(name) for name in fleet.names(kind)]
         for cause in ("loop", "machine"):
-            buckets: Counter[float] = Counter()  # by upper bound, each with those below it
+            buckets: Counter[float] = Counter()  # by upper bound, cumulative
             for samples in found:
                 for name, value in samples.items():
                     match = re.fullmatch(
@@ -84,13 +87,13 @@ def report_loop_lag(fleet: Fleet) -> None:
             )
 
 
-def check(
+def check_answers(
     fleet: Fleet,
     asked: list[Question],
     got: list[Answer],
     want: list[Answer],
     tolerance: float = 0.0,
 ) -> None:
-    """Every answer is that of the undisturbed run; otherwise the first differences and the log."""
+    """AssertionError if an answer differs from that of the undisturbed run."""
     found = differences(asked, got, want, tolerance)
     assert found == [], "\n".join([*found[:5], *fleet.log[-60:]])

@@ -1,4 +1,4 @@
-"""Products by chosen cuBLAS algorithms, on a GPU."""
+"""GEMM with chosen cuBLASLt algorithms, on a GPU."""
 
 import pytest
 import torch
@@ -47,30 +47,30 @@ def test_every_algorithm_multiplies(
 
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != gemms.SCHEDULED_CAPABILITY,
-    reason="a worker tries tiles of one wave on Hopper alone, where they were found",
+    reason="workers try tiles of one wave on Hopper only",
 )
-def test_tiles_of_one_wave_are_tried_too() -> None:
+def test_tiles_of_one_wave_are_tried() -> None:
     shape = Shape(144, 4096, 4096, torch.bfloat16, add=True)
     named = {bytes(algorithm.chosen) for algorithm in algorithms(shape)}
     tried = worth_trying(shape, (), torch.device("cuda", 0))
     assert [a for a in tried if bytes(a.chosen) not in named]
 
 
-def test_settings_that_the_library_does_not_take() -> None:
+def test_settings_that_the_library_refuses() -> None:
     named = algorithms(Shape(144, 4096, 4096, torch.bfloat16, add=True))[0]
     assert with_settings(named) is not None
     assert with_settings(named, tile=1) is None  # 8 by 8
 
 
-def test_a_chosen_algorithm_is_taken_in_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_algorithm_is_used_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, held = draw(144, 4096, 4096, torch.bfloat16)
-    taken = []
+    calls = []
 
-    def recorded(*arguments: object) -> torch.Tensor:
-        taken.append(arguments)
+    def recording(*arguments: object) -> torch.Tensor:
+        calls.append(arguments)
         return multiply(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gemms, "multiply", recorded)
+    monkeypatch.setattr(gemms, "multiply", recording)
     shapes = [Shape(144, 4096, 4096, torch.bfloat16, add) for add in (False, True)]
     chosen = {shape: algorithms(shape)[-1] for shape in shapes}
     monkeypatch.setattr(gemms, "_chosen", chosen)
@@ -80,7 +80,7 @@ def test_a_chosen_algorithm_is_taken_in_graphs_too(monkeypatch: pytest.MonkeyPat
     with torch.cuda.graph(graph):
         out = gemms.gemm(x, weight)
         gemms.gemm_add(x, weight, residual)
-    assert len(taken) == 4
+    assert len(calls) == 4
     residual.copy_(held)
     graph.replay()
     expected = x.double() @ weight.double().t()
@@ -88,8 +88,8 @@ def test_a_chosen_algorithm_is_taken_in_graphs_too(monkeypatch: pytest.MonkeyPat
     assert error(residual, expected + held.double()) < TOLERANCE[torch.bfloat16]
 
 
-def test_what_was_not_measured_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other sizes, and matrices that do not lie as the measured ones did."""
+def test_shapes_that_were_not_measured_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sizes, and matrices with another alignment than the measured ones."""
     x, weight, _ = draw(144, 4096, 4096, torch.bfloat16)
     shape = Shape(144, 4096, 4096, torch.bfloat16, add=False)
     monkeypatch.setattr(gemms, "_chosen", {shape: algorithms(shape)[-1]})
@@ -101,13 +101,13 @@ def test_what_was_not_measured_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not algorithms(Shape(144, 4096, 4096, torch.float32, add=False))
 
 
-def test_the_fastest_is_measured(
+def test_the_fastest_algorithm_is_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = [draw(1, 4096, 4096, torch.bfloat16)[1] for _ in range(4)]
     monkeypatch.setattr(gemms, "_chosen", {})
     changed = gemms.choose_algorithms(weights, [96, 160, 224], add=True)
-    print(f"{changed} of 3 are not torch's")
-    assert not caplog.records, "a measurement that fails is logged, and torch's algorithms kept"
+    print(f"{changed} of 3 use another algorithm than torch")
+    assert not caplog.records, "a failed measurement is logged, and torch's algorithm is kept"
     assert changed == len(gemms._chosen)
     assert {shape.tokens for shape in gemms._chosen} <= {96, 160, 224}

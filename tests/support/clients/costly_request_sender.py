@@ -1,9 +1,9 @@
-"""A process that sends what it is told: its own work and waits are not in the figures of others.
+"""A process that sends costly requests: its work does not delay the event loop of the test.
 
-    python -m support.clients.hostile_client TARGET FULL_SIZE
+    python -m support.clients.costly_request_sender TARGET FULL_SIZE
 
-TARGET is JSON, FULL_SIZE 0 or 1. Each line in is a number and the name of a shape, each line out
-the number and the outcome as JSON; shapes are sent side by side as they come.
+TARGET is JSON, FULL_SIZE 0 or 1. An input line is a number and the name of a request, an output
+line the number and the outcome as JSON. Requests are sent concurrently.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 
-from support.clients.hostile_shapes import Outcome, Shape, Target, shapes
+from support.clients.costly_requests import CostlyRequest, Outcome, Target, costly_requests
 
-_NICE = 10  # others' machines do this work
+_NICE = 10  # in production other machines do this work
 _WRITING = threading.Lock()
 
 
-class HostileClient:
-    """The process, as a test sees it."""
+class CostlyRequestSender:
+    """The sender's process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -31,7 +31,7 @@ class HostileClient:
         self._next = 0
 
     async def send(self, name: str) -> Outcome:
-        """What comes back to the shape of this name."""
+        """Sends the request of this name; returns its outcome."""
         assert self._process.stdin is not None
         self._next += 1
         number = self._next
@@ -43,7 +43,7 @@ class HostileClient:
             del self._waiting[number]
 
     async def read(self) -> None:
-        """Hands outcomes to whoever waits, until the process ends."""
+        """Delivers outcomes until the process ends."""
         assert self._process.stdout is not None
         try:
             async for line in self._process.stdout:
@@ -52,26 +52,28 @@ class HostileClient:
         finally:
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(RuntimeError("the hostile client ended"))
+                    waiting.set_exception(RuntimeError("the sender of costly requests ended"))
 
 
 @contextlib.asynccontextmanager
-async def hostile_client(target: Target, full_size: bool) -> AsyncIterator[HostileClient]:
-    """Starts one; ends it with the block."""
+async def costly_request_sender(
+    target: Target, full_size: bool
+) -> AsyncIterator[CostlyRequestSender]:
+    """Starts a sender; kills it at the end of the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "support.clients.hostile_client",
+        "support.clients.costly_request_sender",
         json.dumps(asdict(target)),
         str(int(full_size)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[2],
     )
-    client = HostileClient(process)
-    reading = asyncio.create_task(client.read())
+    sender = CostlyRequestSender(process)
+    reading = asyncio.create_task(sender.read())
     try:
-        yield client
+        yield sender
     finally:
         process.kill()
         await process.wait()
@@ -79,18 +81,18 @@ async def hostile_client(target: Target, full_size: bool) -> AsyncIterator[Hosti
 
 
 def main() -> None:
-    """Sends shapes until its input ends."""
+    """Sends requests until the input ends."""
     os.nice(_NICE)
     target = Target(**json.loads(sys.argv[1]))
-    known = {shape.name: shape for shape in shapes(sys.argv[2] == "1")}
+    known = {request.name: request for request in costly_requests(sys.argv[2] == "1")}
     for line in sys.stdin:
         number, _, name = line.strip().partition(" ")
         threading.Thread(target=_send, args=(int(number), known[name], target), daemon=True).start()
 
 
-def _send(number: int, shape: Shape, target: Target) -> None:
+def _send(number: int, request: CostlyRequest, target: Target) -> None:
     try:
-        outcome = shape.send(target)
+        outcome = request.send(target)
     except Exception as error:
         outcome = Outcome(0, f"{type(error).__name__}: {error}")
     line = json.dumps((number, asdict(outcome))) + "\n"

@@ -1,4 +1,4 @@
-"""Clients whose requests are small, and what they notice of others: streams and short answers."""
+"""Streams and short requests that run beside other requests, and how long they wait."""
 
 import asyncio
 import json
@@ -17,20 +17,20 @@ _TICK_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """For a chunk of a stream, or for an answer."""
+    """A wait for a chunk of a stream or for an answer; times of the monotonic clock."""
 
     began: float
     ended: float
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """The length of the wait."""
         return self.ended - self.began
 
 
 @dataclass
-class Bystanders:
-    """`streams` run all the time, and `rate` short requests are sent a second."""
+class BackgroundLoad:
+    """Runs `streams` streams at all times and sends `rate` short requests a second."""
 
     url: str
     key: str | None
@@ -38,14 +38,14 @@ class Bystanders:
     rate: float = 20.0
     gaps: list[Wait] = field(default_factory=list)  # between two chunks of a stream
     answers: list[Wait] = field(default_factory=list)  # to short requests
-    stalls: list[Wait] = field(default_factory=list)  # of this process: a timer was late
+    stalls: list[Wait] = field(default_factory=list)  # late timers of this process
     faults: list[str] = field(default_factory=list)
     tokens: int = 0
     _texts: dict[int, str] = field(default_factory=dict)
     _stopped: bool = False
 
     async def run(self) -> None:
-        """Until `stop`; then streams are left where they are."""
+        """Runs until `stop`, which leaves streams unfinished."""
         connector = aiohttp.TCPConnector(limit=0)
         headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         timeout = aiohttp.ClientTimeout(total=60)
@@ -55,7 +55,7 @@ class Bystanders:
             ) as session,
             asyncio.TaskGroup() as group,
         ):
-            group.create_task(self._note_stalls())
+            group.create_task(self._record_stalls())
             for number in range(self.streams):
                 group.create_task(self._stream(session, number))
             while not self._stopped:
@@ -67,7 +67,7 @@ class Bystanders:
         self._stopped = True
 
     def stall(self, began: float, ended: float) -> float:
-        """The longest time within a span in which this process could not note anything."""
+        """The longest stall of this process within a span of time, in seconds."""
         first = bisect_left(self.stalls, began, key=lambda stall: stall.ended)
         longest = 0.0
         for stall in self.stalls[first:]:
@@ -76,7 +76,7 @@ class Bystanders:
             longest = max(longest, stall.seconds)
         return longest
 
-    async def _note_stalls(self) -> None:
+    async def _record_stalls(self) -> None:
         while not self._stopped:
             due = time.monotonic() + _TICK_SECONDS
             await asyncio.sleep(_TICK_SECONDS)
@@ -107,7 +107,7 @@ class Bystanders:
                 await asyncio.sleep(0.1)
 
     async def _read(self, response: aiohttp.ClientResponse) -> tuple[list[bytes], bool]:
-        """The events of a stream, and whether it ended."""
+        """The events of a stream, and whether it was complete."""
         events: list[bytes] = []
         last = None
         async for line in response.content:
@@ -125,7 +125,7 @@ class Bystanders:
         return events, False
 
     def _check(self, number: int, events: list[bytes], ended: bool) -> None:
-        """A stream must be complete and say what it said the time before."""
+        """Checks that a stream is complete and has the same text as the time before."""
         text = ""
         for event in events:
             message: dict[str, Any] = json.loads(event[6:])
@@ -137,7 +137,7 @@ class Bystanders:
         known = self._texts.setdefault(number, text)
         shorter, longer = sorted((known, text), key=len)
         if not longer.startswith(shorter):
-            self.faults.append(f"stream {number} says something else than before")
+            self.faults.append(f"stream {number} has another text than before")
         if not ended and not self._stopped:
             self.faults.append(f"stream {number} broke off")
         self._texts[number] = longer
@@ -160,6 +160,6 @@ class Bystanders:
 
 
 def percentile(waits: list[Wait], fraction: float) -> float:
-    """In seconds."""
+    """A percentile of the waits, in seconds."""
     found = sorted(wait.seconds for wait in waits)
     return found[min(len(found) - 1, int(fraction * len(found)))]

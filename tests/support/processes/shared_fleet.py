@@ -1,0 +1,28 @@
+"""A fleet that several tests use one after the other."""
+
+import contextlib
+
+from support.processes.fleet import Fleet, running_fleet
+
+
+class SharedFleet:
+    """A fleet for all tests of a module that follow each other and need the same processes."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.AsyncExitStack()
+        self._fleet: Fleet | None = None
+        self._size: tuple[int, int, int] | None = None
+
+    async def get(self, workers: int, schedulers: int = 1, gateways: int = 1) -> Fleet:
+        """The fleet of the test before if it has this size and is idle, otherwise a new one."""
+        size = (workers, schedulers, gateways)
+        if self._fleet is None or size != self._size or not await self._fleet.is_idle(workers):
+            await self.stop()
+            self._fleet = await self._stack.enter_async_context(running_fleet(*size))
+            self._size = size
+        return self._fleet
+
+    async def stop(self) -> None:
+        """Ends the fleet, if there is one."""
+        self._fleet = None
+        await self._stack.aclose()
