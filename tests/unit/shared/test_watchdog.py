@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pagewire.lifecycle.watchdog import StalledError, Watchdog, Watched, event_loop
-from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.queue_thread import QueueThread
 from support.waiting import until
 
 
@@ -26,7 +26,7 @@ def test_a_long_call_is_noticed_with_its_stack_and_so_is_its_end(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     told, release = Told(), threading.Event()
-    thread = SerialThread("launcher", told.fatal.append)
+    thread = QueueThread("launcher", told.fatal.append)
     watchdog = told.watch(thread.watched(), seconds=0.4)
     time.sleep(0.8)
     assert told.changes == []  # an idle thread may stand still
@@ -44,7 +44,7 @@ def test_a_long_call_is_noticed_with_its_stack_and_so_is_its_end(
 
 def test_a_call_that_takes_some_time_is_doubted_until_it_ends() -> None:
     told, doubts, release = Told(), [], threading.Event()
-    thread = SerialThread("launcher", told.fatal.append)
+    thread = QueueThread("launcher", told.fatal.append)
     watchdog = Watchdog(
         [thread.watched()],
         60.0,
@@ -64,7 +64,7 @@ def test_a_call_that_takes_some_time_is_doubted_until_it_ends() -> None:
 
 def test_twice_the_time_is_fatal() -> None:
     told, release = Told(), threading.Event()
-    thread = SerialThread("launcher", told.fatal.append)
+    thread = QueueThread("launcher", told.fatal.append)
     thread.post(lambda: release.wait(10))
     watchdog = told.watch(thread.watched(), seconds=0.2)
     until(lambda: told.fatal)
@@ -77,7 +77,7 @@ def test_twice_the_time_is_fatal() -> None:
 
 def test_many_short_calls_are_no_stall() -> None:
     told = Told()
-    thread = SerialThread("launcher", told.fatal.append)
+    thread = QueueThread("launcher", told.fatal.append)
     watchdog = told.watch(thread.watched(), seconds=0.4)
     for _ in range(60):
         thread.post(lambda: time.sleep(0.02))

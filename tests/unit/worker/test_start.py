@@ -10,10 +10,10 @@ import torch
 from pagewire.config import WorkerConfig
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
-from pagewire.worker.startup import compile_pool, early_context
-from pagewire.worker.startup.compile_pool import early_pool
-from pagewire.worker.startup.early_context import begin_context
-from pagewire.worker.startup.timeline import Timeline
+from pagewire.worker.startup import compile_pool, cuda_context
+from pagewire.worker.startup.compile_pool import start_compile_pool
+from pagewire.worker.startup.cuda_context import open_cuda_context
+from pagewire.worker.startup.phases import StartupPhases
 
 
 def test_only_a_worker_that_may_have_a_gpu_compiles_ahead(
@@ -22,22 +22,22 @@ def test_only_a_worker_that_may_have_a_gpu_compiles_ahead(
     started: list[object] = []
     monkeypatch.setattr(compile_pool, "CompilePool", lambda: started.append(None))
     monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path / "missing")
-    early_pool(WorkerConfig())
+    start_compile_pool(WorkerConfig())
     assert not started
     monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path)
-    early_pool(WorkerConfig(device="cpu"))
-    early_pool(WorkerConfig(ops="torch"))
+    start_compile_pool(WorkerConfig(device="cpu"))
+    start_compile_pool(WorkerConfig(ops="torch"))
     assert not started
-    early_pool(WorkerConfig())
-    early_pool(WorkerConfig(device="cuda:1"))
+    start_compile_pool(WorkerConfig())
+    start_compile_pool(WorkerConfig(device="cuda:1"))
     assert len(started) == 2
 
 
 def test_a_context_is_begun_for_a_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    monkeypatch.setattr(early_context, "_open", opened.append)
+    monkeypatch.setattr(cuda_context, "_open", opened.append)
     for device in ("auto", "cuda", "cuda:1", "cpu", "cuda:one"):
-        thread = begin_context(WorkerConfig(device=device))
+        thread = open_cuda_context(WorkerConfig(device=device))
         if thread is not None:
             thread.join()
     assert opened == [0, 0, 1]
@@ -46,22 +46,22 @@ def test_a_context_is_begun_for_a_device_that_is_named(monkeypatch: pytest.Monke
 def test_a_machine_without_a_driver_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    monkeypatch.setattr(early_context, "DRIVER", "libmissing.so")
-    thread = begin_context(WorkerConfig())
+    monkeypatch.setattr(cuda_context, "DRIVER", "libmissing.so")
+    thread = open_cuda_context(WorkerConfig())
     assert thread is not None
     thread.join()
     assert not failed
 
 
 def test_a_timeline_begins_with_the_process() -> None:
-    before = Timeline()
-    before.mark("until now")
+    before = StartupPhases()
+    before.end("until now")
     time.sleep(0.05)
-    timeline = Timeline()
-    timeline.mark("imports")
+    timeline = StartupPhases()
+    timeline.end("imports")
     assert 0.04 < timeline.seconds - before.seconds < 1
     time.sleep(0.05)
-    timeline.mark("sleeping")
+    timeline.end("sleeping")
     (imports, first), (sleeping, second) = (
         part.rsplit(" ", 1) for part in str(timeline).split(", ")
     )

@@ -84,7 +84,7 @@ def test_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
 def test_wrong_shape_is_named_with_the_wanted_one(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     rewrite(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(65)}))
-    with pytest.raises(SetupError, match=r"model\.norm\.weight has shape \[65\].*wants \[64\]"):
+    with pytest.raises(SetupError, match=r"model\.norm\.weight has shape \[65\].*needs \[64\]"):
         load(tmp_path)
 
 

@@ -57,13 +57,13 @@ def scheduler(values: dict[str, Any]) -> None:
 @configured(settings_of(WorkerConfig))
 def worker(values: dict[str, Any]) -> None:
     """Run a worker: a model on one device."""
-    from pagewire.worker.startup.compile_pool import early_pool
-    from pagewire.worker.startup.early_context import begin_context
+    from pagewire.worker.startup.compile_pool import start_compile_pool
+    from pagewire.worker.startup.cuda_context import open_cuda_context
 
     config = build(WorkerConfig, values)
     # Both are at work beside the next line, which imports torch.
-    pool = early_pool(config)
-    begin_context(config)
+    pool = start_compile_pool(config)
+    open_cuda_context(config)
     # What is imported stays, and there is much of it: nobody looks for garbage in it, now or later.
     gc.disable()
     from pagewire.worker.server import run_worker

@@ -1,4 +1,4 @@
-"""The sizes that bound every step of a worker."""
+"""The limits of a worker: slots, blocks, tokens of a step and of a sequence."""
 
 import logging
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ RUN = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes of slots, blocks and steps.
+    """The limits of a worker.
 
-    Block 0 is scratch and given to no sequence. Slot `num_slots` is the padding slot: its block
-    table is all 0, so whatever is computed for it lands in the scratch block.
+    Block 0 is the scratch block; no sequence has it. Slot `num_slots` is the padding slot. Its
+    block table is all 0, so the KV of padding rows goes to the scratch block.
     """
 
     vocab_size: int
@@ -26,16 +26,16 @@ class Limits:
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
-    host_blocks: int = 0  # in the host's memory, numbered from 0
+    host_blocks: int = 0  # blocks in the host's memory, numbered from 0
 
     @property
     def max_blocks(self) -> int:
-        """Blocks of the longest sequence: columns of a block table."""
+        """Blocks of the longest sequence, which is the number of columns of a block table."""
         return -(-self.max_model_len // self.block_size)
 
     @property
     def padding_slot(self) -> int:
-        """The slot of rows that belong to no sequence."""
+        """The slot of padding rows."""
         return self.num_slots
 
 
@@ -49,12 +49,14 @@ def check_block_size(block_size: int, kernels: Literal["torch", "triton"]) -> No
 
 
 def longest_sequence(trained: int, window: int | None, wanted: int | None) -> int:
-    """Tokens that a sequence may have by the model's configuration and `--max-model-len`.
+    """The maximum tokens of a sequence by the model and by `wanted`, the value of --max-model-len.
 
-    `trained` is the configuration's max_position_embeddings, `window` its sliding window.
+    `trained` is `max_position_embeddings` of the model, `window` its sliding window. Sliding
+    windows are not implemented: attention sees the whole sequence. The two are equal while no
+    sequence is longer than the window.
 
-    Attention here sees the whole sequence, which equals a sliding window as long as no sequence
-    is longer than the window.
+    Raises:
+        SetupError: `wanted` exceeds one of them.
     """
     if wanted is not None and not 1 <= wanted <= trained:
         raise SetupError(
@@ -67,16 +69,17 @@ def longest_sequence(trained: int, window: int | None, wanted: int | None) -> in
             f"max_model_len {wanted} exceeds the model's sliding window of {window} tokens, which "
             f"is not implemented; use --max-model-len {window} or less"
         )
-    log.info("max_model_len is %d, the model's sliding window, instead of %d", window, trained)
+    log.info("max_model_len is %d instead of %d: the model's sliding window", window, trained)
     return window
 
 
 def fit_to_pool(
     longest: int, wanted: int | None, num_blocks: int, block_size: int, block_bytes: int
 ) -> int:
-    """The longest sequence that a pool of `num_blocks` holds, `longest` at most.
+    """The longest sequence that fits into a pool of `num_blocks`, at most `longest` tokens.
 
-    SetupError if the pool cannot hold the length that was asked for, or no block at all.
+    Raises:
+        SetupError: `wanted`, the value of --max-model-len, does not fit, or not a single block.
     """
     held = (num_blocks - 1) * block_size  # block 0 is scratch
     if held >= longest:
@@ -89,5 +92,5 @@ def fit_to_pool(
             "give it more memory (--num-blocks, --cpu-kv-bytes or --gpu-memory-utilization) or "
             "lower --max-model-len"
         )
-    log.info("max_model_len is %d, as many tokens as the pool holds, instead of %d", held, longest)
+    log.info("max_model_len is %d instead of %d: the KV pool holds no more tokens", held, longest)
     return held
