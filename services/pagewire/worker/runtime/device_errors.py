@@ -1,4 +1,4 @@
-"""Tells errors that lose the device from errors of one step."""
+"""Distinguishes errors that lose the device from errors of one step."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""From a Step message to a plan: decoding, checks, the mirror of the slots, device plans.
+"""From a Step message to a plan: decoding, checks, slot state, device plans.
 
 Everything here is numpy and integers: no gRPC, no torch, no clock.
 """

@@ -69,11 +69,11 @@ def penalized_starts(starts: list[Start]) -> PenalizedStarts | None:
         return None
     seen = [_seen(start.token_ids, start.num_generated) for start in penalized]
     slots = np.array([start.slot for start in penalized], np.int32)
-    drawn = [start.sampling for start in penalized]
+    sampling = [start.sampling for start in penalized]
     return PenalizedStarts(
         slots=slots,
         penalties=np.array(
-            [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in drawn],
+            [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in sampling],
             np.float32,
         ),
         seen_slots=np.repeat(slots, [len(ids) for ids, _ in seen]),

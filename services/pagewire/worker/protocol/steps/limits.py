@@ -48,47 +48,48 @@ def check_block_size(block_size: int, kernels: Literal["torch", "triton"]) -> No
         )
 
 
-def longest_sequence(trained: int, window: int | None, wanted: int | None) -> int:
-    """The maximum tokens of a sequence by the model and by `wanted`, the value of --max-model-len.
+def longest_sequence(trained: int, window: int | None, requested: int | None) -> int:
+    """The maximum tokens of a sequence: `requested` (--max-model-len), else what the model allows.
 
     `trained` is `max_position_embeddings` of the model, `window` its sliding window. Sliding
     windows are not implemented: attention sees the whole sequence. The two are equal while no
     sequence is longer than the window.
 
     Raises:
-        SetupError: `wanted` exceeds one of them.
+        SetupError: `requested` exceeds one of them.
     """
-    if wanted is not None and not 1 <= wanted <= trained:
+    if requested is not None and not 1 <= requested <= trained:
         raise SetupError(
-            f"max_model_len {wanted}: config.json allows 1 to {trained} (max_position_embeddings)"
+            f"max_model_len {requested}: config.json allows 1 to {trained} "
+            "(max_position_embeddings)"
         )
-    if window is None or window >= (wanted or trained):
-        return wanted or trained
-    if wanted is not None:
+    if window is None or window >= (requested or trained):
+        return requested or trained
+    if requested is not None:
         raise SetupError(
-            f"max_model_len {wanted} exceeds the model's sliding window of {window} tokens, which "
-            f"is not implemented; use --max-model-len {window} or less"
+            f"max_model_len {requested} exceeds the model's sliding window of {window} tokens, and "
+            f"sliding windows are not implemented; use --max-model-len {window} or less"
         )
     log.info("max_model_len is %d instead of %d: the model's sliding window", window, trained)
     return window
 
 
 def fit_to_pool(
-    longest: int, wanted: int | None, num_blocks: int, block_size: int, block_bytes: int
+    longest: int, requested: int | None, num_blocks: int, block_size: int, block_bytes: int
 ) -> int:
     """The longest sequence that fits into a pool of `num_blocks`, at most `longest` tokens.
 
     Raises:
-        SetupError: `wanted`, the value of --max-model-len, does not fit, or not a single block.
+        SetupError: `requested`, the value of --max-model-len, does not fit, or not a single block.
     """
     held = (num_blocks - 1) * block_size  # block 0 is scratch
     if held >= longest:
         return longest
-    if wanted is not None or held < 1:
-        needed = -(-(wanted or 1) // block_size) + 1
+    if requested is not None or held < 1:
+        needed = -(-(requested or 1) // block_size) + 1
         raise SetupError(
             f"a KV pool of {num_blocks} blocks holds {held} tokens, too few for one sequence of "
-            f"{wanted or 1}: it needs {needed} blocks ({needed * block_bytes / 2**20:.1f} MiB); "
+            f"{requested or 1}: it needs {needed} blocks ({needed * block_bytes / 2**20:.1f} MiB); "
             "give it more memory (--num-blocks, --cpu-kv-bytes or --gpu-memory-utilization) or "
             "lower --max-model-len"
         )

@@ -145,7 +145,7 @@ class Slots:
     def _take(self, start: Start) -> bool:
         slot = start.slot
         self._state[slot] = _RUNNING
-        # For invalid sequences too: these two tell which of its chunks would have sampled.
+        # For invalid sequences too: they decide which of its chunks have a row in the answer.
         self._known[slot] = len(start.token_ids)
         self._computed[slot] = min(start.num_computed, len(start.token_ids))
         self._generated[slot] = min(start.num_generated, len(start.token_ids))

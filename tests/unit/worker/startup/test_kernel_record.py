@@ -1,4 +1,4 @@
-"""A worker whose kernels are all in Triton's cache looks for none at its start."""
+"""The marker file of compiled kernels, and the worker that finds it."""
 
 import json
 from dataclasses import replace

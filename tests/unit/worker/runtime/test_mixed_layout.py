@@ -95,7 +95,7 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
     plan = mixed_plan()
     assert plan.chunks is not None
     with torch.inference_mode():
-        # Products of other sizes round otherwise, in float32 by more than the bounds below.
+        # float64: GEMMs of other sizes round differently, in float32 by more than the bounds.
         for tensor in decoder.weights.tensors():
             tensor.data = tensor.double()
         state.block_tables[:5, :3] = torch.arange(1, 16, dtype=torch.int32).view(5, 3)
