@@ -23,17 +23,18 @@ INSTALLED := .venv/installed
 # warp groups of Hopper's prefill attention wait for each other, and takes each hand-over for a race.
 SANITIZER := compute-sanitizer --error-exitcode 1
 
-.PHONY: help run demo test fuzz chaos soak sanitize check format protos bench clean
+.PHONY: help run demo test fuzz chaos soak sanitize check docs format protos bench clean
 
 help:
 	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
 	@echo "make demo    start, ask one question, show the answer and its speed, end"
 	@echo "make test    all tests that this machine can run"
-	@echo "make fuzz    100,000 wrong and nearly right inputs to every door; INPUTS=... for another number"
+	@echo "make fuzz    100,000 wrong and nearly right inputs to every port; INPUTS=... for another number"
 	@echo "make chaos   800 streams while workers, schedulers and connections die; prints the pauses"
 	@echo "make soak    half an hour of load with a fault every 10 s; MINUTES=... for another time"
 	@echo "make sanitize  the kernels under compute-sanitizer, memcheck and racecheck, on a GPU"
 	@echo "make check   lint, format, types, import rules, generated code"
+	@echo "make docs    the documentation as a site in site/, links checked"
 	@echo "make format  format the code, mend what lint can mend"
 	@echo "make protos  generate shared/pagewire/v1 from protos/"
 	@echo "make bench   16 requests at once on this CPU, against transformers"
@@ -79,6 +80,9 @@ check: $(INSTALLED)
 	$(BIN)/python tools/import_graph.py
 	$(BIN)/python tools/generate_stubs.py --check
 
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --quiet --strict --site-dir site
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -87,7 +91,7 @@ protos: $(INSTALLED)
 	$(BIN)/python tools/generate_stubs.py
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.json $(ARGS)
+	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.jsonl $(ARGS)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

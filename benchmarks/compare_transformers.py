@@ -7,7 +7,7 @@ the same number of tokens for each prompt. Each round has prompts of its own, so
 cache helps; the figure of a side is its median round. Ends with status 1 when Pagewire is not at
 least --least times as fast.
 
-    python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.json
+    python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.jsonl
 """
 
 import argparse
@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.bench.http_load import LoadPlan, completion_body, send, words
-from pagewire.bench.results import write_json
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.client import served_models
-from pagewire.cli.commands.generate import temporary_stack
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.stack import Stack, full_stack
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import resolve_model, served_name
 
 
@@ -165,28 +164,21 @@ def main() -> None:
     ratio = pagewire.rate / baseline.rate
     print(f"  ratio                            {ratio:10.2f} (at least {arguments.least:g} wanted)")
     if arguments.output is not None:
-        write_json(
-            arguments.output,
-            {**_result(arguments, pagewire, baseline, ratio), "transformers_threads": threads},
-        )
+        result = {**_result(pagewire, baseline, ratio), "transformers_threads": threads}
+        figures = figures_of(result, served_name(arguments.model, None))
+        write_rows(arguments.output, figures, command_line())
     sys.exit(0 if ratio >= arguments.least else 1)
 
 
-def _result(
-    arguments: argparse.Namespace, pagewire: Side, baseline: Side, ratio: float
-) -> dict[str, Any]:
+def _result(pagewire: Side, baseline: Side, ratio: float) -> dict[str, Any]:
     return {
-        "command": "make bench",
-        "model": served_name(arguments.model, None),
-        "requests": arguments.requests,
-        "max_tokens": arguments.max_tokens,
-        "prompt_tokens_per_request": pagewire.prompt_tokens
-        / (arguments.requests * arguments.rounds),
+        "prompt_tokens": pagewire.prompt_tokens,
+        "output_tokens": pagewire.output_tokens,
         "pagewire_tokens_per_second": pagewire.rate,
         "transformers_tokens_per_second": baseline.rate,
         "ratio": ratio,
-        "pagewire_rounds": pagewire.rates,
-        "transformers_rounds": baseline.rates,
+        "pagewire_tokens_per_second_by_round": pagewire.rates,
+        "transformers_tokens_per_second_by_round": baseline.rates,
     }
 
 

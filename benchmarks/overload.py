@@ -1,6 +1,6 @@
 """Ten times the load that can be borne: what becomes of goodput, and how the rest is refused.
 
-    python benchmarks/overload.py [--seconds 60] [--factor 10] [--output FILE.json]
+    python benchmarks/overload.py [--seconds 60] [--factor 10] [--output FILE.jsonl]
 
 A gateway, a scheduler and two simulated workers run as processes of their own; the workers are
 slow, so that the devices are the limit and not this machine's CPU. One more process sends
@@ -34,15 +34,15 @@ from typing import Any
 import numpy as np
 
 from pagewire.bench.control_load import cpu_seconds
+from pagewire.bench.http import run_plans
 from pagewire.bench.http_load import LoadPlan, Timing
-from pagewire.bench.latency import Objectives
-from pagewire.bench.results import write_json
-from pagewire.cli.commands.bench_http import run_plans
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.launch.launch import quiet
 from pagewire.cli.launch.ports import free_port
 from pagewire.cli.launch.supervisor import Service, Supervisor, running
 from pagewire.cli.settings.settings import arguments
 from pagewire.config import GatewayConfig, SchedulerConfig, SimulatedWorkerConfig
+from pagewire.objectives import Objectives
 from pagewire.rpc.transport import open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.inference_pb2_grpc import InferenceStub
@@ -58,10 +58,6 @@ TRIED = "0.7,0.85,1,1.15"
 CAPACITY = 20.0
 # Of a phase that do not count: what ends then began before the load was what it is.
 WARM_UP_SECONDS = 1.5
-GOODPUT = (
-    "requests a second that end after the first 1.5 s of a phase and before its end, their first "
-    "token within ttft_ms and each further one within tpot_ms on average"
-)
 REFUSED_WITHIN_MS = 50.0
 
 
@@ -82,13 +78,13 @@ class Stack:
         """How long each process was ready to run while others had the cores."""
         return {name: waited_seconds(pid) for name, pid in self.supervisor.pids.items()}
 
-    async def refusals(self) -> dict[str, float]:
+    async def refusals(self) -> dict[str, int]:
         """The gateway's refusals so far: how many took at most so many seconds."""
         text = await asyncio.to_thread(fetch, self.metrics_url)
         found = re.findall(
             r'^pagewire_gateway_refusal_seconds_bucket\{le="(\S+)"\} (\S+)$', text, re.M
         )
-        return {bound: float(count) for bound, count in found}
+        return {bound: int(float(count)) for bound, count in found}
 
     def resident_mib(self) -> dict[str, float]:
         """Memory of each process."""
@@ -101,8 +97,8 @@ def main() -> None:
         result = asyncio.run(measure(given, Path(folder)))
     missed = misses(result)
     if given.output is not None:
-        command = " ".join(["python benchmarks/overload.py", *sys.argv[1:]])
-        write_json(given.output, {"command": command, **result, "missed": missed})
+        figures = figures_of({**result, "targets_missed": len(missed)})
+        write_rows(given.output, figures, command_line())
     sys.exit("\n".join(missed) if missed else 0)
 
 
@@ -115,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--slo-ttft-ms", type=float, default=2000.0)
     parser.add_argument("--slo-tpot-ms", type=float, default=100.0)
     parser.add_argument("--max-waiting-seconds", type=float, help="of the scheduler")
-    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    parser.add_argument("--output", type=Path, help="file for the figures, JSON lines")
     return parser.parse_args()
 
 
@@ -140,7 +136,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         timings = await asyncio.to_thread(run_plans, [plan])
         found = {
             **summarize(timings, objectives, rate, seconds),
-            "gateway_refused_within_seconds": difference(await stack.refusals(), refusals),
+            "gateway_refusals_by_bound": difference(await stack.refusals(), refusals),
             "cpu_seconds": difference(stack.cpu_seconds(), cpu),
             "waited_for_a_core_seconds": difference(stack.waited_seconds(), waited),
         }
@@ -160,8 +156,6 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         after = stack.resident_mib()
     return {
         "objectives": {"ttft_ms": given.slo_ttft_ms, "tpot_ms": given.slo_tpot_ms},
-        "goodput": GOODPUT,
-        "max_waiting_seconds": given.max_waiting_seconds or "default",
         "goodput_of_peak": overload["goodput_per_second"] / peak["goodput_per_second"],
         "peak": peak,
         "overload": overload,
@@ -222,7 +216,7 @@ def summarize(
     began = min(timing.started for timing in timings)
     served = [timing for timing in timings if timing.error is None]
     refused = [timing for timing in timings if timing.status == 429]
-    good = [timing for timing in served if objectives.met_by(timing)]
+    good = [timing for timing in served if objectives.met_by(timing.ttft, timing.tpot)]
     first, last = began + WARM_UP_SECONDS, began + seconds
     in_time = [timing for timing in good if first <= timing.started + timing.e2e <= last]
     others = [t.error for t in timings if t.error is not None and t.status != 429]
@@ -241,10 +235,16 @@ def summarize(
         "refused_ms": percentiles(answered),
         "refused_within_50_ms": float((answered < REFUSED_WITHIN_MS).mean()) if refused else 1.0,
         "sent_late_ms": percentiles(late),
-        "retry_after": sorted({str(timing.retry_after) for timing in refused}),
+        "retry_after_seconds": sorted({seconds_to_wait(timing) for timing in refused}),
         "other_failures": len(others),
         "first_other_failure": others[0] if others else None,
     }
+
+
+def seconds_to_wait(timing: Timing) -> int:
+    """The Retry-After of a refusal; 0, which misses the target, where it has no such number."""
+    given = str(timing.retry_after)
+    return int(given) if given.isdecimal() else 0
 
 
 def percentiles(values: Any) -> dict[str, float]:
@@ -269,7 +269,7 @@ async def left_over(stack: Stack) -> dict[str, float]:
         "scheduler_waiting": load.waiting,
         "scheduler_running": load.running,
         "scheduler_used_blocks": load.used_blocks,
-        "gateway_open_requests": float(opened[1]),
+        "gateway_open_requests": int(float(opened[1])),
         "ready_workers_missing": WORKERS - load.ready_workers,
     }
 
@@ -300,7 +300,7 @@ def misses(result: dict[str, Any]) -> list[str]:
     ]
     if not overload["refused"]:
         found.append("nothing was refused, so there was no overload")
-    wrong = [value for value in overload["retry_after"] if value not in map(str, range(1, 61))]
+    wrong = [seconds for seconds in overload["retry_after_seconds"] if seconds not in range(1, 61)]
     if wrong:
         found.append(f"Retry-After was {wrong[0]}")
     found += [f"{what} is {count:g}" for what, count in result["left_over"].items() if count]

@@ -1,6 +1,6 @@
 """Times the prefix cache when it is full: match, insert and evict of 2,048-token prompts.
 
-    python benchmarks/prefix_tree.py [--blocks 1000000] [--output FILE.json]
+    python benchmarks/prefix_tree.py [--blocks 1000000] [--output FILE.jsonl]
 
 The pool is filled with prompts that nobody holds any more, in families that share their first
 512 tokens; then each operation is timed over prompts drawn at random, so that it finds the CPU's
@@ -10,18 +10,15 @@ Also timed: `acquire` and `release` of a whole prompt.
 """
 
 import argparse
-import json
-import platform
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.scheduler.core.kv.block_pool import BlockPool
 
 BLOCK_SIZE = 16
@@ -97,13 +94,6 @@ def measure(num_blocks: int, rounds: int) -> dict[str, list[float]]:
 OPERATIONS = ("match", "insert", "evict", "acquire", "release")
 
 
-def machine() -> str:
-    """Cores and model of the CPU."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)}-core {names[0]}, Python {platform.python_version()}"
-
-
 def main() -> None:
     """Prints the figures, and writes them where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -112,30 +102,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     times = measure(args.blocks, args.rounds)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    result = {
-        "date": date.today().isoformat(),
-        "commit": commit.stdout.strip(),
-        "machine": machine(),
-        "blocks": args.blocks,
-        "prompt_tokens": PROMPT_TOKENS,
-        "rounds": args.rounds,
-        "microseconds": {
-            name: {
-                "mean": round(statistics.mean(taken), 1),
-                "p50": round(statistics.median(taken), 1),
-                "p99": round(float(np.percentile(taken, 99)), 1),
-            }
-            for name, taken in times.items()
-        },
+    microseconds = {
+        name: {
+            "mean": round(statistics.mean(taken), 1),
+            "p50": round(statistics.median(taken), 1),
+            "p99": round(float(np.percentile(taken, 99)), 1),
+        }
+        for name, taken in times.items()
     }
-    print(f"{args.blocks:,} blocks, prompts of {PROMPT_TOKENS} tokens, {machine()}")
-    for name, figures in result["microseconds"].items():
+    print(f"{args.blocks:,} blocks, prompts of {PROMPT_TOKENS} tokens")
+    for name, figures in microseconds.items():
         print(f"{name:8}", *(f"{key} {value:7.1f} us" for key, value in figures.items()), sep="  ")
     if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+        write_rows(args.output, figures_of(microseconds, "microseconds"), command_line())
 
 
 if __name__ == "__main__":

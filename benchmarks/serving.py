@@ -24,17 +24,18 @@ from typing import Annotated, Any
 import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from pagewire.bench.http import run_plans, split
 from pagewire.bench.http_load import WORDS, LoadPlan
-from pagewire.bench.latency import Objectives, summarize
-from pagewire.bench.results import write_json
-from pagewire.cli.commands.bench_http import run_plans, split
-from pagewire.cli.commands.bench_offline import Request, SamplingFlags, submit_all, with_patience
+from pagewire.bench.latency import summarize
+from pagewire.bench.offline import OfflineSampling, Request, submit_all, without_wait_limit
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
 from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
 from pagewire.cli.settings.options import configured
 from pagewire.cli.settings.settings import Setting
 from pagewire.models import served_name
+from pagewire.objectives import Objectives
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
 
 # Where a vocabulary is as large: below it are the control tokens of some, above it those of others.
@@ -81,7 +82,7 @@ LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
 
 def settings() -> dict[str, Setting]:
     """Those of `pagewire run`, with patience, and on free ports unless others are given."""
-    found = with_patience(stack_settings())
+    found = without_wait_limit(stack_settings())
     return found | {name: replace(found[name], default=0) for name in ("port", "grpc_port")}
 
 
@@ -91,7 +92,7 @@ def main(
     *,
     only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = ",".join(LINES),
     rounds: Annotated[int, typer.Option(min=1, help="How often each workload runs.")] = 2,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
     """Serve a model, measure it, end."""
     lines = only.split(",")
@@ -108,7 +109,7 @@ def main(
         started = time.perf_counter()
 
         async def measure(stack: Stack) -> dict[str, Any]:
-            results: dict[str, Any] = {"model": name}
+            results: dict[str, Any] = {}
             results["seconds_to_ready"] = time.perf_counter() - started
             print(f"ready after {results['seconds_to_ready']:.1f} s", flush=True)
             for line in lines:
@@ -117,7 +118,7 @@ def main(
                 else:
                     runs = [await http(line, n, name, stack) for n in range(rounds)]
                 results[line] = best = best_of(runs)
-                print(f"{line:<14} {best['rate']:12,.1f} tokens/s", flush=True)
+                print(f"{line:<14} {best['tokens_per_second']:12,.1f} tokens/s", flush=True)
             return results
 
         try:
@@ -125,7 +126,7 @@ def main(
         except CommandError as error:
             raise SystemExit(str(error)) from error
     if output is not None and results is not None:
-        write_json(output, results)
+        write_rows(output, figures_of(results, name), command_line())
 
 
 def vocab_size(model: Path) -> int:
@@ -161,21 +162,22 @@ def tokenizer(size: int) -> Tokenizer:
 
 def best_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The run with the highest rate, and the rates of all."""
-    best = max(runs, key=lambda run: run["rate"])
-    return {**best, "rates": [run["rate"] for run in runs]}
+    rates = [run["tokens_per_second"] for run in runs]
+    best = runs[rates.index(max(rates))]
+    return {**best, "tokens_per_second_by_round": rates}
 
 
 async def offline(
     line: str, number: int, ids: range, stack: Stack, token: str | None
 ) -> dict[str, Any]:
     """All at once over gRPC; CommandError if a request failed."""
-    sampling = SamplingFlags(TEMPERATURE, ignore_eos=True, detokenize=False)
+    sampling = OfflineSampling(TEMPERATURE, ignore_eos=True, detokenize=False)
     batch = requests(line, number, ids)
     result = await submit_all(stack.grpc_address, batch, sampling, token)
     if result.first_error is not None:
         raise CommandError(f"{line}: {result.first_error}")
     rate = result.total_rate if line == "prefill_heavy" else result.output_rate
-    return {"rate": rate, **asdict(result)}
+    return {"tokens_per_second": rate, **asdict(result)}
 
 
 def load_plans(clients: int, number: int, url: str, model: str) -> list[LoadPlan]:
@@ -206,7 +208,7 @@ async def http(line: str, number: int, model: str, stack: Stack) -> dict[str, An
         if timing.error is not None:
             raise CommandError(f"{line}: {timing.error}")
     result = summarize(timings, Objectives())
-    return {"rate": result["output_tokens_per_second"], **result}
+    return {"tokens_per_second": result["output_tokens_per_second"], **result}
 
 
 def requests(workload: str, number: int, ids: range) -> list[Request]:

@@ -1,6 +1,6 @@
 """Times steps on a GPU: decodes alone, by themselves and chained back to back, and with a prompt.
 
-    python benchmarks/steps.py --model DIR [--profile] [--output FILE.json]
+    python benchmarks/steps.py --model DIR [--profile] [--output FILE.jsonl]
 
 DIR needs a config.json only: the weights are random. `graph` is the median of replays of the
 captured step, `chained` the time a step takes when steps are submitted one ahead, host work and
@@ -8,7 +8,6 @@ copies included; their difference is what the device idles.
 """
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.config import WorkerConfig
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts, TableWrites
 from pagewire.worker.protocol.steps.limits import Limits
@@ -171,13 +171,13 @@ def main() -> None:
     backend.warm_up()
     ready = time.perf_counter()
     print(f"loaded in {loaded - begin:.1f} s, warm in {ready - loaded:.1f} s more", flush=True)
-    results = []
+    figures = {"load_seconds": loaded - begin, "warm_up_seconds": ready - loaded}
     for rows, context in POINTS:
         give_blocks(backend, rows, context + 1)
         plan = decode_plan(rows, context)
         chained = chained_ms(backend, plan)
         graph = graph_ms(backend, rows)
-        results.append({"rows": rows, "context": context, "graph_ms": graph, "chained_ms": chained})
+        figures[f"{rows} rows of {context} tokens"] = {"graph_ms": graph, "chained_ms": chained}
         print(
             f"B={rows:4d} ctx={context:5d}: graph {graph:7.3f} ms, chained {chained:7.3f} ms, "
             f"{rows / chained * 1e3:9.0f} tok/s, idle {100 * (1 - graph / chained):4.1f} %",
@@ -189,22 +189,14 @@ def main() -> None:
         give_blocks(backend, rows + 1, max(context + 1, before + count))
         plan = mixed_plan(rows, context, count, before)
         chained = chained_ms(backend, plan)
-        results.append(
-            {"rows": rows, "context": context, "prompt": [before, count], "chained_ms": chained}
-        )
+        prompt = f"{count} prompt tokens after {before}"
+        figures[f"{rows} rows of {context} tokens, {prompt}"] = {"chained_ms": chained}
         print(f"B={rows:4d} ctx={context:5d} + {count:4d} behind {before}: {chained:7.3f} ms")
         if options.profile:
             print(profile(backend, plan), flush=True)
     if options.output:
-        facts = {
-            "command": f"python benchmarks/steps.py --model {options.model}",
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "load_s": loaded - begin,
-            "warm_up_s": ready - loaded,
-            "points": results,
-        }
-        options.output.write_text(json.dumps(facts, indent=1) + "\n")
+        name = Path(options.model).name
+        write_rows(options.output, figures_of(figures, name), command_line())
 
 
 if __name__ == "__main__":

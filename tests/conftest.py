@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -27,4 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos")
     group.addoption("--requests", type=int, default=120, help="Requests of each chaos test.")
     group.addoption("--minutes", type=float, default=0.25, help="How long the soak test lasts.")
-    group.addoption("--soak-output", help="JSON file for the result of the soak test.")
+    group.addoption("--soak-output", help="File for the figures of the soak test.")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not run and how to run it."""
+    reasons = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    terminalreporter.section("what this run left out")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count} skipped: {reason}")
+    terminalreporter.line("fuzzers, chaos and soak ran small: make fuzz, make chaos, make soak")

@@ -1,6 +1,6 @@
 """Time the attention and RoPE kernels on one NVIDIA GPU.
 
-    PYTHONPATH=services:shared python3 benchmarks/kernels/attention.py [--sweep] [--json FILE]
+    PYTHONPATH=services:shared python3 benchmarks/kernels/attention.py [--sweep] [--output FILE]
 
 Kernels are timed in CUDA graphs that rotate over several KV caches, so that no call finds its keys
 and values in the L2 cache. With `--sweep` many schedules are timed at every point and the best ones
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import multiprocessing
 import sys
@@ -20,14 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 
 import torch
-import triton
 
 from pagewire.bench.kernels.inputs import Heads, paged, prefill_starts, rope_inputs
-from pagewire.bench.kernels.timing import graph_us, measure_ceilings
+from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings
+from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.ops.triton import rope
 from pagewire.worker.ops.triton.attention import decode as attention_decode
 from pagewire.worker.ops.triton.attention import prefill as attention_prefill
@@ -190,6 +188,15 @@ def compile_all() -> None:
         list(pool.map(compile_ahead, tasks, chunksize=1))
 
 
+def figures(ceilings: Ceilings, results: list[dict]) -> Iterator[Figure]:
+    yield Figure("ceiling/copy", ceilings.copy_tb_per_s, "TB/s")
+    yield Figure("ceiling/matrix product", ceilings.matmul_tflop_per_s, "TFLOP/s")
+    for row in results:
+        name = f"{row['point']}/{short(row['config'])}"
+        yield Figure(f"{name}/microseconds", row["microseconds"], "us")
+        yield Figure(f"{name}/rate", row["rate"], row["unit"])
+
+
 def timed(point: Point, config: object) -> dict:
     elapsed = graph_us(point.run(config)) / 1e6
     return {
@@ -234,7 +241,7 @@ def print_table(results: list[dict], best: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="time many schedules")
-    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--output", type=Path, help="write all figures to this file")
     parser.add_argument(
         "--limit", type=float, default=250, help="seconds after which no more is swept"
     )
@@ -244,19 +251,12 @@ def main() -> int:
     if options.sweep:
         compile_all()
         print(f"compiled, {deadline - time.monotonic():.0f} s left", file=sys.stderr)
-    report = {
-        "date": date.today().isoformat(),
-        "command": "python3 benchmarks/kernels/attention.py" + " --sweep" * options.sweep,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "ceilings": asdict(measure_ceilings()),
-        "results": measure(options.sweep, deadline),
-    }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
-    print_table(report["results"], best=3)
-    print(report["gpu"], report["torch"], report["triton"], report["ceilings"])
+    ceilings = measure_ceilings()
+    results = measure(options.sweep, deadline)
+    if options.output:
+        write_rows(options.output, figures(ceilings, results), command_line())
+    print_table(results, best=3)
+    print(torch.cuda.get_device_name(), ceilings)
     return 0
 
 

@@ -1,19 +1,19 @@
 """Time the norm, activation, sampling and small-batch linear kernels on one GPU.
 
-    PYTHONPATH=services:shared python3 benchmarks/kernels/pointwise.py [--tune 1 2 ...] [--out FILE]
+    PYTHONPATH=services:shared python3 benchmarks/kernels/pointwise.py \
+        [--tune 1 2 ...] [--output FILE]
 
 Every figure is the median of CUDA graph replays; a graph runs a kernel on enough distinct weights
 or inputs to exceed the L2 cache many times. Each kernel is first compared with its twin. With
 `--tune` the linear kernels' configurations are searched by coordinate descent on the time of a
-step's linear layers, which is where the entries of `linear_config` come from. Full numbers go to
-the file as JSON, a summary to the terminal.
+step's linear layers, which is where the entries of `linear_config` come from. All figures go to
+the file, a summary to the terminal.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -29,6 +29,7 @@ from torch import Tensor
 from pagewire.bench.kernels.inputs import sampling_state
 from pagewire.bench.kernels.shapes import MODELS, Shapes
 from pagewire.bench.kernels.timing import graph_us
+from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.reference import activation as twin_activation
 from pagewire.worker.ops.reference import linear as twin_linear
@@ -456,6 +457,23 @@ def read_tb_s() -> float:
     return weight.nbytes / us / 1e6
 
 
+UNITS = {"us": "us", "best_us": "us", "cublas_us": "us", "table_us": "us", "tok_s": "tokens/s"}
+UNITS |= {"tb_s": "TB/s", "table_tb_s": "TB/s", "equal_to_twin": "ratio"}
+
+
+def figures(result: dict) -> Iterator[Figure]:
+    """What was measured, named by what it was measured at."""
+    for name in ("copy_tb_s", "read_tb_s"):
+        yield Figure(name.removesuffix("_tb_s"), result[name], "TB/s")
+    for name, error in result.get("errors", {}).items():
+        yield Figure(f"{name}/relative_error", error, "ratio")
+    for part in ("pointwise", "sampling", "products", "steps", "tuned"):
+        for row in result.get(part, []):
+            at = [f"{key} {value}" for key, value in row.items() if key not in UNITS]
+            for key in filter(UNITS.get, row):
+                yield Figure(f"{part}/{', '.join(at)}/{key}", row[key], UNITS[key])
+
+
 def print_summary(result: dict) -> None:
     """Print what of the result there is."""
     empty: dict = {name: [] for name in ("pointwise", "sampling", "products", "steps", "tuned")}
@@ -492,21 +510,15 @@ def main() -> None:
     parser.add_argument(
         "--tune", type=int, nargs="*", default=[], help="token counts to search configurations for"
     )
-    parser.add_argument("--out", type=Path, default=Path("pointwise.json"))
+    parser.add_argument("--output", type=Path, default=Path("pointwise.jsonl"))
     arguments = parser.parse_args()
     torch.manual_seed(0)
     began = perf_counter()
-    result = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "copy_tb_s": copy_tb_s(),
-        "read_tb_s": read_tb_s(),
-    }
+    result = {"copy_tb_s": copy_tb_s(), "read_tb_s": read_tb_s()}
 
     def save(name: str, value: object) -> None:
         result[name] = value
-        arguments.out.write_text(json.dumps(result, indent=1))
+        write_rows(arguments.output, figures(result), command_line())
         print(f"{name}: {perf_counter() - began:.0f} s", flush=True)
 
     try:

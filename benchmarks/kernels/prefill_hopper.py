@@ -1,6 +1,6 @@
 """Time prefill attention on a Hopper GPU: the plain kernel and Hopper's own, in turns.
 
-    PYTHONPATH=services:shared python3 benchmarks/kernels/prefill_hopper.py [--json FILE]
+    PYTHONPATH=services:shared python3 benchmarks/kernels/prefill_hopper.py [--output FILE]
 
 Each kernel is captured in a CUDA graph, and the graphs are replayed in turns, first one and then
 the other in front: a GPU at its power limit is slower for whatever comes later. Rates are medians
@@ -10,17 +10,15 @@ in TFLOP/s of the scores that the causal mask leaves. Results of both kernels ar
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import torch
-import triton
 
 from pagewire.bench.kernels.inputs import Heads, paged, prefill_starts
+from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
 from pagewire.worker.ops.triton.attention.prefill import prefill_attention, prefill_config
 
@@ -87,12 +85,12 @@ def milliseconds(calls: dict[str, Call], repeats: int) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--output", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     if not hopper.is_hopper(torch.device("cuda", torch.cuda.current_device())):
         print("needs a GPU of compute capability 9.0", file=sys.stderr)
         return 1
-    rows = []
+    figures = []
     for heads in (Heads(32, 8), Heads(16, 8)):
         for name, chunks in POINTS.items():
             torch.manual_seed(0)
@@ -103,21 +101,14 @@ def main() -> int:
             work = 4 * scores * heads.query * heads.dim
             took = milliseconds(calls, repeats=max(1, min(10, int(2e12 / work))))
             rates = {kernel: round(work / ms / 1e9, 1) for kernel, ms in took.items()}
-            rows.append({"heads": str(heads), "point": name, **rates, "difference": difference})
+            at = f"{heads}/{name}"
+            figures += [Figure(f"{at}/{kernel}", rate, "TFLOP/s") for kernel, rate in rates.items()]
+            figures.append(Figure(f"{at}/difference", difference, "ratio"))
             print(f"{heads!s:24} {name:20} {rates}  difference {difference:.1e}", flush=True)
             del calls
             torch.cuda.empty_cache()
-    if options.json:
-        report = {
-            "date": date.today().isoformat(),
-            "command": "python3 benchmarks/kernels/prefill_hopper.py",
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "unit": "TFLOP/s",
-            "results": rows,
-        }
-        options.json.write_text(json.dumps(report, indent=1))
+    if options.output:
+        write_rows(options.output, figures, command_line())
     return 0
 
 

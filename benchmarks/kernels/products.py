@@ -1,7 +1,7 @@
 """Time cuBLASLt's algorithms for a model's products, beside torch's.
 
     PYTHONPATH=services:shared python3 benchmarks/kernels/products.py --model llama-3.1-8b \
-        [--tokens 96 128 ...] [--search SECONDS] [--json FILE]
+        [--tokens 96 128 ...] [--search SECONDS] [--output FILE]
 
 For each product of a layer and number of tokens: microseconds by torch, by the best algorithm that
 the library's heuristics name, and by the best that a worker tries, with its settings. `--search`
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import time
 from collections.abc import Iterator
 from ctypes import byref, c_size_t
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from pagewire.bench.kernels.shapes import MODELS
 from pagewire.bench.kernels.timing import graph_us
+from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.ops.cublas import cublaslt
 from pagewire.worker.ops.cublas.cublaslt import (
     SETTINGS,
@@ -198,6 +198,16 @@ def settings_of(algorithm: Algorithm) -> dict[str, int]:
     return found
 
 
+def figures_of_row(model: str, row: Row) -> Iterator[Figure]:
+    """Times of a row, and how many algorithms were tried."""
+    name = f"{model}/{row.product}/{row.tokens} tokens"
+    for what in ("torch_us", "named_us", "best_us", "searched_us"):
+        if getattr(row, what) is not None:
+            yield Figure(f"{name}/{what}", getattr(row, what), "us")
+    yield Figure(f"{name}/named", row.named, "count")
+    yield Figure(f"{name}/tried", row.tried, "count")
+
+
 def line_of(row: Row) -> str:
     """A row for the terminal."""
     line = (
@@ -215,9 +225,9 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="llama-3.1-8b")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--search", type=float, default=0.0, help="seconds a product")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    rows = []
+    figures: list[Figure] = []
     print("of those that heuristics name, and of all that a worker tries; microseconds")
     scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=DEVICE)
     matrices = MODELS[options.model].matrices
@@ -231,12 +241,10 @@ def main() -> None:
             shape = Shape(tokens, features, k, DTYPE, add=PRODUCTS[name])
             timer = Timer(shape, weights, scratch)
             row = row_of(name, shape, timer, options.search)
-            rows.append(row)
+            figures += figures_of_row(options.model, row)
             print(line_of(row), flush=True)
-    if options.json is not None:
-        result = {"model": options.model, "gpu": torch.cuda.get_device_name()}
-        result["rows"] = [asdict(row) for row in rows]
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if options.output is not None:
+        write_rows(options.output, figures, command_line())
 
 
 if __name__ == "__main__":

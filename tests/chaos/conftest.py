@@ -20,13 +20,6 @@ def is_full_size(requests: int) -> bool:
 
 
 @pytest.fixture
-def full_size(is_full_size: bool) -> None:
-    """For tests that are left out of every day's run, to keep it within two minutes."""
-    if not is_full_size:
-        pytest.skip(f"only at full size: make chaos, or --requests {FULL_SIZE}")
-
-
-@pytest.fixture
 def minutes(pytestconfig: pytest.Config) -> float:
     """How long the soak test lasts."""
     return float(pytestconfig.getoption("--minutes"))

@@ -67,7 +67,6 @@ async def test_changed_bytes_end_in_reconnections(requests: int) -> None:
         await run(fleet, questions(requests), CLIENTS)
 
 
-@pytest.mark.usefixtures("full_size")
 async def test_changed_bytes_do_not_show_in_the_real_models_answers() -> None:
     async with running_fleet(workers=2, worker_command=real_model.WORKER) as fleet:
         await run(fleet, real_model.questions(24), real_model.CLIENTS, tolerance=1e-4)

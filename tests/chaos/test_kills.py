@@ -52,7 +52,6 @@ async def test_the_only_worker_is_killed_and_returns(requests: int) -> None:
         await rest(fleet, workers=1)
 
 
-@pytest.mark.usefixtures("full_size")
 async def test_the_only_scheduler_is_killed_and_returns(requests: int) -> None:
     asked = questions(requests)
     async with running_fleet(workers=2) as fleet:
@@ -88,7 +87,6 @@ async def test_a_process_hangs_and_wakes(requests: int, victim: str, schedulers:
         await rest(fleet, workers=2)
 
 
-@pytest.mark.usefixtures("full_size")
 async def test_a_new_scheduler_takes_over_in_under_a_second() -> None:
     """From the moment when it listens, for its start is the machine's, until its worker, which
     has kept what it loaded, serves it; then whoever has waited gets the answer."""
@@ -114,7 +112,6 @@ async def test_a_new_scheduler_takes_over_in_under_a_second() -> None:
         check(fleet, asked, await running, want)
 
 
-@pytest.mark.usefixtures("full_size")
 async def test_rolling_restart(requests: int) -> None:
     """SIGTERM to one process after the other; the next when the one before is back."""
     asked = questions(requests)

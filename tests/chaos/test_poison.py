@@ -33,6 +33,9 @@ def poison(first_token: int, number: int = 0) -> dict[str, Any]:
     return {"model": EMBEDDED_NAME, "prompt": prompt, "max_tokens": 30, "ignore_eos": True}
 
 
+# Below this many requests a run is small.
+FULL_SIZE = 400
+
 CASES = [
     # One worker, two, and schedulers with a worker each; who falls, how, how many poisons.
     ("worker", 2, 2, [KILLS]),
@@ -48,18 +51,23 @@ CASES = [
     ("worker", 2, 2, [KILLS, HANGS]),
     ("scheduler", 2, 2, [KILLS, HANGS]),
 ]
-EVERY_DAY = 2
+# `make test` has the first cases, `make chaos` all of them.
+SMALL_CASES = 2
 
 
-@pytest.mark.parametrize(
-    "case", CASES, ids=[f"{c[0]}s {c[1]}+{c[2]} {len(c[3])}x{c[3][-1]}" for c in CASES]
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The cases by the size of the run."""
+    if "case" in metafunc.fixturenames:
+        small = metafunc.config.getoption("--requests") < FULL_SIZE
+        cases = CASES[:SMALL_CASES] if small else CASES
+        ids = [f"{c[0]}s {c[1]}+{c[2]} {len(c[3])}x{c[3][-1]}" for c in cases]
+        metafunc.parametrize("case", cases, ids=ids)
+
+
 async def test_exactly_the_poison_fails(
-    case: tuple[str, int, int, list[int]], requests: int
+    case: tuple[str, int, int, list[int]],
 ) -> None:
     victim, workers, schedulers, poisons = case
-    if CASES.index(case) >= EVERY_DAY and requests < 400:
-        pytest.skip("only at full size: make chaos, or --requests 400")
     asked = questions(40)
     async with (
         running_fleet(
@@ -108,7 +116,7 @@ async def test_innocents_survive_both_schedulers_again_and_again(requests: int) 
         want = await undisturbed(fleet, asked)
         load = Load(fleet.urls, asked, CLIENTS, endless=True)
         running = asyncio.create_task(load.run())
-        for _ in range(6 if requests < 400 else 60):
+        for _ in range(6 if requests < FULL_SIZE else 60):
             await asyncio.sleep(rng.uniform(0.2, 1.5))
             fleet.signal(f"scheduler-{rng.randrange(2)}", signal.SIGKILL)
         load.stop()

@@ -28,7 +28,6 @@ async def run(fleet: Fleet, asked: list[Question], victim: str, number: signal.S
     await rest(fleet, workers=len(fleet.names("worker")))
 
 
-@pytest.mark.usefixtures("full_size")
 @pytest.mark.parametrize(
     ("victim", "number"),
     [

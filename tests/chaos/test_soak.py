@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench.results import write_json
+from pagewire.bench.results import figures_of, without_folders, write_rows
 from support.clients.load import Load, mixed_questions
 from support.processes.faults import Faults
 from support.processes.fleet import Fleet, running_fleet
@@ -60,17 +60,18 @@ async def test_faults_leave_nothing_behind(
             print(line)
         if soak_output is not None:
             result = {
-                "command": " ".join(["pytest", *sys.argv[1:]]),
-                "minutes": minutes,
-                "seed": seed,
                 "faults": len(faults.done),
                 "faults_by_kind": faults.kinds(),
                 **figures(asked, got, want),
-                "open_requests_left": sum(held.open_requests for held in after.values()),
-                "tasks": {n: {"begin": before[n].tasks, "end": after[n].tasks} for n in after},
-                "processes": lives.result(),
+                "open_requests_left": sum(int(held.open_requests) for held in after.values()),
+                "tasks": {
+                    name: {"begin": int(before[name].tasks), "end": int(held.tasks)}
+                    for name, held in after.items()
+                },
+                "longest_life": lives.longest(),
             }
-            write_json(soak_output, result)
+            words = [f"CHAOS_SEED={seed}", "pytest", *without_folders(sys.argv[1:])]
+            write_rows(soak_output, figures_of(result), " ".join(words))
         for name, held in after.items():
             assert held.open_requests == 0, (name, held)
             assert held.tasks <= before[name].tasks + TASK_SLACK, (name, held, before[name])
@@ -149,16 +150,20 @@ class Lives:
             if life.seconds
         ]
 
-    def lines(self) -> list[str]:
-        """The longest life of each name."""
+    def longest(self) -> dict[str, dict[str, Any]]:
+        """The longest life of each name; lists are the begin and the end."""
         longest: dict[str, dict[str, Any]] = {}
         for life in self.result():
             if life["seconds"] >= longest.get(life["process"], life)["seconds"]:
                 longest[life["process"]] = life
+        return longest
+
+    def lines(self) -> list[str]:
+        """The longest life of each name, as text."""
         return [
             "{process}: in {seconds} s {resident_mib[0]} -> {resident_mib[1]} MiB, "
             "{descriptors[0]} -> {descriptors[1]} descriptors".format(**life)
-            for life in longest.values()
+            for life in self.longest().values()
         ]
 
     def check(self) -> None:

@@ -1,6 +1,5 @@
 """`pagewire bench control` with real processes, and the figures that it derives."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.bench.control import summarize
 from pagewire.bench.control_load import Window, cpu_seconds
-from pagewire.cli.commands.bench_control import summarize
+from pagewire.bench.results import read_rows
+from support.rows import values
 
 COMMAND = [sys.executable, "-m", "pagewire.cli.main", "bench", "control"]
 
 
 def test_it_measures_a_scheduler_on_simulated_workers(tmp_path: Path) -> None:
-    output = tmp_path / "control.json"
+    output = tmp_path / "control.jsonl"
     done = subprocess.run(
         [*COMMAND, "--only=few,alone", "--seconds=3", f"--output={output}"],
         capture_output=True,
@@ -26,15 +27,16 @@ def test_it_measures_a_scheduler_on_simulated_workers(tmp_path: Path) -> None:
         env={**os.environ, "PAGEWIRE_SCHEDULER_TOKEN": "a token of some length"},
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(output.read_text())
-    assert result["command"] == "pagewire bench control --only few,alone --seconds 3"
-    few, alone = result["scenarios"]["few"], result["scenarios"]["alone"]
-    assert few["tokens"] > 3000
+    commands = {row.command for row in read_rows(output)}
+    assert commands == {"pagewire bench control --only few,alone --seconds 3"}
+    result = values(output)
+    assert result["few/tokens"] > 3000
     # 64 rows at about 100 tokens take the profile's time: 4.97 ms over 0.04.
-    assert alone["tpot_ms_median"] == pytest.approx(124, rel=0.15)
-    assert alone["tokens"] / alone["seconds"] == pytest.approx(64e3 / 124, rel=0.3)
-    assert 0 < alone["cpu"]["scheduler"] < alone["seconds"]
-    assert "commit" in result
+    assert result["alone/tpot_ms_median"] == pytest.approx(124, rel=0.15)
+    rate = result["alone/tokens"] / result["alone/seconds"]
+    assert rate == pytest.approx(64e3 / 124, rel=0.3)
+    assert 0 < result["alone/cpu_seconds/scheduler"] < result["alone/seconds"]
+    assert all(row.commit for row in read_rows(output))
 
 
 def test_an_unknown_scenario_is_refused() -> None:

@@ -1,12 +1,12 @@
 """`benchmarks/serving.py` with a tiny model: what it starts, sends and counts."""
 
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 from support.models.tiny_models import save_model
+from support.rows import values
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
@@ -18,19 +18,21 @@ def serving(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_model_without_tokenizer_is_measured_offline_and_over_http(tmp_path: Path) -> None:
     save_model(tmp_path / "tiny", "llama", vocab_size=1024, max_position_embeddings=1024)
-    output = tmp_path / "serving.json"
+    output = tmp_path / "serving.jsonl"
     done = serving(tmp_path / "tiny", "--only=single,http-1", "--rounds=2", f"--output={output}")
     assert done.returncode == 0, done.stderr
-    result = json.loads(output.read_text())
-    assert result["model"] == "tiny"
-    assert result["seconds_to_ready"] > 0
+    result = values(output)
+    assert all(name.startswith("tiny/") for name in result)
+    assert result["tiny/seconds_to_ready"] > 0
     for line, tokens in (("single", (128, 512)), ("http-1", (8 * 470, 8 * 256))):
-        found = result[line]
-        assert (found["prompt_tokens"], found["output_tokens"]) == tokens
-        assert found["failed"] == 0
-        assert found["rate"] == max(found["rates"]) > 0
-        assert len(found["rates"]) == 2
-    assert result["single"]["cached_tokens"] == 0
+        at = f"tiny/{line}/"
+        assert (result[f"{at}prompt_tokens"], result[f"{at}output_tokens"]) == tokens
+        assert result[f"{at}failed"] == 0
+        by_round = f"{at}tokens_per_second_by_round/"
+        rates = [rate for name, rate in result.items() if name.startswith(by_round)]
+        assert result[f"{at}tokens_per_second"] == max(rates) > 0
+        assert len(rates) == 2
+    assert result["tiny/single/cached_tokens"] == 0
 
 
 def test_no_prompt_is_sent_twice() -> None:

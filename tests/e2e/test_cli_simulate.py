@@ -1,14 +1,18 @@
-"""`pagewire simulate` as a user runs it, on small traces and on the real one where it is there."""
+"""`pagewire simulate` as a user runs it, on small traces and on the start of a real one."""
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-MOONCAKE = Path(__file__).parents[2].parent / "shared" / "traces" / "mooncake_conversation.jsonl"
+from pagewire.bench.results import figures_of, read_rows
+from support.rows import values
+
+MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_300.jsonl"
 
 
 def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -47,7 +51,7 @@ def requests(tmp_path: Path) -> Path:
 
 
 def test_cache_sizes_are_compared_and_plotted(conversations: Path, tmp_path: Path) -> None:
-    plot, output = tmp_path / "p.svg", tmp_path / "r.json"
+    plot, output = tmp_path / "p.svg", tmp_path / "r.jsonl"
     flags = ("--cache-blocks=0,200", f"--plot={plot}", f"--output={output}", "--json")
     done = simulate("--trace", conversations, *flags)
     assert done.returncode == 0, done.stderr
@@ -58,10 +62,11 @@ def test_cache_sizes_are_compared_and_plotted(conversations: Path, tmp_path: Pat
     assert unlimited["block_hit_rate"] == ideal > small["block_hit_rate"] > 0
     assert unlimited["finished"] == small["finished"] == 32
     assert plot.read_text().startswith("<svg")
-    saved = json.loads(output.read_text())
-    assert saved["runs"] == printed["runs"]
-    assert len(saved["over_time"]["prefix-aware, 200 blocks"]["ttft_ms_p99"]) == 120
-    assert str(tmp_path) not in saved["command"]
+    figures = figures_of({"ideal_block_hit_rate": ideal, **printed["runs"]})
+    assert values(output) == {figure.name: figure.value for figure in figures}
+    (command,) = {row.command for row in read_rows(output)}
+    assert "--cache-blocks=0,200 --plot=p.svg --output=r.jsonl" in command
+    assert str(tmp_path) not in command
 
 
 def test_routings_are_compared_in_a_table(conversations: Path) -> None:
@@ -122,9 +127,8 @@ def test_bad_flags_are_named(conversations: Path, flags: list[str], message: str
     assert message in done.stderr
 
 
-@pytest.mark.skipif(not MOONCAKE.is_file(), reason=f"the trace {MOONCAKE.name} is not here")
 def test_the_first_minutes_of_a_production_trace_reach_their_ideal_hit_rate() -> None:
-    flags = ("--requests=1500", "--cache-blocks=0", "--block-size=512", "--profile=h200-qwen3-0.6b")
+    flags = ("--cache-blocks=0", "--block-size=512", "--profile=h200-qwen3-0.6b")
     done = simulate("--trace", MOONCAKE, *flags, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -133,21 +137,26 @@ def test_the_first_minutes_of_a_production_trace_reach_their_ideal_hit_rate() ->
 
 
 def test_preemption_is_compared_with_a_plain_queue(requests: Path, tmp_path: Path) -> None:
-    output = tmp_path / "r.json"
+    output = tmp_path / "r.jsonl"
     flags = ("--compare-preemption", "--host-memory-gb=1", "--num-slots=32", f"--output={output}")
     done = simulate("--trace", requests, "--memory-threshold=1.0", *flags)
     assert done.returncode == 0, done.stderr
-    found = json.loads(output.read_text())
-    plain, recompute, host = (
-        found[name] for name in ("plain_queue", "recompute", "host tier of 1 GB")
-    )
-    assert [run["finished"] for run in (plain, recompute, host)] == [300] * 3
-    assert plain["preemptions"] == 0 < min(recompute["preemptions"], host["preemptions"])
-    assert len(found["plain_queue_settings"]) == 6
-    rates = [run["output_tokens_per_second"] for run in found["plain_queue_settings"]]
-    assert plain["output_tokens_per_second"] == max(rates)
-    assert recompute["loaded_blocks"] == 0 < host["loaded_blocks"]
-    assert min(recompute["of_best_plain_queue"], host["of_best_plain_queue"]) > 0.6
+    found = values(output)
+
+    def each(figure: str) -> list[float]:
+        runs = ("plain_queue", "recompute", "host tier of 1 GB")
+        return [found.get(f"{run}/{figure}", 0) for run in runs]
+
+    assert each("finished") == [300] * 3
+    plain, recompute, host = each("preemptions")
+    assert plain == 0 < min(recompute, host)
+    pattern = r"plain_queue_settings/\d+/output_tokens_per_second"
+    rates = [rate for name, rate in found.items() if re.fullmatch(pattern, name)]
+    assert len(rates) == 6
+    assert each("output_tokens_per_second")[0] == max(rates)
+    _, recompute, host = each("loaded_blocks")
+    assert recompute == 0 < host
+    assert min(each("of_best_plain_queue")[1:]) > 0.6
     assert "plain_queue" in done.stdout
 
 

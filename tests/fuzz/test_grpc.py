@@ -19,7 +19,8 @@ from pagewire.auth.keys import new_key
 from pagewire.errors import Code
 from pagewire.packing import pack, pack_floats
 from pagewire.rpc.checksums import Opener, Sealer, receive
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.scheduler.requests import failures
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -154,7 +155,7 @@ async def status_of(
     opener = Opener(method.name, bytes)
     try:
         if method.streams:
-            sealer = Sealer()
+            sealer = Sealer(bytes)
             call = channel.stream_stream(path)(timeout=20, metadata=metadata)
             for data in sent:
                 await call.write(sealer.seal(data) if sealed else data)
@@ -166,7 +167,7 @@ async def status_of(
             return "OK"
         while (data := await call.read()) is not grpc.aio.EOF:
             if method.streams:
-                opener(data)
+                opener.open(data)
             if method.name == "Multiplex":
                 _check_ends(data, sent)
         return (await call.code()).name

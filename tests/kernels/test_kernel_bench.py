@@ -14,7 +14,7 @@ from pagewire.bench.kernels.cases import Case, CaseMaker
 from pagewire.bench.kernels.measure import Result, measure
 from pagewire.bench.kernels.shapes import MODELS, Shapes, SharedPrefix, Sizes
 from pagewire.bench.kernels.timing import Ceilings
-from pagewire.cli.commands.bench_kernels import as_json, line
+from pagewire.cli.commands.bench_kernels import figures_of_case, line
 from pagewire.worker.ops import load_ops
 from support.kernels.comparison import CUDA, assert_near
 
@@ -110,8 +110,10 @@ def test_a_case_that_fails_says_why() -> None:
 def test_a_row_of_the_table() -> None:
     result = Result("norm", "TB/s", 10, 2.0, 3.0, 0.75, eager_microseconds=11.0)
     assert line(result).split() == ["norm", "2.0", "3.00", "TB/s", "75%", "5.5x", "-"]
-    written = as_json(result)
-    assert (written["speedup_over_eager"], written["speedup_over_compile"]) == (5.5, None)
+    written = {figure.name: figure for figure in figures_of_case("tiny", result)}
+    assert written["tiny/norm/speedup_over_eager"].value == 5.5
+    assert "tiny/norm/speedup_over_compile" not in written
+    assert written["tiny/norm/rate"].unit == "TB/s"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,10 +18,11 @@ from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostCopies, HostMemory
 from pagewire.scheduler.core.kv.prefix_groups import PrefixGroup
 from pagewire.scheduler.core.routing import LeastLoaded
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.policies import POLICIES
 from pagewire.suspicion import Loss
 from support.naive_groups import naive_groups
+from support.sequences import GREEDY
 
 BLOCK_SIZE = 4
 RUN_AHEAD = 2
@@ -34,7 +35,6 @@ HOSTS = [
     HostMemory(20, save_block=1, load_block=1, prefill_token=1),
     HostMemory(12, save_block=0.01, load_block=1, prefill_token=0.2, prefill_pair=0.02),
 ]
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 
 
 class PlayedWorker:
@@ -311,8 +311,8 @@ class Batching(RuleBasedStateMachine):
     def lose_worker(self) -> None:
         loss = Loss("process")
         self.admission.lose_worker(self.batch, loss, self.now)
-        loss.met("another")
-        for guilty in self.admission.judge():
+        loss.resolve("another")
+        for guilty in self.admission.remove_deadly():
             guilty.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits, self.now)
         self.worker = PlayedWorker()
@@ -320,7 +320,7 @@ class Batching(RuleBasedStateMachine):
 
     def _admit(self) -> None:
         self.now += 0.3
-        assert all(admitted.worker is self.batch for admitted in self.admission.admit(self.now))
+        assert all(admitted.batch is self.batch for admitted in self.admission.admit(self.now))
 
     def _fill_pipeline(self) -> None:
         while len(self.unanswered) < RUN_AHEAD:
@@ -353,7 +353,7 @@ class Batching(RuleBasedStateMachine):
         tokens[:1] = token
         tokens[np.isin(plan.rows, list(step.failed))] = -1
         for slot in sorted(step.errors):
-            self.batch.distrust(slot)
+            self.batch.slot_failed(slot)
         outcome = self.batch.commit(plan.number, tokens)
         for slot in sorted(step.errors):
             if self.batch.slots.live[slot]:

@@ -5,27 +5,12 @@ first to the last chunk over the output tokens less one; ITL the time between ch
 to the last chunk; goodput the requests a second that met every objective.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from pagewire.bench.http_load import Timing
+from pagewire.objectives import Objectives
 
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """The most milliseconds that a request may take to count for goodput; None is no limit."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-
-    def met_by(self, timing: Timing) -> bool:
-        """Whether a request that succeeded met every objective that is set; times are in ms."""
-        tpot = timing.tpot or 0.0
-        return (self.ttft_ms is None or timing.ttft * 1e3 <= self.ttft_ms) and (
-            self.tpot_ms is None or tpot * 1e3 <= self.tpot_ms
-        )
 
 
 def summarize(timings: list[Timing], objectives: Objectives) -> dict[str, Any]:
@@ -40,6 +25,7 @@ def summarize(timings: list[Timing], objectives: Objectives) -> dict[str, Any]:
         "itl": [itl for timing in good for itl in timing.itls],
         "e2e": [timing.e2e for timing in good],
     }
+    met = sum(objectives.met_by(timing.ttft, timing.tpot) for timing in good)
     return {
         "requests": len(timings),
         "failed": len(timings) - len(good),
@@ -49,7 +35,7 @@ def summarize(timings: list[Timing], objectives: Objectives) -> dict[str, Any]:
         "requests_per_second": _rate(len(good), seconds),
         "output_tokens_per_second": _rate(output_tokens, seconds),
         "total_tokens_per_second": _rate(prompt_tokens + output_tokens, seconds),
-        "goodput_requests_per_second": _rate(sum(map(objectives.met_by, good)), seconds),
+        "goodput_requests_per_second": _rate(met, seconds),
         **{f"{name}_ms": _statistics(values) for name, values in samples.items()},
     }
 

@@ -1,22 +1,134 @@
-"""Files of measurements, each saying what was measured where."""
+"""Result files: JSON lines, one row a figure, with what is needed to measure it again.
+
+A row is a flat object with exactly the fields of `Row`. `docs/performance.md` explains them.
+"""
 
 import json
+import math
 import os
 import platform
+import re
 import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagewire.cli.errors import CommandError
 
-_PACKAGES = ("pagewire", "torch", "triton", "transformers", "grpcio", "numpy")
+# The commit of a copy of the source that has no git history.
+COMMIT_VARIABLE = "BENCH_COMMIT"
+
+_RATES = {"tokens": "tokens/s", "bytes": "bytes/s", "tb": "TB/s", "tflop": "TFLOP/s"}
+_UNITS = {
+    "us": "us",
+    "microseconds": "us",
+    "ms": "ms",
+    "s": "s",
+    "seconds": "s",
+    "minutes": "min",
+    "mib": "MiB",
+    "tokens/s": "tokens/s",
+    "%": "%",
+}
 
 
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Writes a result together with date, commit, machine and versions."""
-    write_file(path, json.dumps({**result, **provenance()}, indent=2) + "\n")
+class Figure(NamedTuple):
+    """A measured number."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure and its origin: one line of a result file."""
+
+    name: str
+    value: float
+    unit: str
+    date: str  # YYYY-MM-DD
+    commit: str  # of the code that was measured, `+` for changes on top; of a peer its release
+    machine: str
+    torch: str | None  # None where it is not installed or not known
+    triton: str | None
+    command: str
+
+
+def write_rows(path: Path, figures: Iterable[Figure], command: str, release: str = "") -> None:
+    """Writes a file of rows; CommandError if that cannot be. `release` names a measured peer."""
+    origin = provenance(command, release)
+    write_file(path, rows_text(Row(**figure._asdict(), **origin) for figure in figures))
+
+
+def rows_text(rows: Iterable[Row]) -> str:
+    """The text of a result file."""
+    return "".join(
+        json.dumps(asdict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows
+    )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; ValueError names the line that is not one."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rows.append(_row(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return rows
+
+
+def figures_of(result: Mapping[str, Any], *parents: str) -> Iterator[Figure]:
+    """The numbers of a nested result, named by the path of their keys.
+
+    Elements of a list count from 1. Texts and missing values are no figures. The unit is that of
+    the last key that names one; without one, an integer is a count and any other number a ratio.
+    """
+    for key, value in result.items():
+        path = (*parents, key)
+        if isinstance(value, Mapping):
+            yield from figures_of(value, *path)
+        elif isinstance(value, list):
+            yield from figures_of({str(i): each for i, each in enumerate(value, start=1)}, *path)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield Figure("/".join(path), value, _unit(path, value))
+
+
+def command_line() -> str:
+    """The command that runs, for its rows."""
+    program, *arguments = sys.argv
+    script = Path(program)
+    if script.name in ("main.py", "__main__.py", "pagewire"):
+        words = ["pagewire"]
+    else:
+        root = Path(__file__).parents[3]
+        inside = script.resolve().is_relative_to(root)
+        words = ["python", str(script.resolve().relative_to(root)) if inside else script.name]
+    return " ".join([*words, *without_folders(arguments)])
+
+
+def without_folders(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments of a command, absolute paths by their names alone."""
+    for argument in arguments:
+        flag, equals, value = argument.rpartition("=")
+        yield flag + equals + (Path(value).name if value.startswith("/") else value)
+
+
+def provenance(command: str, release: str = "") -> dict[str, Any]:
+    """The fields of a row that say where, when and with what it is measured."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": release or os.environ.get(COMMIT_VARIABLE) or _commit(),
+        "machine": _machine(),
+        "torch": _version("torch"),
+        "triton": _version("triton"),
+        "command": command,
+    }
 
 
 def write_file(path: Path, text: str) -> None:
@@ -28,31 +140,54 @@ def write_file(path: Path, text: str) -> None:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def provenance() -> dict[str, Any]:
-    """Where and with what a measurement is being made."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": {
-            "cpu": _cpu_name(),
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        },
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-    }
+def _row(given: Any) -> Row:
+    names = {field.name for field in fields(Row)}
+    if not isinstance(given, dict) or set(given) != names:
+        raise ValueError(f"a row has exactly the fields {', '.join(sorted(names))}")
+    row = Row(**given)
+    empty = [name for name in names - {"value", "torch", "triton"} if not given[name]]
+    if empty:
+        raise ValueError(f"{min(empty)} is empty")
+    if isinstance(row.value, bool) or not isinstance(row.value, int | float):
+        raise ValueError(f"{row.name}: {row.value!r} is no number")
+    if not math.isfinite(row.value):
+        raise ValueError(f"{row.name}: {row.value!r} is not finite")
+    return row
 
 
-def _commit() -> str | None:
-    """The commit of the source this runs from, `+` for changes on top; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+def _unit(path: tuple[str, ...], value: float) -> str:
+    for key in reversed(path):
+        rate = re.search(r"([a-z]+)_per_s", key)
+        if rate:
+            return _RATES.get(rate[1], "requests/s")
+        # "7 s" and "50_ms" are parts of what was measured, not its unit.
+        words = re.split(r"[^a-z0-9/%]+", re.sub(r"\d[ _][a-z]+", "", key.lower()))
+        for word in reversed(words):
+            if word in _UNITS:
+                return _UNITS[word]
+    return "count" if isinstance(value, int) else "ratio"
+
+
+def _commit() -> str:
+    """The commit of the source this runs from, `+` for changes on top."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12"]
+    return _output([*command, "--dirty=+", "--exclude=*"]) or "unknown"
+
+
+def _machine() -> str:
+    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+    names = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
+    cores = f"{os.cpu_count()} cores of {_cpu_name()}"
+    return ", ".join([*names, cores, f"Python {platform.python_version()}"])
+
+
+def _output(command: list[str]) -> str:
+    """What a program prints; nothing if it is not there or fails."""
     try:
-        done = subprocess.run(
-            [*command, "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
-        return None
-    return done.stdout.strip() or None
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _cpu_name() -> str:

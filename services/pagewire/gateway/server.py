@@ -14,8 +14,8 @@ from functools import partial
 
 import uvicorn
 
-from pagewire.addresses import parse_addresses
-from pagewire.auth.keys import ENVIRONMENT, read_keys
+from pagewire.addresses import is_loopback, parse_addresses, with_port
+from pagewire.auth.keys import KEYS_VARIABLE, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.limits import BodyLimits
@@ -24,7 +24,6 @@ from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
 from pagewire.gateway.routing.schedulers import Schedulers
-from pagewire.hosts import is_loopback, with_port
 from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
@@ -48,7 +47,7 @@ def run_gateway(config: GatewayConfig) -> None:
         addresses = parse_addresses(config.schedulers)
         # Keys are no setting: a flag would show them to everybody on this machine.
         guard = AccessControl(
-            partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, ""))
+            partial(read_keys, config.api_keys_file, os.environ.get(KEYS_VARIABLE, ""))
         )
         credentials = Credentials.of(config).with_token(
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)

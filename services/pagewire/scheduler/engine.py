@@ -41,7 +41,7 @@ from pagewire.scheduler.workers.link import WorkerLink, encode_step
 from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
 from pagewire.scheduler.workers.slot_streams import SlotStreams
 from pagewire.scheduler.workers.worker_info import worker_limits
-from pagewire.suspicion import EXPLAINED_SECONDS, Loss, Suspicion
+from pagewire.suspicion import LOSS_TIMEOUT_SECONDS, Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import worker_pb2 as worker_pb
 
@@ -191,7 +191,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether a worker takes requests."""
-        return bool(self._admission.workers)
+        return bool(self._admission.batches)
 
     @property
     def all_closed(self) -> asyncio.Event:
@@ -213,7 +213,7 @@ class Engine:
         batch = self._admission.add_worker(limits, time.monotonic())
         loss = self._losses.pop(link.address, None)
         if loss is not None:
-            loss.met(info.instance_id)
+            loss.resolve(info.instance_id)
             self._judge()
         worker = ReadyWorker(
             link, info, batch, SlotStreams(limits.num_slots, self.tokenizer.token_texts)
@@ -263,7 +263,7 @@ class Engine:
             self._judge()
         elif loss is not None:
             self._losses[link.address] = loss
-            asyncio.get_running_loop().call_later(EXPLAINED_SECONDS, self._explain, loss)
+            asyncio.get_running_loop().call_later(LOSS_TIMEOUT_SECONDS, self._explain, loss)
         self._workers_changed()
         self._pump_soon()
 
@@ -291,7 +291,7 @@ class Engine:
         logprobs = StepLogprobs.read(result)
         worker.observe(result.duration_us)
         for error in result.errors:
-            worker.batch.distrust(error.slot)
+            worker.batch.slot_failed(error.slot)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return outcome, logprobs
@@ -318,12 +318,12 @@ class Engine:
     def _explain(self, loss: Loss) -> None:
         """A worker has not returned for so long that it is taken to have ended."""
         if loss.ended is None:
-            loss.met("")
+            loss.resolve("")
             self._judge()
 
     def _judge(self) -> None:
         """It is known whether a worker has ended, and so perhaps by whom."""
-        for sequence in self._admission.judge():
+        for sequence in self._admission.remove_deadly():
             request: Request = sequence.owner
             failure = failures.took_workers_down(sequence)
             log.error("request %s: %s", request.request_id, failure.message)
@@ -368,8 +368,8 @@ class Engine:
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = begin(request, parsed)
         if (told := request.worker_losses) is not None:
-            suspicion = Suspicion.told(told.workers, list(told.alone), time.monotonic())
-            self._admission.take_up(sequence, suspicion)
+            suspicion = Suspicion.from_report(told.workers, list(told.alone), time.monotonic())
+            self._admission.set_suspicion(sequence, suspicion)
         ended = await replay(request, parsed)
         if not request.open:
             return
@@ -446,12 +446,12 @@ class Engine:
         for admitted in self._admission.admit(time.monotonic()):
             sequence = admitted.sequence
             request: Request = sequence.owner
-            if admitted.worker is None:
+            if admitted.batch is None:
                 self._give_back(request, failures.no_worker_large_enough(sequence))
                 continue
-            self._workers.of(admitted.worker).streams.occupy(sequence.slot, request)
-            if admitted.returned is not None:
-                metrics.RETURNS.labels(admitted.returned.value).inc()
+            self._workers.of(admitted.batch).streams.occupy(sequence.slot, request)
+            if admitted.restart is not None:
+                metrics.RETURNS.labels(admitted.restart.value).inc()
             if request.queue_seconds is None:
                 now = time.monotonic()
                 self._bounds.left(now)
@@ -462,7 +462,7 @@ class Engine:
 
     def _give_up_waiting(self) -> None:
         """While no worker is ready: nobody waits for one longer than is stated."""
-        for sequence in self._admission.stranded():
+        for sequence in self._admission.runnable():
             request: Request = sequence.owner
             seconds = self._absence.too_long_for(request.buffer.moves)
             if request.open and seconds is not None:
@@ -479,7 +479,7 @@ class Engine:
             if told:
                 worst = max(told, key=lambda suspicion: suspicion.losses)
                 finish.worker_losses.workers = worst.losses
-                finish.worker_losses.alone.extend(trial.took for trial in worst.trials)
+                finish.worker_losses.alone.extend(trial.took for trial in worst.crashed_trials)
             self.stop(request, State.CANCELLED, finish)
         else:
             self._fail(request, failure)

@@ -24,7 +24,7 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
         running=sum(batch.num_running for batch in batches),
         used_blocks=sum(batch.pool.used for batch in batches),
         total_blocks=sum(batch.pool.total for batch in batches),
-        ready_workers=len(admission.workers),
+        ready_workers=len(admission.batches),
         preemptions=admission.preemptions,
         retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
     )
@@ -48,7 +48,7 @@ def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission)
         lambda: sum(batch.pool.host.memory.num_blocks for batch in workers.batches())
     )
     metrics.KV_WASTE.set_function(partial(_kv_waste, workers))
-    metrics.READY_WORKERS.set_function(lambda: len(admission.workers))
+    metrics.READY_WORKERS.set_function(lambda: len(admission.batches))
 
 
 def _kv_waste(workers: ReadyWorkers) -> float:

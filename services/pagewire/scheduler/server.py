@@ -5,10 +5,9 @@ import logging
 import signal
 import sys
 
-from pagewire.addresses import parse_worker_addresses
+from pagewire.addresses import parse_worker_addresses, with_port
 from pagewire.config import SchedulerConfig
 from pagewire.errors import RequestError
-from pagewire.hosts import with_port
 from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
@@ -70,7 +69,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     log.info("listening on %s", with_port(config.grpc_host, port))
     if callers.have_keys:
         log.info("%d API keys", callers.num_keys)
-        if not public.refuses_strangers:
+        if not public.authenticates_clients:
             log.warning(
                 "no token: whoever is on this machine may call as a gateway (%s)", SCHEDULER_TOKEN
             )

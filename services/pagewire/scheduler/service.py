@@ -14,7 +14,7 @@ from pagewire.packing import unpack, unpack_floats, unpack_unsigned
 from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
 from pagewire.rpc.key_interceptor import current_caller
-from pagewire.rpc.transport import HEARTBEAT_SECONDS
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.large_requests import INLINE_TEXT_BYTES, Arrival, arrival_of, grows

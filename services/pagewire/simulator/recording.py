@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pagewire.scheduler.core.batching.prefix_sharing import Return
+from pagewire.scheduler.core.batching.cached_prefix import Restart
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,6 @@ class Sample:
     waiting: int
     running: int
     used_blocks: int
-    cached_blocks: int
     # Places for a token, in blocks of running sequences, that hold none.
     wasted_tokens: int
     output_tokens: int
@@ -64,8 +63,8 @@ class Recording:
     # Requests that no worker could ever hold.
     refused: int = 0
     preemptions: int = 0
-    # Preempted requests that ran again, by where most of their KV came from.
-    returns: Counter[Return] = field(default_factory=Counter)
+    # Preempted requests that started again, by where most of their KV came from.
+    restarts: Counter[Restart] = field(default_factory=Counter)
     saved_blocks: int = 0
     loaded_blocks: int = 0
     # The longest that a request that was running got no token.

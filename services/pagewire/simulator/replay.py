@@ -123,7 +123,7 @@ class Replay:
 
     def _admit(self, now: float) -> None:
         for admitted in self._admission.admit():
-            sequence, batch = admitted.sequence, admitted.worker
+            sequence, batch = admitted.sequence, admitted.batch
             if batch is None:
                 self._recording.refused += 1
                 continue
@@ -131,8 +131,8 @@ class Replay:
             worker = self._workers[batch]
             worker.tokens[sequence.slot] = INT32_MAX - sequence.arrival
             worker.numbers[sequence.slot] = sequence.arrival
-            if admitted.returned is not None:
-                self._recording.returns[admitted.returned] += 1
+            if admitted.restart is not None:
+                self._recording.restarts[admitted.restart] += 1
             record: RequestRecord = sequence.owner
             if record.admitted is None:
                 record.admitted = now
@@ -190,7 +190,6 @@ class Replay:
                     waiting=len(self._admission.waiting),
                     running=sum(batch.num_running for batch in batches),
                     used_blocks=sum(batch.pool.used for batch in batches),
-                    cached_blocks=sum(batch.pool.idle for batch in batches),
                     wasted_tokens=sum(_wasted_tokens(batch) for batch in batches),
                     output_tokens=self._output_tokens,
                     busy_seconds=sum(

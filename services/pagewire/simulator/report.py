@@ -1,27 +1,14 @@
 """What a replay adds up to."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.scheduler.core.batching.prefix_sharing import Return
+from pagewire.objectives import Objectives
+from pagewire.scheduler.core.batching.cached_prefix import Restart
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.trace import HASHED_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """The most milliseconds that a request may take to count for goodput."""
-
-    ttft_ms: float
-    tpot_ms: float
-
-    def met_by(self, request: RequestRecord) -> bool:
-        """Whether a finished request met both."""
-        tpot = request.tpot or 0.0
-        return request.ttft * 1e3 <= self.ttft_ms and tpot * 1e3 <= self.tpot_ms
 
 
 def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
@@ -33,6 +20,7 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
     cached_tokens = sum(request.cached_tokens for request in finished)
     loaded_tokens = sum(request.loaded_tokens for request in finished)
     waits = [r.admitted - r.arrival for r in finished if r.admitted is not None]
+    met = sum(objectives.met_by(request.ttft, request.tpot) for request in finished)
     return {
         "requests": len(recording.requests),
         "finished": len(finished),
@@ -42,7 +30,7 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
         "output_tokens_per_second": output_tokens / seconds,
         "prompt_tokens_per_second": prompt_tokens / seconds,
         "requests_per_second": len(finished) / seconds,
-        "goodput_requests_per_second": sum(map(objectives.met_by, finished)) / seconds,
+        "goodput_requests_per_second": met / seconds,
         "ttft_ms": percentiles([request.ttft for request in finished]),
         "tpot_ms": percentiles([t for request in finished if (t := request.tpot) is not None]),
         "block_hit_rate": block_hit_rate(finished),
@@ -51,7 +39,7 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
         "device_utilization": recording.busy_seconds / (seconds * recording.workers),
         **kv_use(recording),
         "preemptions": recording.preemptions,
-        "preempted_returns": {kind.value: recording.returns[kind] for kind in Return},
+        "preempted_returns": {kind.value: recording.restarts[kind] for kind in Restart},
         "saved_blocks": recording.saved_blocks,
         "loaded_blocks": recording.loaded_blocks,
         "longest_wait_seconds": max(waits, default=0.0),

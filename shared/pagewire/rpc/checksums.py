@@ -55,21 +55,18 @@ MULTIPLEX = SealedStream(
 )
 
 
-class Sealer:
+class Sealer(Generic[M]):
     """Serializes the messages of one direction of a stream, in their order."""
 
-    __slots__ = ("_number",)
+    __slots__ = ("_number", "_serialize")
 
-    def __init__(self) -> None:
+    def __init__(self, serialize: Callable[[M], bytes]) -> None:
+        self._serialize = serialize
         self._number = 0
 
-    def __call__(self, message: Message) -> bytes:
+    def seal(self, message: M) -> bytes:
         """A message as it travels."""
-        return self.seal(message.SerializeToString())
-
-    def seal(self, data: bytes) -> bytes:
-        """A serialized message with its checksum."""
-        data += _TAG
+        data = self._serialize(message) + _TAG
         checksum = crc32(data, self._number)
         self._number += 1
         return data + checksum.to_bytes(4, "little")
@@ -86,12 +83,24 @@ class Opener(Generic[M]):
         self._parse = parse
         self._number = 0
 
-    def __call__(self, data: bytes) -> M:
+    def open(self, data: bytes) -> M:
         """The message; CorruptMessageError, or what `parse` raises."""
         if crc32(data, self._number) != _RESIDUE:
             raise self._corrupt(data)
         self._number += 1
         return self._parse(data)
+
+    def open_or_fault(self, data: bytes) -> M | StreamError:
+        """The message, or what is wrong with it: a call would log what its deserializer raises,
+        with a traceback, and read None instead."""
+        # The same as `open`, written out: each step of each worker comes through here.
+        if crc32(data, self._number) != _RESIDUE:
+            return self._corrupt(data)
+        self._number += 1
+        try:
+            return self._parse(data)
+        except DecodeError as error:
+            return StreamError(f"a message with the right checksum does not decode: {error}")
 
     def _corrupt(self, data: bytes) -> CorruptMessageError:
         """Says what was received without quoting it: it may hold a prompt."""
@@ -125,8 +134,8 @@ class SealGate(grpc.aio.ServerInterceptor):
         if stream is None or handler is None or handler.request_deserializer is None:
             return handler
         return handler._replace(
-            request_deserializer=Opener(stream.request.__name__, handler.request_deserializer),
-            response_serializer=Sealer(),
+            request_deserializer=Opener(stream.request.__name__, handler.request_deserializer).open,
+            response_serializer=Sealer(handler.response_serializer).seal,
         )
 
 
@@ -134,9 +143,12 @@ def open_stream(
     channel: grpc.aio.Channel, stream: SealedStream, metadata: Any = None
 ) -> grpc.aio.StreamStreamCall[Any, Any]:
     """A call of a sealed stream; its messages are read by `receive`."""
-    opener = Opener(stream.response.__name__, stream.response.FromString)
     method = channel.stream_stream(
-        stream.path, request_serializer=Sealer(), response_deserializer=_never_raising(opener)
+        stream.path,
+        request_serializer=Sealer(stream.request.SerializeToString).seal,
+        response_deserializer=Opener(
+            stream.response.__name__, stream.response.FromString
+        ).open_or_fault,
     )
     return method(metadata=metadata)
 
@@ -156,17 +168,3 @@ def summary(message: Message) -> str:
     """What a log may say of a message: its kind, its size and its checksum, not what it holds."""
     data = message.SerializeToString()
     return f"{type(message).__name__} of {len(data)} bytes with CRC-32 {crc32(data):08x}"
-
-
-def _never_raising(opener: "Opener[Message]") -> Callable[[bytes], Message | StreamError]:
-    """A call would log what its deserializer raises, with a traceback, and read None instead."""
-
-    def opened(data: bytes) -> Message | StreamError:
-        try:
-            return opener(data)
-        except StreamError as error:
-            return error
-        except DecodeError as error:
-            return StreamError(f"a message with the right checksum does not decode: {error}")
-
-    return opened

@@ -268,7 +268,7 @@ async def test_limits(tmp_path: Path) -> None:
         busy = await status(door.stub.Generate(request([1], 1), metadata=shown))
         assert busy == (
             "RESOURCE_EXHAUSTED",
-            "1 prompts of this API key are being answered and 1 may be; retry in 1 s",
+            "this API key may run 1 prompts at once and 1 are running; retry in 1 s",
             "1000",
         )
         assert len(await door.generate("ada", request([1], 3))) == 3

@@ -80,7 +80,7 @@ async def test_a_helper_that_is_killed_costs_the_request_that_it_read(start: Sta
     os.kill(helper(), signal.SIGKILL)
     code, words = await status
     assert code is grpc.StatusCode.INTERNAL
-    assert "the process that computed it has died" in words
+    assert "the process that computed it ended" in words
     await at_rest(stack)
 
 

@@ -614,7 +614,7 @@ async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
     submit = pb.Submit(stream=1, request=request([1], 150).SerializeToString())
     sent = pb.MultiplexRequest(submit=submit).SerializeToString()
     call = stack.channel.stream_stream("/pagewire.v1.Inference/Multiplex")(timeout=20)
-    sealer = Sealer()
+    sealer = Sealer(bytes)
     await call.write(sealer.seal(sent))
     await call.write(sealer.seal(b"\xff"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:

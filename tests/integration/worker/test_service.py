@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from pagewire.cli.launch.ports import free_port
 from pagewire.packing import pack, unpack
 from pagewire.rpc.checksums import RUN, Sealer, open_stream
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.v1 import worker_pb2 as pb
 from support.models.step_driver import Sequence, StepDriver
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model, served_bytes
@@ -266,7 +267,7 @@ async def test_a_message_that_does_not_decode_ends_its_stream(shared: Shared) ->
     async with channel_to(shared[0]) as channel:
         for sent in ([b"\xff"], [hello.SerializeToString(), b"\xff"]):
             call = channel.stream_stream("/pagewire.v1.Worker/Run")(timeout=20)
-            sealer = Sealer()
+            sealer = Sealer(bytes)
             for data in sent:
                 await call.write(sealer.seal(data))
             code, _ = await GrpcStream(call, pb.WorkerInfo()).status()

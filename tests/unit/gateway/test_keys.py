@@ -127,14 +127,14 @@ def job(prompts: int = 1, max_tokens: int | None = 10, n: int = 1) -> Job:
 
 
 def let_in(holder: Account, wanted: Job, now: float) -> Bill:
-    return Bill(holder.enter(now), wanted, 100, lambda: now)
+    return Bill(holder.begin_request(now), wanted, 100, lambda: now)
 
 
 def refusal(holder: Account, wanted: Job, now: float) -> tuple[int, int]:
-    visit = holder.enter(now)
+    visit = holder.begin_request(now)
     with pytest.raises(RequestError) as caught:
         Bill(visit, wanted, 100, lambda: now)
-    visit.leave(0, now)
+    visit.end(0, now)
     error = ApiError.of(caught.value)
     return error.status, int((error.headers or {}).get("retry-after", 0))
 
@@ -142,7 +142,7 @@ def refusal(holder: Account, wanted: Job, now: float) -> tuple[int, int]:
 def refused_head(holder: Account, now: float) -> int:
     """The seconds after which to come back."""
     with pytest.raises(RequestError) as caught:
-        holder.enter(now)
+        holder.begin_request(now)
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     return int(caught.value.retry_after or 0)
 
@@ -161,10 +161,10 @@ def generation(request: pb.GenerateRequest, prompt: int = 0, sent: bool = True) 
 
 def test_requests_a_minute() -> None:
     holder = account(requests_per_minute=2)
-    holder.enter(0.0)
-    holder.enter(0.0)
+    holder.begin_request(0.0)
+    holder.begin_request(0.0)
     assert refused_head(holder, 0.0) == 30
-    holder.enter(30.0)
+    holder.begin_request(30.0)
     headers = dict(holder.headers(30.0))
     assert headers["x-ratelimit-limit-requests"] == "2"
     assert headers["x-ratelimit-remaining-requests"] == "0"
@@ -282,14 +282,14 @@ def test_a_head_is_refused_for_what_no_body_could_change() -> None:
     let_in(holder, job(2), 0.0).close()
     assert refused_head(holder, 0.0) == 60
     let_in(holder, job(2, max_tokens=1000), 60.0)
-    with pytest.raises(RequestError, match="2 prompts of this API key are being answered"):
-        holder.enter(120.0)
-    holder.enter(120.0, generates=False)  # of no concern to those
+    with pytest.raises(RequestError, match="this API key may run 2 prompts at once and 2 are"):
+        holder.begin_request(120.0)
+    holder.begin_request(120.0, generates=False)  # of no concern to those
     poor = account(tokens_per_minute=60)
     debt = let_in(poor, job(max_tokens=110), 0.0)
     assert refused_head(poor, 0.0) == 61
     debt.close()
-    poor.enter(0.0)
+    poor.begin_request(0.0)
 
 
 def test_a_request_counts_from_its_head_on_whatever_becomes_of_it() -> None:
@@ -297,7 +297,7 @@ def test_a_request_counts_from_its_head_on_whatever_becomes_of_it() -> None:
     let_in(holder, job(), 0.0)
     assert refusal(holder, job(), 0.0)[0] == 429
     assert (left(holder.requests, 0.0), left(holder.tokens, 0.0)) == (3.0, 10.0)
-    holder.enter(0.0).leave(0, 0.0)
+    holder.begin_request(0.0).end(0, 0.0)
     assert (left(holder.requests, 0.0), left(holder.tokens, 0.0)) == (2.0, 10.0)
     assert (holder.running, holder.open) == (1, 1)
 
@@ -330,7 +330,7 @@ def test_a_key_that_is_removed_and_added_again_has_used_what_it_had_used() -> No
     callers = Callers(lambda: KeyRing(there), lambda: now)
     first = callers.find(key.encode())
     assert first is not None
-    visits = [first.enter(now) for _ in range(2)]
+    visits = [first.begin_request(now) for _ in range(2)]
     there.remove(ada)
     callers.reload()
     assert callers.find(key.encode()) is None
@@ -341,7 +341,7 @@ def test_a_key_that_is_removed_and_added_again_has_used_what_it_had_used() -> No
     assert refused_head(again, now) == 30
     # One with nothing to remember is forgotten.
     for visit in visits:
-        visit.leave(0, now)
+        visit.end(0, now)
     there.remove(ada)
     now = 60.0
     callers.reload()

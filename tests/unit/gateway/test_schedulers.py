@@ -590,7 +590,7 @@ async def test_addresses() -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Controls take less time."""
-    monkeypatch.setattr("pagewire.suspicion.CONTROL_SECONDS", 0.4)
+    monkeypatch.setattr("pagewire.suspicion.SURVIVAL_SECONDS", 0.4)
 
 
 async def ended(runs: Sequence[Generation], seconds: float = 30) -> None:

@@ -2,23 +2,27 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from pagewire.objectives import Objectives
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import HostMemory
-from pagewire.scheduler.core.routing import ROUTERS
+from pagewire.scheduler.core.routing import ROUTERS, Candidate
+from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.policies import make_policy
 from pagewire.simulator.recording import Recording, RequestRecord
 from pagewire.simulator.replay import Replay
-from pagewire.simulator.report import Objectives, kv_use, over_time, summarize
+from pagewire.simulator.report import kv_use, over_time, summarize
 from pagewire.simulator.static_batching import run_static
 from pagewire.simulator.step_time import StepTime
 from pagewire.simulator.trace import TraceRequest, ideal_block_hit_rate
+from support.sequences import GREEDY
 
 # A step takes 10 ms and 1 ms a row; prefill 0.1 ms a token.
 TIME = StepTime(0.010, 0.001, 0.0, 0.0001, 0.0)
-ANY = Objectives(float("inf"), float("inf"))
+ANY = Objectives()
 
 
 def replay(requests: list[TraceRequest], workers: int = 1, **settings: object) -> Recording:
@@ -110,9 +114,11 @@ def test_round_robin_passes_over_a_full_worker() -> None:
     router = ROUTERS["round-robin"]()
     admission = Admission(make_policy("fcfs"), router)
     workers = [admission.add_worker(WorkerLimits(8, 16, 1, 64, 0.9)) for _ in range(3)]
-    chosen = [router.choose(None, workers) for _ in range(4)]  # type: ignore[arg-type]
-    assert chosen == [*workers, workers[0]]
-    assert router.choose(None, [workers[0], workers[2]]) is workers[2]  # type: ignore[arg-type]
+    asked = Sequence(np.ones(4, np.int32), GREEDY, 1, (), 0)
+    candidates = [Candidate(worker, worker.find_cached(asked)) for worker in workers]
+    chosen = [router.choose(asked, candidates) for _ in range(4)]
+    assert chosen == [*candidates, candidates[0]]
+    assert router.choose(asked, [candidates[0], candidates[2]]) is candidates[2]
 
 
 def test_memory_pressure_preempts_and_nothing_is_lost() -> None:
@@ -170,6 +176,7 @@ def test_curves_have_a_value_a_bin_and_gaps_without_requests() -> None:
     recording = replay([plain(0, 0.0, 100, 5), plain(1, 1.0, 200, 3)])
     curves = over_time(recording, bins=4)
     assert {len(curve) for curve in curves.values()} == {4}
+    assert len(over_time(recording)["ttft_ms_p99"]) == 120
     assert curves["ttft_ms_p99"] == [pytest.approx(20), None, None, pytest.approx(30)]
     assert sum(c for c in curves["output_tokens_per_second"] if c) * recording.seconds / 4 > 5
     assert max(c for c in curves["device_utilization"] if c is not None) <= 1
@@ -213,6 +220,6 @@ def test_pauses_are_those_between_tokens_of_one_request() -> None:
     requests = [plain(0, 0.0, 16, 40), plain(1, 0.0, 16, 40)]
     assert replay(requests).longest_pause == pytest.approx(0.012)
     recording = replay(requests, num_blocks=6, memory_threshold=1.0)
-    assert sum(recording.returns.values()) == recording.preemptions > 0
+    assert sum(recording.restarts.values()) == recording.preemptions > 0
     # At the end the first one needs so much that the second one has to wait for it.
     assert recording.longest_pause > 0.1

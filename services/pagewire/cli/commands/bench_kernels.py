@@ -1,12 +1,12 @@
-"""`pagewire bench kernels`: each kernel on this machine's GPU, beside plain torch."""
+"""`pagewire bench kernels`: each kernel on this machine's GPU, beside torch."""
 
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pagewire.bench.results import write_json
+from pagewire.bench.results import Figure, write_rows
 from pagewire.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -19,17 +19,19 @@ _HEADER = (
 
 def kernels(
     model: Annotated[
-        str, typer.Option(help="Whose shapes: qwen3-0.6b or llama-3.1-8b.")
+        str, typer.Option(help="Model whose shapes are used: qwen3-0.6b or llama-3.1-8b.")
     ] = "qwen3-0.6b",
     no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Leave torch.compile out: it takes a while.")
+        bool, typer.Option("--no-compile", help="Leave out torch.compile, which takes minutes.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
-    """Time each Triton kernel in a CUDA graph over inputs that the L2 cache cannot hold, beside
-    its twin in eager torch and under torch.compile, in bf16. The ceiling is the rate of a copy or
-    of a matrix product on the same GPU. Twins that read their inputs on the host run without a
-    graph and are not compiled ("-")."""
+    """Time each Triton kernel beside its reference in eager torch and under torch.compile, in bf16.
+
+    Kernels run in a CUDA graph over inputs larger than the L2 cache. The ceiling is the rate of a
+    copy or of a GEMM on the same GPU. A reference that reads its inputs on the host runs without a
+    graph and is not compiled ("-").
+    """
     from pagewire.bench.kernels.shapes import MODELS
 
     if model not in MODELS:
@@ -54,15 +56,20 @@ def kernels(
         results.append(result)
     if output is not None:
         command = f"pagewire bench kernels --model {model}" + " --no-compile" * no_compile
-        what = {"command": command, "gpu": gpu, "ceilings": asdict(ceilings)}
-        write_json(output, {**what, "results": [as_json(result) for result in results]})
+        figures = [
+            Figure(f"{model}/ceiling/copy", ceilings.copy_tb_per_s, "TB/s"),
+            Figure(f"{model}/ceiling/matrix product", ceilings.matmul_tflop_per_s, "TFLOP/s"),
+        ]
+        for result in results:
+            figures += figures_of_case(model, result)
+        write_rows(output, figures, command)
     failed = [result for result in results if result.error]
     if failed:
         raise CommandError(f"{len(failed)} of {len(results)} cases failed, see above")
 
 
 def require_gpu() -> None:
-    """CommandError where torch is missing or finds no NVIDIA GPU."""
+    """CommandError if torch or triton is missing, or torch finds no NVIDIA GPU."""
     try:
         import torch
         import triton  # noqa: F401
@@ -72,13 +79,13 @@ def require_gpu() -> None:
         ) from error
     if not torch.cuda.is_available():
         raise CommandError(
-            f"torch {torch.__version__} finds no NVIDIA GPU here: the kernels are timed on one; "
-            "run this on a GPU machine with a CUDA build of torch"
+            f"torch {torch.__version__} finds no NVIDIA GPU here; run this on a machine with one, "
+            "with a CUDA build of torch"
         )
 
 
 def line(result: "Result") -> str:
-    """A row of the table, and what failed below it."""
+    """A row of the table; below it the error, if the case failed."""
     rate = None if result.rate is None else f"{result.rate:.2f} {result.unit}"
     eager = result.speedup_over(result.eager_microseconds)
     compiled = result.speedup_over(result.compiled_microseconds)
@@ -89,13 +96,20 @@ def line(result: "Result") -> str:
     return text if result.error is None else f"{text}\n  {result.error}"
 
 
-def as_json(result: "Result") -> dict[str, object]:
-    """The result with its speed-ups; what was not measured is null."""
-    return {
-        **asdict(result),
-        "speedup_over_eager": result.speedup_over(result.eager_microseconds),
-        "speedup_over_compile": result.speedup_over(result.compiled_microseconds),
+def figures_of_case(model: str, result: "Result") -> Iterator[Figure]:
+    """What was measured of a case, and its speed-ups."""
+    found = {
+        "microseconds": (result.microseconds, "us"),
+        "rate": (result.rate, result.unit),
+        "of_ceiling": (result.of_ceiling, "ratio"),
+        "eager_microseconds": (result.eager_microseconds, "us"),
+        "compiled_microseconds": (result.compiled_microseconds, "us"),
+        "speedup_over_eager": (result.speedup_over(result.eager_microseconds), "ratio"),
+        "speedup_over_compile": (result.speedup_over(result.compiled_microseconds), "ratio"),
     }
+    for name, (value, unit) in found.items():
+        if value is not None and unit is not None:
+            yield Figure(f"{model}/{result.name}/{name}", value, unit)
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -78,7 +78,7 @@ class AccessControl:
                 await app(scope, receive, with_limits)
                 return
             try:
-                visit = account.enter(self._clock())
+                visit = account.begin_request(self._clock())
             except RequestError as error:
                 await ApiError.of(error).response()(scope, receive, with_limits)
                 return
@@ -89,7 +89,7 @@ class AccessControl:
                 if "bill" in state:
                     state["bill"].close()
                 else:
-                    visit.leave(0, self._clock())
+                    visit.end(0, self._clock())
 
         return guarded
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from pagewire.auth.accounts import Visit
+from pagewire.auth.accounts import AccountedRequest
 from pagewire.auth.costs import NO_COST, Cost, cost_of
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
@@ -17,7 +17,7 @@ class Bill:
     """
 
     def __init__(
-        self, visit: Visit, job: Job, max_model_len: int, clock: Callable[[], float]
+        self, visit: AccountedRequest, job: Job, max_model_len: int, clock: Callable[[], float]
     ) -> None:
         """Reserves; RequestError if the key does not have as much."""
         self._visit = visit
@@ -29,7 +29,7 @@ class Bill:
             cost_of(request, common.tokens, max_model_len, job.candidates)
             for request, common in zip(job.requests[:: job.candidates], job.inputs, strict=True)
         ]
-        visit.admit(len(job.requests), sum(self._costs, NO_COST), clock())
+        visit.reserve(len(job.requests), sum(self._costs, NO_COST), clock())
 
     def follow(self, generations: Sequence[Generation]) -> None:
         """These are what the request runs as."""
@@ -40,7 +40,7 @@ class Bill:
     def close(self) -> None:
         """The request has ended; called once."""
         self._closed = True
-        self._visit.leave(self._used(), self._clock())
+        self._visit.end(self._used(), self._clock())
         self._forget()
 
     def _heard(self) -> None:

@@ -153,7 +153,7 @@ class Generation:
         """The scheduler that had it is gone."""
         if len(self.tokens) != self._held_at_loss:
             self.suspicion.clear()
-        self.suspicion.note(loss)
+        self.suspicion.add_loss(loss)
         self._held_at_loss = len(self.tokens)
 
     def note_worker_losses(self, finish: pb.Finish) -> None:

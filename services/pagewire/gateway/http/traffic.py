@@ -73,7 +73,7 @@ class Traffic:
             answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
             if not self._num_generating:
-                self._drain_rate.rest(began)
+                self._drain_rate.skip_idle_time(began)
             self._begin()
             self._num_generating += generating
             try:
@@ -82,7 +82,7 @@ class Traffic:
                 self._num_generating -= generating
                 self._bytes -= held
                 if generating and refusal is None:
-                    self._drain_rate.left(time.perf_counter())
+                    self._drain_rate.count_departure(time.perf_counter())
                 self._end(scope, time.perf_counter() - began)
 
         return watched

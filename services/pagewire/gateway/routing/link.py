@@ -14,11 +14,12 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import CandidateReader
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.lifecycle.stall import Stall
+from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.packing import unpack_unsigned
 from pagewire.rpc.checksums import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import HEARTBEAT_SECONDS, SILENT_HEARTBEATS, end_call, open_channel
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
+from pagewire.rpc.transport import end_call, open_channel
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
 
@@ -90,7 +91,7 @@ class Link:
         self._closing = False
         self._received = self._sent = 0
         self._silent = False
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._unread_looked = 0.0
 
     @property
@@ -174,7 +175,7 @@ class Link:
     def explain(self, loss: Loss, instance: str = "") -> None:
         """A loss is decided: by the process that answers now, or by time, as none does."""
         if loss.ended is None or instance:
-            loss.met(instance)
+            loss.resolve(instance)
         if self._loss is loss:
             if instance:
                 self._loss = None
@@ -245,7 +246,7 @@ class Link:
         async with open_channel(self.target, self._credentials) as channel:
             call = open_stream(channel, MULTIPLEX, self._credentials.metadata)
             self._sent = 0
-            self._unread = Stall(SILENT_HEARTBEATS)
+            self._unread = StallDetector(SILENT_HEARTBEATS)
             tasks = [
                 asyncio.create_task(self._send_all(call)),
                 asyncio.create_task(self._listen_for_silence(call)),
@@ -262,8 +263,8 @@ class Link:
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives a stream up on which nothing comes, whether or not anything is open on it."""
         self._silent = False
-        stall = Stall(SILENT_HEARTBEATS)
-        while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
+        stall = StallDetector(SILENT_HEARTBEATS)
+        while not stall.poll(self._received):  # noqa: ASYNC110 - it looks at silence
             await asyncio.sleep(HEARTBEAT_SECONDS)
         self._silent = True
         call.cancel()
@@ -329,7 +330,7 @@ class Link:
         if now - self._unread_looked < 0.9 * HEARTBEAT_SECONDS:
             return
         self._unread_looked = now
-        if self._unread.look(received, self._sent > received):
+        if self._unread.poll(received, self._sent > received):
             raise StreamError(f"of {self._sent} messages it has read {received}")
 
     def _connect(self, instance: str) -> None:

@@ -16,8 +16,8 @@ from pagewire.gateway.models import model_of
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.trials import Trials
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import LARGEST_REQUEST_BYTES as LARGEST_MESSAGE_BYTES
-from pagewire.suspicion import ENDS_ALONE, EXPLAINED_SECONDS, Loss
+from pagewire.rpc.protocol import MAX_CLIENT_MESSAGE_BYTES
+from pagewire.suspicion import LOSS_TIMEOUT_SECONDS, MAX_CRASHES_ALONE, Loss
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ RESOLVE_SECONDS = 5.0
 # A scheduler takes the prompts that belong to it up to so many times its share of all requests.
 LARGEST_SHARE = 1.25
 # A message above gRPC's limit would end the stream of everybody; resumed tokens need room too.
-LARGEST_REQUEST_BYTES = LARGEST_MESSAGE_BYTES * 3 // 4
+LARGEST_REQUEST_BYTES = MAX_CLIENT_MESSAGE_BYTES * 3 // 4
 
 
 class Schedulers:
@@ -164,7 +164,7 @@ class Schedulers:
                 generation.note_loss(loss)
             if not link.reserved:  # else it may have been for one that was tried there
                 for generation in self._homeless:
-                    generation.suspicion.lost_without()
+                    generation.suspicion.discard_trials()
             self._explain_later(link, loss)
         for generation in generations:
             self._let_wait(generation)
@@ -174,7 +174,7 @@ class Schedulers:
 
     def link_returned(self, link: Link) -> None:
         """What is known now may prove a suspect guilty, or clear generations of suspicion."""
-        for generation in [each for each in self._homeless if each.suspicion.guilty]:
+        for generation in [each for each in self._homeless if each.suspicion.confirmed]:
             self._convict(generation)
         self._settle_soon()
 
@@ -185,7 +185,7 @@ class Schedulers:
             self._explanations.discard(timer)
             link.explain(loss)
 
-        timer = asyncio.get_running_loop().call_later(EXPLAINED_SECONDS, explain)
+        timer = asyncio.get_running_loop().call_later(LOSS_TIMEOUT_SECONDS, explain)
         self._explanations.add(timer)
 
     def generation_ended(self, link: Link, generation: Generation, finish: pb.Finish) -> None:
@@ -313,7 +313,7 @@ class Schedulers:
             RequestError(
                 Code.INTERNAL,
                 f"{losses} schedulers in a row were lost while they had request {name!r}, the last "
-                f"{ENDS_ALONE} with nothing else to do; it is not resumed again",
+                f"{MAX_CRASHES_ALONE} with nothing else to do; it is not resumed again",
             )
         )
 

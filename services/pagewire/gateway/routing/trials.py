@@ -67,7 +67,7 @@ class Trials:
         tried, now = self._tried, time.monotonic()
         if loss is not None and tried in orphans and tried is not None and tried.losses > 0:
             log.warning("request %s was alone when %s was lost", tried.request_id, link.target)
-            tried.suspicion.note_alone(loss, now, now - self._began)
+            tried.suspicion.add_trial(loss, now, now - self._began)
         self._end()
 
     def _is_tried(self, suspect: Generation) -> bool:

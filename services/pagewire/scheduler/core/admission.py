@@ -1,39 +1,43 @@
-"""From the queue to the workers: who is admitted next, and where.
+"""Admission: which waiting sequence starts next, and on which worker.
 
-No clock and no I/O: whoever drives it (the engine, a simulator) calls `admit` after every event
-and then plans the steps of each worker.
+No clock and no I/O: the caller (the engine, a simulator) calls `admit` after every event and then
+plans the steps of each batch.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pagewire.scheduler.core.batching.batch import WorkerBatch
-from pagewire.scheduler.core.batching.prefix_sharing import Return
+from pagewire.scheduler.core.batching.cached_prefix import Restart
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.queue.waiting import WaitingQueue
-from pagewire.scheduler.core.routing import Router
+from pagewire.scheduler.core.routing import Candidate, Router
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import Loss, Suspicion
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A sequence that has left the queue: to a worker, or to none as none can ever take it."""
+    """A sequence that has left the queue, and the batch that it has joined.
+
+    `batch` is None if the sequence is too large for every worker.
+    """
 
     sequence: Sequence
-    worker: WorkerBatch | None
-    # How it comes back if it was preempted.
-    returned: Return | None = None
+    batch: WorkerBatch | None
+    # How it starts again if it was preempted.
+    restart: Restart | None = None
 
 
 class Admission:
-    """The waiting sequences of one model and the workers that take them.
+    """The waiting sequences of one model, and the batches that take them.
 
-    A sequence that was among those in the steps of `max_losses` lost workers in a row is a suspect:
-    its steps run alone, so that whatever else runs is never blamed for it. One that was alone when
-    a worker was lost is held until that is explained and some worker has lived without it for a
-    while; if two workers have ended with it alone, and none without it meanwhile, it is guilty.
+    A sequence in the steps of `max_losses` lost workers in a row is a suspect. Its steps run alone,
+    so that no other sequence is suspected for its losses. If a worker is lost while a suspect runs
+    there alone, the suspect is held until the loss is explained, and until some worker has lived
+    without it for a while. If two workers have ended with it alone, and none without it in between,
+    the suspect is known to take workers down.
 
     Times are seconds of the caller's clock.
     """
@@ -42,76 +46,85 @@ class Admission:
         self.waiting = WaitingQueue(policy)
         # Suspects that must not run yet.
         self.held: list[Sequence] = []
-        self._max_losses = max_losses
-        # Suspects with trials behind them, wherever they are, and some that are none any more.
-        self._accused: list[Sequence] = []
-        # Those that take sequences.
-        self.workers: list[WorkerBatch] = []
-        # Sequences that gave their blocks back, over all workers, those lost included.
+        # The batches that take sequences.
+        self.batches: list[WorkerBatch] = []
+        # Preemptions of all workers, lost ones included.
         self.preemptions = 0
+        self._max_losses = max_losses
+        # Suspects that were alone on lost workers, wherever they are now. Some may have recovered.
+        self._lost_alone: list[Sequence] = []
         self._policy = policy
         self._router = router
 
+    # Workers
+
     def add_worker(self, limits: WorkerLimits, now: float = 0.0) -> WorkerBatch:
-        """A worker joins, empty."""
-        worker = WorkerBatch(limits, self._policy, self._requeue_preempted)
-        worker.joined = now
-        self.workers.append(worker)
-        return worker
+        """The empty batch of a worker that joins."""
+        batch = WorkerBatch(limits, self._policy, self._requeue_preempted)
+        batch.joined = now
+        self.batches.append(batch)
+        return batch
 
-    def drain_worker(self, worker: WorkerBatch) -> None:
-        """A worker takes no more sequences; those that it has go on."""
-        if worker in self.workers:
-            self.workers.remove(worker)
+    def drain_worker(self, batch: WorkerBatch) -> None:
+        """Admits no more sequences to a batch; those that it has go on."""
+        if batch in self.batches:
+            self.batches.remove(batch)
 
-    def resume_worker(self, worker: WorkerBatch) -> None:
-        """A worker that was drained takes sequences again."""
-        if worker not in self.workers:
-            self.workers.append(worker)
+    def resume_worker(self, batch: WorkerBatch) -> None:
+        """Admits sequences again to a batch that was drained."""
+        if batch not in self.batches:
+            self.batches.append(batch)
 
-    def lose_worker(self, worker: WorkerBatch, loss: Loss | None, now: float) -> list[Sequence]:
-        """A worker is gone; its sequences, which wait again with what they have.
+    def lose_worker(self, batch: WorkerBatch, loss: Loss | None, now: float) -> list[Sequence]:
+        """Queues the sequences of a lost worker again, with the tokens that they have.
 
-        To blame are those in its steps in flight, unless it was to leave: then there is no `loss`.
-        Call `judge` when the loss has been explained.
+        The sequences in its steps in flight may be the cause. `loss` is None if the worker was to
+        leave. Call `remove_deadly` once the loss has been explained.
         """
-        self.drain_worker(worker)
-        named = worker.named_slots()
-        blamed = {sequence for sequence in worker.running() if sequence.slot in named}
-        tried = worker.tried
-        again = worker.evacuate()
+        self.drain_worker(batch)
+        named = batch.slots_in_flight()
+        possible_causes = {sequence for sequence in batch.running() if sequence.slot in named}
+        alone = batch.isolated
+        again = batch.remove_all()
         if loss is not None:
-            for sequence in blamed:
+            for sequence in possible_causes:
                 sequence.note_loss(loss)
-                self._suspect(sequence)
-            if tried in blamed and tried is not None and tried.suspicion is not None:
-                tried.suspicion.note_alone(loss, now, now - tried.tried_at)
-                self._accused = [s for s in self._accused if not s.state.final and s is not tried]
-                self._accused.append(tried)
+                self._update_suspect(sequence)
+            if alone in possible_causes and alone is not None and alone.suspicion is not None:
+                alone.suspicion.add_trial(loss, now, now - alone.admitted_at)
+                self._lost_alone = [
+                    s for s in self._lost_alone if not s.state.final and s is not alone
+                ]
+                self._lost_alone.append(alone)
             else:
-                self._lose_without(blamed)
+                self._note_loss_without(possible_causes)
         for sequence in again:
             self.waiting.push(sequence)
         return again
 
-    def take_up(self, sequence: Sequence, suspicion: Suspicion) -> None:
-        """What is known of a sequence that has run elsewhere; to be called before it waits."""
+    # Sequences
+
+    def set_suspicion(self, sequence: Sequence, suspicion: Suspicion) -> None:
+        """Takes over what is known of a sequence that ran elsewhere; call it before it waits."""
         sequence.suspicion = suspicion
         sequence.failed_at = len(sequence.output)
-        self._suspect(sequence)
-        if sequence.accused:
-            self._accused.append(sequence)
+        self._update_suspect(sequence)
+        if sequence.lost_alone:
+            self._lost_alone.append(sequence)
 
-    def judge(self) -> list[Sequence]:
-        """What became of a lost worker is known: takes out the sequences that are guilty."""
-        guilty = []
+    def remove_deadly(self) -> list[Sequence]:
+        """Takes out, and returns, the sequences that are known to take workers down.
+
+        To be called when it has become known whether a lost worker has ended.
+        """
+        deadly = []
         for sequence in [*self.held, *self.waiting]:
             if sequence.suspicion is not None:
-                self._suspect(sequence)
-                if sequence.accused and sequence.suspicion.guilty:
+                self._update_suspect(sequence)
+                if sequence.lost_alone and sequence.suspicion.confirmed:
                     self.remove(sequence)
-                    guilty.append(sequence)
-        return guilty
+                    deadly.append(sequence)
+        return deadly
 
     def remove(self, sequence: Sequence) -> bool:
         """Takes out a sequence that waits or is held; False if it is neither."""
@@ -120,67 +133,84 @@ class Admission:
             return True
         return self.waiting.remove(sequence)
 
-    def stranded(self) -> list[Sequence]:
-        """All that could run if there were a worker for it, here or elsewhere."""
+    def runnable(self) -> list[Sequence]:
+        """The sequences that could run if there was a worker for them, here or elsewhere."""
         return [s for s in (*self.waiting, *self.held) if not s.undecided]
 
     def admit(self, now: float = 0.0) -> Iterator[Admitted]:
-        """Takes from the head of the queue while some worker has room for it.
+        """Starts sequences from the head of the queue while some worker has room for it.
 
-        Lazy: a sequence is admitted when it is yielded, so the caller must exhaust it.
+        Lazy: a sequence starts when it is yielded, so the caller must exhaust the iterator.
         """
-        self._release(now)
+        self._release_held(now)
         while self.waiting and (head := self._next()) is not None:
-            if self.workers and not any(worker.fits(head) for worker in self.workers):
+            if self.batches and not any(batch.fits(head) for batch in self.batches):
                 self.waiting.remove(head)
                 yield Admitted(head, None)
                 continue
-            if head.accused and not self._may_run(head, now):
+            if head.lost_alone and not self._may_run(head, now):
                 self.waiting.remove(head)
                 self.held.append(head)
                 continue
-            able = [worker for worker in self.workers if worker.can_admit(head)]
-            if head.suspect:
-                able = [worker for worker in able if head.may_be_tried(worker.joined, now)]
-                head.tried_at = now
-            if not able:
+            candidates = self._candidates(head, now)
+            if not candidates:
                 return
-            chosen = self._router.choose(head, able)
+            chosen = self._router.choose(head, candidates)
             self.waiting.remove(head)
-            yield Admitted(head, chosen, chosen.admit(head))
+            head.admitted_at = now
+            yield Admitted(head, chosen.batch, chosen.batch.admit(head, chosen.cached))
 
-    def _release(self, now: float) -> None:
-        """Lets suspects wait again that may run at some worker now."""
+    def _candidates(self, sequence: Sequence, now: float) -> list[Candidate]:
+        """The batches that can admit the sequence now, after they have made room for it."""
+        found = []
+        for batch in self.batches:
+            if sequence.suspect and not sequence.may_run_on(batch.joined, now):
+                continue
+            batch.make_room(sequence)
+            cached = batch.room_for(sequence)
+            if cached is not None:
+                found.append(Candidate(batch, cached))
+        return found
+
+    def _next(self) -> Sequence | None:
+        """The next sequence to admit, by the policy."""
+        if self._policy.lookahead == 1 or not any(batch.open for batch in self.batches):
+            return self.waiting.head()
+        first = self.waiting.first(self._policy.lookahead)
+        return self._policy.choose(first, self._most_cached_tokens) if first else None
+
+    def _most_cached_tokens(self, sequence: Sequence) -> int:
+        return max(batch.find_cached(sequence).num_tokens for batch in self.batches)
+
+    def _requeue_preempted(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self.waiting.push(sequence)
+
+    # Suspects
+
+    def _release_held(self, now: float) -> None:
+        """Queues the held suspects again that may run on some worker now."""
         for sequence in [held for held in self.held if self._may_run(held, now)]:
             self.held.remove(sequence)
             self.waiting.push(sequence)
 
     def _may_run(self, suspect: Sequence, now: float) -> bool:
-        return any(suspect.may_be_tried(worker.joined, now) for worker in self.workers)
+        return any(suspect.may_run_on(batch.joined, now) for batch in self.batches)
 
-    def _suspect(self, sequence: Sequence) -> None:
-        """Whether enough workers are, or may be, lost through it."""
+    def _update_suspect(self, sequence: Sequence) -> None:
+        """Sets whether the sequence may have been the cause of `max_losses` losses."""
         assert sequence.suspicion is not None
         sequence.suspect = sequence.suspicion.losses >= self._max_losses
 
-    def _lose_without(self, blamed: Collection[Sequence]) -> None:
-        """A worker was lost that computed several sequences, or none: the losses of those that were
-        not among them may be of the same kind."""
-        for sequence in self._accused:
-            if sequence not in blamed and sequence.suspicion is not None:
-                sequence.suspicion.lost_without()
-        self._accused = [s for s in self._accused if s in blamed and not s.state.final]
+    def _note_loss_without(self, possible_causes: Collection[Sequence]) -> None:
+        """Notes the loss of a worker with several possible causes, or none.
 
-    def _next(self) -> Sequence | None:
-        """Who is next by the policy."""
-        if self._policy.lookahead == 1 or not any(worker.open for worker in self.workers):
-            return self.waiting.head()
-        first = self.waiting.first(self._policy.lookahead)
-        return self._policy.choose(first, self._cached_tokens) if first else None
-
-    def _cached_tokens(self, sequence: Sequence) -> int:
-        return max(worker.cached_tokens(sequence) for worker in self.workers)
-
-    def _requeue_preempted(self, sequence: Sequence) -> None:
-        self.preemptions += 1
-        self.waiting.push(sequence)
+        Workers are lost for other reasons too, then: earlier losses prove nothing against the
+        sequences that this worker did not run.
+        """
+        for sequence in self._lost_alone:
+            if sequence not in possible_causes and sequence.suspicion is not None:
+                sequence.suspicion.discard_trials()
+        self._lost_alone = [
+            s for s in self._lost_alone if s in possible_causes and not s.state.final
+        ]

@@ -1,70 +1,75 @@
-"""Which worker takes a sequence.
+"""Routing: which worker takes a sequence.
 
-A router sees the workers' state as it is now: what was admitted a moment ago counts already,
-because admission itself changes the state, before any worker has heard of it. Workers that failed
-or drain are not among those it is given.
+An admission changes the state of the worker's batch at once, so a router counts what was admitted a
+moment ago, before the worker has heard of it. Lost and draining workers are not among the
+candidates.
 """
 
 from collections.abc import Sequence as Collection
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from pagewire.scheduler.core.batching.batch import WorkerBatch
+from pagewire.scheduler.core.batching.cached_prefix import CachedPrefix
 from pagewire.scheduler.core.sequence import Sequence
 
-# What a sequence that runs on a worker costs, in tokens to be computed: it adds a token to every
-# step to come, and its KV is read in each. At 16, a cached prefix of 500 tokens outweighs 31
-# sequences more. (KV in use counted beside it cost cached prefixes on replayed conversations.)
+# The cost of a running sequence, in tokens to compute: it adds a token to every later step, and
+# its KV is read in each. At 16, a cached prefix of 500 tokens outweighs 31 more sequences. (To
+# count the KV in use too made replayed conversations find less of their prefixes.)
 COST_OF_RUNNING = 16
 
 
-class Router(Protocol):
-    """The choice among the workers that have room for a sequence."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that can admit a sequence now, and what it has cached of the sequence."""
 
-    def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
-        """One of `workers`, which are not empty and can all admit the sequence now."""
+    batch: WorkerBatch
+    cached: CachedPrefix
+
+
+class Router(Protocol):
+    """The choice among the workers that can admit a sequence."""
+
+    def choose(self, sequence: Sequence, candidates: Collection[Candidate]) -> Candidate:
+        """One of the candidates; there is at least one."""
         ...
 
 
 class PrefixAware:
-    """The worker on which the sequence costs least.
+    """Chooses the worker on which the sequence costs least.
 
-    The cost counts the tokens that would be computed (those of the sequence after its cached
-    prefix, those queued on the worker before it, and what loading from the host takes) and the
-    sequences that run there. Of equal workers it is the one with the most blocks that hold nothing,
-    so that caches spread.
+    The cost counts tokens to compute and running sequences. The tokens are those of the sequence
+    after its cached prefix, the worker's backlog, and those that take as long as loads from host
+    memory. Of equal workers the one with the most free blocks is chosen, so that caches spread.
     """
 
-    def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
+    def choose(self, sequence: Sequence, candidates: Collection[Candidate]) -> Candidate:
         """See Router."""
-        return min(workers, key=lambda worker: (self._cost(sequence, worker), -worker.pool.free))
-
-    def _cost(self, sequence: Sequence, worker: WorkerBatch) -> float:
-        computed = worker.prefill_cost(sequence) + worker.backlog
-        return computed + COST_OF_RUNNING * worker.num_running
+        return min(candidates, key=lambda each: (_cost(sequence, each), -each.batch.pool.free))
 
 
 class LeastLoaded:
-    """The worker with the smallest part of its slots in use, then of its blocks."""
+    """Chooses the worker with the smallest share of its slots in use, then of its blocks."""
 
-    def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
+    def choose(self, sequence: Sequence, candidates: Collection[Candidate]) -> Candidate:
         """See Router."""
-        return min(workers, key=_load)
+        return min(candidates, key=lambda each: _load(each.batch))
 
 
 class RoundRobin:
-    """The worker that was chosen least recently."""
+    """Chooses the worker that was chosen least recently."""
 
     def __init__(self) -> None:
         self._turn = 0
-        # Weak, so that workers that are gone are forgotten.
+        # Weak, so that lost workers are forgotten.
         self._chosen: WeakKeyDictionary[WorkerBatch, int] = WeakKeyDictionary()
 
-    def choose(self, sequence: Sequence, workers: Collection[WorkerBatch]) -> WorkerBatch:
+    def choose(self, sequence: Sequence, candidates: Collection[Candidate]) -> Candidate:
         """See Router."""
-        chosen = min(workers, key=lambda worker: self._chosen.get(worker, -1))
+        chosen = min(candidates, key=lambda each: self._chosen.get(each.batch, -1))
         self._turn += 1
-        self._chosen[chosen] = self._turn
+        self._chosen[chosen.batch] = self._turn
         return chosen
 
 
@@ -75,9 +80,14 @@ ROUTERS: dict[str, type[Router]] = {
 }
 
 
-def _load(worker: WorkerBatch) -> tuple[float, float]:
-    """How full it is: fraction of slots, then of blocks."""
+def _cost(sequence: Sequence, candidate: Candidate) -> float:
+    batch = candidate.batch
+    computed = batch.prefill_cost(sequence, candidate.cached) + batch.backlog
+    return computed + COST_OF_RUNNING * batch.num_running
+
+
+def _load(batch: WorkerBatch) -> tuple[float, float]:
     return (
-        worker.num_running / worker.limits.num_slots,
-        worker.pool.used / worker.pool.total,
+        batch.num_running / batch.limits.num_slots,
+        batch.pool.used / batch.pool.total,
     )

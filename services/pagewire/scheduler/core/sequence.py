@@ -1,4 +1,4 @@
-"""One sequence: its tokens, its limits and where it stands."""
+"""One sequence: its tokens, its limits and its state."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from typing import Any
 from pagewire.packing import Int32Array
 from pagewire.suspicion import Loss, Suspicion
 
-# A sequence that gets so many tokens further after a failure has recovered from it: one is the
-# prefill's, the others are decoded.
+# A sequence has recovered from a failure after so many further tokens: one of its prefill, the
+# others decoded.
 RECOVERED_AFTER = 4
 
 
 class State(IntEnum):
-    """Where a sequence stands. The last three are final."""
+    """The state of a sequence. The last three are final."""
 
     PENDING = 0
     PREFILL = 1
@@ -25,7 +25,7 @@ class State(IntEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the sequence has ended."""
         return self >= State.COMPLETED
 
 
@@ -39,23 +39,23 @@ class Sampling:
     min_p: float
     seed: int
     min_tokens: int
-    # How many of the likeliest tokens come with each log probability; None wants none at all.
+    # Log probabilities: how many of the likeliest tokens come with each; None for none at all.
     logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    # As they travel: ids in ascending order as int32, and the bias of each as float32.
+    # As in the messages: ids in ascending order as int32, and the bias of each as float32.
     bias_ids: bytes = b""
     biases: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and what was generated from it.
+    """A prompt and the tokens generated from it.
 
     Invariants: `len(output) <= max_tokens`; `slot >= 0` exactly while it runs on a worker. While
-    it runs, its newest tokens are in the worker's SlotTable and `output` is brought up to date
-    when it leaves the slot.
+    it runs, its newest tokens are in the worker's SlotTable; `output` gets them when it leaves the
+    slot.
     """
 
     prompt: Int32Array
@@ -70,32 +70,32 @@ class Sequence:
     state: State = State.PENDING
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
-    preemptions: int = 0
-    # Whether it gave its place up and has not started again.
+    # Whether it was preempted and has not started again.
     preempted: bool = False
-    # At its latest start: tokens whose KV was cached, output tokens it already had, and of those
-    # cached the ones that came from the host.
+    # At its latest start: tokens whose KV was cached, output tokens that it had, and how many of
+    # the cached tokens were loaded from host memory.
     num_computed: int = 0
     num_generated: int = 0
     num_loaded: int = 0
-    # At its latest start: a block to be copied to that of token `num_computed`; 0 for none.
+    # At its latest start: the block to copy to that of token `num_computed`; 0 for none.
     copied_block: int = 0
     # Prompt tokens found in the cache at its first start; None before that.
     cached_tokens: int | None = None
-    # Failures in a row without recovery in between, and the length of the output at the last one.
+    # Failures since it last recovered, and the length of the output at the last failure.
     failures: int = 0
     failed_at: int = -RECOVERED_AFTER
-    # It may be what takes workers down: its steps run alone until it has recovered.
+    # It may take workers down: its steps run alone until it has recovered.
     suspect: bool = False
-    # The workers that were lost with it since it last recovered; None before the first.
+    # Workers lost while they ran it, since it last recovered; None before the first.
     suspicion: Suspicion | None = None
-    # When a suspect was last admitted, in seconds of the caller's clock.
-    tried_at: float = 0.0
-    # Who asks, and by when the request should have ended, in milliseconds of the caller's clock.
+    # When it was last admitted, in seconds of the caller's clock.
+    admitted_at: float = 0.0
+    # For policies: the tenant, and the deadline in milliseconds of the caller's clock.
     tenant: str = ""
     deadline: int = 0
-    # Order of first admission; -1 before that.
+    # Its number in the order of first admissions; -1 before that.
     place: int = -1
+    # The caller's request.
     owner: Any = None
 
     @property
@@ -105,11 +105,11 @@ class Sequence:
 
     @property
     def num_answered(self) -> int:
-        """Tokens whose KV is known to be computed: all but the last, once one was sampled."""
+        """Tokens whose KV is known to be computed: all but the last, once a token was sampled."""
         return self.num_known - 1 if len(self.output) > self.num_generated else 0
 
     def start(self, num_computed: int, copied_block: int, num_loaded: int = 0) -> None:
-        """Notes where it stands when it takes a slot."""
+        """Notes what is cached when it takes a slot."""
         self.num_loaded = num_loaded
         self.num_computed = num_computed
         self.copied_block = copied_block
@@ -128,36 +128,36 @@ class Sequence:
         return len(self.prompt) + self.max_tokens - 1
 
     def recovered(self, num_output: int) -> bool:
-        """Whether it had recovered from its last failure by the time it had so many tokens."""
+        """Whether it has recovered from its last failure once it has so many output tokens."""
         return num_output - self.failed_at >= RECOVERED_AFTER
 
     def note_loss(self, loss: Loss) -> None:
-        """The worker that computed it is gone."""
+        """Notes the loss of the worker that ran it."""
         if self.suspicion is None or self.recovered(len(self.output)):
             self.suspicion = Suspicion()
-        self.suspicion.note(loss)
+        self.suspicion.add_loss(loss)
         self.failed_at = len(self.output)
 
     @property
-    def accused(self) -> bool:
-        """Whether workers were lost while it was alone in their steps, as far as is known."""
+    def lost_alone(self) -> bool:
+        """Whether it is a suspect, and workers were lost, or may have been, while it ran alone."""
         if not self.suspect or self.suspicion is None:
             return False
-        return self.suspicion.undecided or bool(self.suspicion.trials)
+        return self.suspicion.unresolved or bool(self.suspicion.crashed_trials)
 
     @property
     def undecided(self) -> bool:
-        """Whether it is not known yet what became of a worker that it had alone."""
-        return self.suspicion is not None and self.suspicion.undecided
+        """Whether it is not known yet if a worker has ended that ran it alone."""
+        return self.suspicion is not None and self.suspicion.unresolved
 
-    def may_be_tried(self, lived_since: float, now: float) -> bool:
-        """Whether it may run at a worker that has lived since then."""
-        return not self.accused or (
+    def may_run_on(self, lived_since: float, now: float) -> bool:
+        """Whether it may run on a worker that has lived since then."""
+        return not self.lost_alone or (
             self.suspicion is not None and self.suspicion.may_be_tried(lived_since, now)
         )
 
     def record_failure(self) -> int:
-        """Counts a failure; returns how many there were since it last recovered."""
+        """Counts a failure; returns the failures since it last recovered."""
         self.failures = 1 if self.recovered(len(self.output)) else self.failures + 1
         self.failed_at = len(self.output)
         return self.failures

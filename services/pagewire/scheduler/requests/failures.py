@@ -2,7 +2,7 @@
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.sequence import Sequence
-from pagewire.suspicion import ENDS_ALONE
+from pagewire.suspicion import MAX_CRASHES_ALONE
 
 
 def unparsed() -> RequestError:
@@ -32,7 +32,7 @@ def took_workers_down(sequence: Sequence) -> RequestError:
     return RequestError(
         Code.INTERNAL,
         f"{losses} workers in a row were lost while they computed this request, the last "
-        f"{ENDS_ALONE} with nothing else to compute; it is not run again",
+        f"{MAX_CRASHES_ALONE} with nothing else to compute; it is not run again",
     )
 
 

@@ -61,12 +61,12 @@ class QueueBounds:
     def rest(self, now: float) -> None:
         """The time up to now says nothing about the queue's speed if nothing waited in it."""
         if self._full_since is None:
-            self._drain_rate.rest(now)
+            self._drain_rate.skip_idle_time(now)
 
     def left(self, now: float) -> None:
         """A request was admitted for the first time."""
         if self._full_since is not None:
-            self._drain_rate.left(now)
+            self._drain_rate.count_departure(now)
 
     def settle(self, ready: bool) -> None:
         """All that can be admitted has been; `ready` is whether there is a worker to admit to."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Sequence as Collection
 from typing import Any, Protocol
 
@@ -11,17 +12,12 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.lifecycle.stall import Stall
+from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.packing import pack
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
-from pagewire.rpc.transport import (
-    HEARTBEAT_SECONDS,
-    PROTOCOL_VERSION,
-    SILENT_HEARTBEATS,
-    end_call,
-    open_channel,
-)
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SILENT_HEARTBEATS
+from pagewire.rpc.transport import end_call, open_channel
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.v1 import worker_pb2 as pb
@@ -78,7 +74,7 @@ class WorkerLink:
         self.address = address
         self._step_timeout = step_timeout
         self._sent = self._answered = self._received = 0
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events = events
         self.retired = False
         self.connected = False
@@ -87,18 +83,21 @@ class WorkerLink:
         # It ended because a step did not: that is no connection that broke.
         self.hung = False
         self._leaving = False
-        self._outgoing: asyncio.Queue[pb.RunRequest | None] = asyncio.Queue()
+        self._outgoing: deque[pb.RunRequest | None] = deque()
+        self._outgoing_filled = asyncio.Event()
         self._reported = ""
 
     def send(self, step: pb.Step) -> None:
         """Sends a step; run-ahead bounds how many wait here."""
         self._sent += 1
-        self._outgoing.put_nowait(pb.RunRequest(step=step))
+        self._outgoing.append(pb.RunRequest(step=step))
+        self._outgoing_filled.set()
 
     def leave(self) -> None:
         """Ends the stream after the steps sent so far; connects again once the worker serves."""
         self._leaving = True
-        self._outgoing.put_nowait(None)
+        self._outgoing.append(None)
+        self._outgoing_filled.set()
 
     def retire(self) -> None:
         """Drains the worker, if it is connected, and does not connect again."""
@@ -170,13 +169,15 @@ class WorkerLink:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
             await call.write(pb.RunRequest(hello=hello))
-            ready = await self._read(call)
-        if ready is None or ready.WhichOneof("message") != "ready":
+            ready = await receive(call)
+            if ready is grpc.aio.EOF:
+                await self._raise_status(call)
+        if ready is grpc.aio.EOF or ready.WhichOneof("message") != "ready":
             raise ValueError("its first message is not `ready`")
-        self._outgoing = asyncio.Queue()
+        self._outgoing.clear()
         self._leaving = self.has_said_why = self.hung = False
         self._sent = self._answered = self._received = 0
-        self._unread = Stall(SILENT_HEARTBEATS)
+        self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events.on_ready(self, ready.ready)
         self.connected = True
         self._reported = ""
@@ -188,13 +189,14 @@ class WorkerLink:
         )
         tasks = [asyncio.create_task(each) for each in work]
         try:
-            while (message := await self._read(call)) is not None:
+            while (message := await receive(call)) is not grpc.aio.EOF:
                 self._received += 1
                 if message.HasField("alive"):
                     self._check_reading(message.alive)
                     continue
                 self._answered += 1
                 self._events.on_result(self, message.result)
+            await self._raise_status(call)
             self.has_said_why = True
             if not self._leaving:
                 raise ValueError("it ended the stream")
@@ -207,7 +209,7 @@ class WorkerLink:
 
     def _check_reading(self, alive: pb.Alive) -> None:
         """Steps that the worker does not read are lost; it says once a second how many it has."""
-        if self._unread.look(alive.received_steps, self._sent > alive.received_steps):
+        if self._unread.poll(alive.received_steps, self._sent > alive.received_steps):
             raise StreamError(f"of {self._sent} steps it has read {alive.received_steps}")
 
     async def _watch(
@@ -228,20 +230,23 @@ class WorkerLink:
             call.cancel()  # it may have broken alone, and the worker's drain must be noticed
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        while True:
-            try:
-                request = await self._outgoing.get()
-                if request is None:
-                    await call.done_writing()
-                    return
-                await call.write(request)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # the reader sees why
+        try:
+            while True:
+                while self._outgoing:
+                    request = self._outgoing.popleft()
+                    if request is None:
+                        await call.done_writing()
+                        return
+                    await call.write(request)
+                self._outgoing_filled.clear()
+                await self._outgoing_filled.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader sees why
 
     async def _time_steps(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives the worker up when it does not answer the oldest step in flight in time."""
-        stall = Stall(LOOKS_AT_A_STEP)
-        while not stall.look(self._answered, self._sent > self._answered):  # noqa: ASYNC110
+        stall = StallDetector(LOOKS_AT_A_STEP)
+        while not stall.poll(self._answered, self._sent > self._answered):  # noqa: ASYNC110
             await asyncio.sleep(self._step_timeout / LOOKS_AT_A_STEP)
         log.error(
             "worker %s has not answered step %d for %g s",
@@ -254,26 +259,21 @@ class WorkerLink:
 
     async def _listen_for_silence(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         """Gives the worker up when it says nothing, not even that it is alive."""
-        stall = Stall(SILENT_HEARTBEATS)
-        while not stall.look(self._received):  # noqa: ASYNC110 - it looks at silence
+        stall = StallDetector(SILENT_HEARTBEATS)
+        while not stall.poll(self._received):  # noqa: ASYNC110 - it looks at silence
             await asyncio.sleep(HEARTBEAT_SECONDS)
         seconds = SILENT_HEARTBEATS * HEARTBEAT_SECONDS
         log.error("worker %s: no sign of life for %g s", self.address, seconds)
         call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> pb.RunResponse | None:
-        """The next message; None at the regular end of the stream."""
-        message = await receive(call)
-        if message is grpc.aio.EOF:
-            code, details = await call.code(), await call.details()
-            if code is grpc.StatusCode.OK:
-                return None
+    async def _raise_status(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        """Raises how the stream has ended, unless that is its regular end."""
+        code, details = await call.code(), await call.details()
+        if code is not grpc.StatusCode.OK:
             self.has_said_why = code in SAY_WHY
             raise grpc.aio.AioRpcError(
                 code, await call.initial_metadata(), await call.trailing_metadata(), details
             )
-        assert isinstance(message, pb.RunResponse)
-        return message
 
 
 def _cancelled() -> bool:

@@ -51,8 +51,8 @@ class WorkerHealth:
             step_timeout,
             on_fatal,
             on_change,
-            doubt_seconds=min(unready_after or step_timeout, step_timeout),
-            on_doubt=on_slow,
+            slow_seconds=min(unready_after or step_timeout, step_timeout),
+            on_slow=on_slow,
         )
         await self._publish()
         return watchdog

@@ -8,10 +8,9 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.suspicion import Loss
-
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+from support.sequences import GREEDY
 
 
 def limits(num_blocks: int = 33, num_slots: int = 4) -> WorkerLimits:
@@ -44,7 +43,7 @@ def test_admissions_spread_and_end_when_all_slots_are_taken() -> None:
         made.waiting.push(sequence(5, arrival))
     admitted = list(made.admit())
     assert [a.sequence.arrival for a in admitted] == [0, 1, 2]
-    assert {id(a.worker) for a in admitted} == {id(w) for w in made.workers}
+    assert {id(a.batch) for a in admitted} == {id(w) for w in made.batches}
     assert len(made.waiting) == 2
 
 
@@ -54,20 +53,20 @@ def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
     made.waiting.push(large)
     made.waiting.push(small)
     first, second = made.admit()
-    assert (first.sequence, first.worker) == (large, None)
-    assert (second.sequence, second.worker) == (small, made.workers[0])
+    assert (first.sequence, first.batch) == (large, None)
+    assert (second.sequence, second.batch) == (small, made.batches[0])
 
 
 def test_what_is_too_long_for_a_worker_goes_to_one_that_takes_it() -> None:
     made = admission(replace(limits(), max_model_len=37), replace(limits(), max_model_len=38))
     for arrival in range(3):
         made.waiting.push(sequence(30, arrival))
-    assert [a.worker for a in made.admit()] == [made.workers[1]] * 3
+    assert [a.batch for a in made.admit()] == [made.batches[1]] * 3
 
 
 def test_sequences_of_a_lost_worker_go_on_at_another() -> None:
     made = admission(limits())
-    lost = made.workers[0]
+    lost = made.batches[0]
     running = sequence(5, 0)
     made.waiting.push(running)
     list(made.admit())
@@ -76,7 +75,7 @@ def test_sequences_of_a_lost_worker_go_on_at_another() -> None:
     assert made.lose_worker(lost, Loss(), 0.0) == [running]
     assert running.state is State.PENDING
     other = made.add_worker(limits())
-    assert [a.worker for a in made.admit()] == [other]
+    assert [a.batch for a in made.admit()] == [other]
     assert list(running.output) == [5]
 
 
@@ -85,7 +84,7 @@ def test_preemptions_are_counted_and_queued_again() -> None:
     for arrival in range(2):
         made.waiting.push(sequence(7, arrival, 9))
     list(made.admit())
-    worker = made.workers[0]
+    worker = made.batches[0]
     for _ in range(4):
         plan = worker.plan()
         worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
-from pagewire.scheduler.core.batching.batch import MAX_PIGGYBACK_STEPS, WorkerBatch
+from pagewire.scheduler.core.batching.batch import WorkerBatch
+from pagewire.scheduler.core.batching.prefill_queue import MAX_PIGGYBACKED_STEPS
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.queue.waiting import WaitingQueue
-from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sequence, State
 from pagewire.scheduler.workers.link import encode_step
+from support.sequences import GREEDY, admit, can_admit
 
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 EOS = 7
 
 
@@ -51,12 +52,12 @@ def test_a_block_released_twice_is_an_error() -> None:
 @pytest.mark.parametrize("max_tokens", [10, 2])  # the second step is the last one of its own
 def test_a_slot_is_free_again_only_when_steps_that_name_it_are_answered(max_tokens: int) -> None:
     worker = batch(num_slots=1)
-    worker.admit(sequence(3, max_tokens))
+    admit(worker, sequence(3, max_tokens))
     first, second = worker.plan(), worker.plan()
     assert first is not None
     assert second is not None
     worker.finish(0, State.CANCELLED)
-    assert not worker.can_admit(sequence(1, 1, arrival=1))
+    assert not can_admit(worker, sequence(1, 1, arrival=1))
     assert answer(worker, first) == []
     assert worker.pool.used == 1
     assert answer(worker, second) == []
@@ -67,7 +68,7 @@ def test_a_slot_is_free_again_only_when_steps_that_name_it_are_answered(max_toke
 def test_tokens_after_a_stop_are_dropped() -> None:
     worker = batch()
     running = sequence(3, 10)
-    worker.admit(running)
+    admit(worker, running)
     plans = [worker.plan() for _ in range(3)]
     outcome = worker.commit(1, np.array([EOS], np.int32))
     assert outcome.stopped == [0]
@@ -82,7 +83,7 @@ def test_a_token_stops_those_sequences_that_have_it_for_a_stop_id() -> None:
     both, one, none = sequence(3, 10, 0), sequence(3, 10, 1), sequence(3, 10, 2)
     both.stop_ids, none.stop_ids = (9, EOS), (-1,)
     for running in (both, one, none):
-        worker.admit(running)
+        admit(worker, running)
     plans = [worker.plan() for _ in range(3)]
     outcome = worker.commit(1, np.array([5, 9, EOS], np.int32))
     assert outcome.stopped == []
@@ -96,13 +97,13 @@ def test_a_token_stops_those_sequences_that_have_it_for_a_stop_id() -> None:
 def test_outputs_grow_with_their_sequences() -> None:
     worker = batch(num_blocks=400)
     long, late = sequence(3, 1000, 0), sequence(3, 1000, 1)
-    worker.admit(long)
+    admit(worker, long)
     for token in range(600):
         plan = worker.plan()
         assert plan is not None
         if token == 250:
             late.output.extend(range(254))
-            worker.admit(late)
+            admit(worker, late)
         worker.commit(plan.number, np.full(len(plan.rows), token, np.int32))
     worker.finish(long.slot, State.COMPLETED)
     assert list(long.output) == list(range(600))
@@ -113,7 +114,7 @@ def test_outputs_grow_with_their_sequences() -> None:
 
 def test_the_last_token_by_length_needs_no_further_step() -> None:
     worker = batch()
-    worker.admit(sequence(3, 2))
+    admit(worker, sequence(3, 2))
     first, second = worker.plan(), worker.plan()
     assert worker.plan() is None
     assert worker.commit(first.number, np.array([5], np.int32)).ended == []
@@ -124,14 +125,14 @@ def test_a_sequence_larger_than_the_pool_is_never_admitted() -> None:
     worker = batch(num_blocks=4)
     assert worker.fits(sequence(4, 9))
     assert not worker.fits(sequence(4, 10))
-    assert not worker.can_admit(sequence(4, 10))
+    assert not can_admit(worker, sequence(4, 10))
 
 
 def test_chunks_keep_to_the_budget_beside_decodes() -> None:
     worker = batch(num_blocks=30, budget=8)
-    worker.admit(sequence(3, 10))
+    admit(worker, sequence(3, 10))
     worker.plan()
-    worker.admit(counted(20, 10, 1))
+    admit(worker, counted(20, 10, 1))
     chunks = []
     while not chunks or sum(chunks) < 20:
         plan = worker.plan()
@@ -143,7 +144,7 @@ def test_chunks_keep_to_the_budget_beside_decodes() -> None:
 
 def test_the_decode_list_travels_when_it_changes_only() -> None:
     worker = batch(num_blocks=30)
-    worker.admit(sequence(3, 10))
+    admit(worker, sequence(3, 10))
     changed = [worker.plan().decode_changed for _ in range(4)]
     assert changed == [False, True, False, False]
 
@@ -153,8 +154,8 @@ def test_the_latest_arrival_gives_way() -> None:
     limits = WorkerLimits(5, 4, 2, 64, memory_threshold=1.0)
     worker = WorkerBatch(limits, FirstComeFirstServed(), preempted.append)
     early, late = sequence(7, 9), sequence(7, 9, arrival=1)
-    worker.admit(early)
-    worker.admit(late)
+    admit(worker, early)
+    admit(worker, late)
     for _ in range(4):
         answer(worker, worker.plan())
     assert preempted == [late]
@@ -165,14 +166,14 @@ def test_the_latest_arrival_gives_way() -> None:
 
 def test_an_answer_of_the_wrong_size_or_number_is_refused() -> None:
     worker = batch()
-    worker.admit(sequence(3, 10))
+    admit(worker, sequence(3, 10))
     plan = worker.plan()
     with pytest.raises(ValueError, match="not the oldest"):
         worker.commit(plan.number + 1, np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="1 rows, its answer 2"):
         worker.commit(plan.number, np.zeros(2, np.int32))
     with pytest.raises(ValueError, match="slot 2 has failed, and there are 2"):
-        worker.distrust(2)
+        worker.slot_failed(2)
 
 
 def test_the_queue_follows_its_policy_and_forgets_what_left() -> None:
@@ -280,7 +281,7 @@ def test_a_fully_cached_prompt_still_computes_a_token() -> None:
     worker = batch(num_blocks=30)
     for arrival in range(2):
         running = sequence(8, 1, arrival)
-        worker.admit(running)
+        admit(worker, running)
         plan = worker.plan()
         answer(worker, plan)
         worker.finish(running.slot, State.COMPLETED)
@@ -290,7 +291,7 @@ def test_a_fully_cached_prompt_still_computes_a_token() -> None:
 
 def test_blocks_of_a_failed_sequence_are_not_cached() -> None:
     worker = batch(num_blocks=30)
-    worker.admit(sequence(8, 9))
+    admit(worker, sequence(8, 9))
     plan = worker.plan()
     worker.commit(plan.number, np.array([-1], np.int32))
     worker.finish(0, State.PENDING, sound=False)
@@ -301,14 +302,14 @@ def test_a_block_is_shared_from_the_plan_on_in_which_it_is_computed() -> None:
     worker = batch(num_blocks=30, num_slots=4)
     leader, follower, salted = sequence(13, 2), sequence(13, 2, 1), sequence(13, 2, 2)
     salted.cache_salt = "another tenant"
-    worker.admit(leader)
-    assert not worker.can_admit(follower), "it would compute what the leader is about to"
-    assert worker.can_admit(salted)
+    admit(worker, leader)
+    assert not can_admit(worker, follower), "it would compute what the leader is about to"
+    assert can_admit(worker, salted)
     first = worker.plan()
     assert first.prefill_counts == [13]
-    assert worker.can_admit(follower)
-    worker.admit(follower)
-    worker.admit(salted)
+    assert can_admit(worker, follower)
+    admit(worker, follower)
+    admit(worker, salted)
     second = worker.plan()
     assert second.prefill_counts == [1, 13]
     assert follower.blocks[:3] == leader.blocks[:3]
@@ -319,11 +320,11 @@ def test_a_block_is_shared_from_the_plan_on_in_which_it_is_computed() -> None:
 
 def test_a_prefix_is_waited_for_only_until_it_is_planned() -> None:
     worker = batch(num_blocks=40, num_slots=4, budget=12)
-    worker.admit(sequence(20, 2))
+    admit(worker, sequence(20, 2))
     follower = sequence(9, 2, 1)
-    assert not worker.can_admit(follower)
+    assert not can_admit(worker, follower)
     worker.plan()
-    assert worker.can_admit(follower), "the leader goes on, but with nothing that is shared"
+    assert can_admit(worker, follower), "the leader goes on, but with nothing that is shared"
 
 
 @pytest.mark.parametrize("aborted", [False, True])
@@ -332,16 +333,16 @@ def test_when_a_prefill_fails_those_who_share_it_run_again(aborted: bool) -> Non
     limits = WorkerLimits(40, 4, 4, 8, memory_threshold=1.0)
     worker = WorkerBatch(limits, FirstComeFirstServed(), again.append)
     leader, follower, other = sequence(11, 5), sequence(9, 5, 1), sequence(3, 5, 2)
-    worker.admit(leader)
+    admit(worker, leader)
     first = worker.plan()
-    worker.admit(follower)
-    worker.admit(other)
+    admit(worker, follower)
+    admit(worker, other)
     second = worker.plan()
     assert second.prefill_slots == [leader.slot, follower.slot, other.slot]
     failed = leader.slot
     if aborted:
         worker.finish(leader.slot, State.CANCELLED)
-    worker.distrust(failed)
+    worker.slot_failed(failed)
     worker.commit(first.number, np.zeros(0, np.int32))
     if not aborted:
         worker.finish(leader.slot, State.PENDING, sound=False)
@@ -358,9 +359,9 @@ def test_when_a_prefill_fails_those_who_share_it_run_again(aborted: bool) -> Non
 def test_what_a_token_was_sampled_from_outlives_the_failure_of_another() -> None:
     worker = batch(num_blocks=40, num_slots=4, budget=8)
     leader, follower = sequence(30, 5), sequence(9, 5, 1)
-    worker.admit(leader)
+    admit(worker, leader)
     worker.commit(worker.plan().number, np.zeros(0, np.int32))
-    worker.admit(follower)
+    admit(worker, follower)
     worker.plan()  # the leader's budget comes first
     while follower.state is State.PREFILL:
         worker.plan()
@@ -377,9 +378,9 @@ def test_groups_travel_when_they_change_and_the_worker_wants_them() -> None:
     limits = WorkerLimits(40, 4, 4, 64, memory_threshold=1.0, prefix_groups=True)
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
     first, second = sequence(18, 20), sequence(19, 20, 1)
-    worker.admit(first)
+    admit(worker, first)
     worker.plan()
-    worker.admit(second)
+    admit(worker, second)
     plans = [worker.plan() for _ in range(4)]
     assert [plan.groups_changed for plan in plans] == [False, True, False, False]
     [group] = plans[-1].groups
@@ -397,7 +398,7 @@ def test_groups_travel_when_they_change_and_the_worker_wants_them() -> None:
 def test_caching_can_be_switched_off() -> None:
     limits = WorkerLimits(30, 4, 2, 64, memory_threshold=1.0, prefix_caching=False)
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
-    worker.admit(sequence(8, 1))
+    admit(worker, sequence(8, 1))
     answer(worker, worker.plan())
     worker.finish(0, State.COMPLETED)
     assert worker.pool.idle == 0
@@ -414,12 +415,12 @@ def test_siblings_share_full_blocks_and_copy_the_last() -> None:
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
     leader = counted(1000, 8, 0)
     siblings = [counted(1000, 8, arrival) for arrival in range(1, 16)]
-    worker.admit(leader)
-    assert not worker.can_admit(siblings[0]), "its prompt is about to be computed"
+    admit(worker, leader)
+    assert not can_admit(worker, siblings[0]), "its prompt is about to be computed"
     first = worker.plan()
     for sibling in siblings:
-        assert worker.can_admit(sibling)
-        worker.admit(sibling)
+        assert can_admit(worker, sibling)
+        admit(worker, sibling)
     assert worker.pool.used == 62 + 16
     worker.check()
     plan = worker.plan()
@@ -439,10 +440,10 @@ def test_siblings_share_full_blocks_and_copy_the_last() -> None:
 
 def test_a_copied_block_is_held_until_its_step_is_planned() -> None:
     worker = batch(num_slots=3, num_blocks=4, budget=8)
-    worker.admit(counted(3, 2, 0))
+    admit(worker, counted(3, 2, 0))
     answer(worker, worker.plan())
     sibling = counted(3, 2, 1)
-    worker.admit(sibling)
+    admit(worker, sibling)
     source = sibling.copied_block
     worker.finish(0, State.CANCELLED)
     assert worker.pool.references(source) == 1
@@ -451,7 +452,7 @@ def test_a_copied_block_is_held_until_its_step_is_planned() -> None:
     assert [s.copied_block for s in plan.starts] == [source]
     assert worker.pool.references(source) == 0
     third = counted(3, 2, 2)
-    worker.admit(third)
+    admit(worker, third)
     assert third.copied_block == sibling.blocks[0]
     worker.finish(third.slot, State.CANCELLED)
     worker.check()
@@ -465,11 +466,11 @@ def test_who_copied_from_a_failed_sequence_runs_again_and_who_copied_from_them()
     leader, copier, third = counted(6, 9, 0), counted(6, 9, 1), counted(7, 9, 2)
     plans = []
     for one in (leader, copier, third):
-        worker.admit(one)
+        admit(worker, one)
         plans.append(worker.plan())
     assert copier.copied_block == leader.blocks[1]
     assert third.copied_block in (leader.blocks[1], copier.blocks[1])
-    worker.distrust(leader.slot)
+    worker.slot_failed(leader.slot)
     worker.commit(plans[0].number, np.array([-1], np.int32))
     worker.finish(leader.slot, State.PENDING, sound=False)
     assert sorted(s.arrival for s in preempted) == [1, 2]
@@ -477,7 +478,7 @@ def test_who_copied_from_a_failed_sequence_runs_again_and_who_copied_from_them()
     for plan in plans[1:]:
         assert answer(worker, plan) == []
     assert worker.idle
-    worker.admit(leader)
+    admit(worker, leader)
     assert (leader.num_computed, leader.copied_block) == (0, 0), "nothing sound is cached"
 
 
@@ -486,12 +487,12 @@ def test_who_copied_what_was_proven_stays() -> None:
     limits = WorkerLimits(20, 4, 4, 64, memory_threshold=1.0)
     worker = WorkerBatch(limits, FirstComeFirstServed(), preempted.append)
     leader, copier = counted(6, 9, 0), counted(6, 9, 1)
-    worker.admit(leader)
+    admit(worker, leader)
     plans = [worker.plan()]
-    worker.admit(copier)
+    admit(worker, copier)
     plans.append(worker.plan())
     answer(worker, plans[0])
-    worker.distrust(leader.slot)
+    worker.slot_failed(leader.slot)
     worker.commit(plans[1].number, np.array([-1, 5], np.int32))
     worker.finish(leader.slot, State.PENDING, sound=False)
     assert preempted == []
@@ -501,16 +502,16 @@ def test_who_copied_what_was_proven_stays() -> None:
 def test_without_a_prefix_cache_nothing_is_copied() -> None:
     limits = WorkerLimits(20, 4, 2, 64, memory_threshold=1.0, prefix_caching=False)
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
-    worker.admit(counted(6, 4, 0))
+    admit(worker, counted(6, 4, 0))
     answer(worker, worker.plan())
     sibling = counted(6, 4, 1)
-    worker.admit(sibling)
+    admit(worker, sibling)
     assert (sibling.num_computed, sibling.copied_block) == (0, 0)
 
 
 def test_whoever_goes_on_from_a_kept_sequence_computes_one_token() -> None:
     worker = batch(num_slots=4, num_blocks=9)
-    worker.admit(counted(6, 1, 0))
+    admit(worker, counted(6, 1, 0))
     outcome = worker.commit(worker.plan().number, np.array([5], np.int32))
     assert outcome.ended == [0]
     parent = worker.finish(0, State.COMPLETED, keep=True)
@@ -518,7 +519,7 @@ def test_whoever_goes_on_from_a_kept_sequence_computes_one_token() -> None:
     children = [counted(6, 2, arrival) for arrival in (1, 2)]
     for child, token in zip(children, (5, 8), strict=True):
         child.output.append(token)
-        worker.admit(child)
+        admit(worker, child)
     worker.check()
     plan = worker.plan()
     assert plan.prefill_counts == [1, 1]
@@ -532,27 +533,31 @@ def test_whoever_goes_on_from_a_kept_sequence_computes_one_token() -> None:
 
 def test_what_was_kept_gives_way_to_whoever_needs_the_memory() -> None:
     worker = batch(num_slots=2, num_blocks=4)
-    worker.admit(counted(6, 1, 0))
+    admit(worker, counted(6, 1, 0))
     worker.commit(worker.plan().number, np.array([5], np.int32))
     worker.finish(0, State.COMPLETED, keep=True)
     large = sequence(11, 2, 1)
-    assert worker.can_admit(large)
-    worker.admit(large)
+    assert not can_admit(worker, large)
+    worker.make_room(large)
+    assert can_admit(worker, large)
+    admit(worker, large)
     assert worker.pool.used == 3
     worker.check()
 
 
 def test_a_running_sequence_grows_into_what_was_kept() -> None:
-    worker = batch(num_slots=2, num_blocks=4)
+    preempted: list[Sequence] = []
+    limits = WorkerLimits(4, 4, 2, 64, memory_threshold=1.0)
+    worker = WorkerBatch(limits, FirstComeFirstServed(), preempted.append)
     running = sequence(4, 9, 0)
-    worker.admit(running)
-    worker.admit(counted(6, 1, 1))
+    admit(worker, running)
+    admit(worker, counted(6, 1, 1))
     plan = worker.plan()
     worker.commit(plan.number, np.array([5, 5], np.int32))
     worker.finish(1, State.COMPLETED, keep=True)
     for _ in range(6):
         answer(worker, worker.plan())
-    assert worker.preemptions == 0
+    assert preempted == []
     assert len(running.blocks) == 3
 
 
@@ -562,11 +567,11 @@ def chunks_beside(num_decodes: int, *prompts: int) -> list[int]:
     limits = WorkerLimits(800, 16, 16, 2000, 1.0, prefix_caching=False, piggyback_tokens=16)
     worker = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
     for arrival in range(num_decodes):
-        worker.admit(counted(4, 500, arrival))
+        admit(worker, counted(4, 500, arrival))
     if num_decodes:
         answer(worker, worker.plan())
     for arrival, prompt in enumerate(prompts, num_decodes):
-        worker.admit(counted(prompt, 100, arrival))
+        admit(worker, counted(prompt, 100, arrival))
     chunks = []
     while sum(chunks) < sum(prompts):
         plan = worker.plan()
@@ -586,7 +591,8 @@ def test_a_prompt_that_begins_to_decode_leaves_less_room_for_the_next() -> None:
 
 
 def test_a_prompt_is_piggybacked_for_a_limited_number_of_steps() -> None:
-    assert chunks_beside(4, 1000) == [1000 - MAX_PIGGYBACK_STEPS * 12] + [12] * MAX_PIGGYBACK_STEPS
+    steps = MAX_PIGGYBACKED_STEPS
+    assert chunks_beside(4, 1000) == [1000 - steps * 12] + [12] * steps
 
 
 def test_prompts_are_computed_at_once_beside_many_decodes_or_none() -> None:

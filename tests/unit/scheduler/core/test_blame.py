@@ -14,10 +14,10 @@ from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
-from pagewire.suspicion import CONTROL_SECONDS, Loss, Suspicion
+from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.suspicion import SURVIVAL_SECONDS, Loss, Suspicion
+from support.sequences import GREEDY, admit
 
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 LIMITS = WorkerLimits(33, 4, 8, 16, memory_threshold=1.0)
 RUN_AHEAD = 3
 MAX_LOSSES = 2
@@ -54,19 +54,19 @@ class Fleet:
                 return
             self.now += 0.01
             list(self.admission.admit(self.now))
-            for worker in list(self.admission.workers):
+            for worker in list(self.admission.batches):
                 self._advance(worker)
         raise AssertionError("they do not end")
 
     def lose(self, worker: WorkerBatch) -> None:
         """A worker falls; another process takes its place."""
         self.losses += 1
-        self.beside.append(len(worker.named_slots()))
+        self.beside.append(len(worker.slots_in_flight()))
         loss = Loss("process")
         self.admission.lose_worker(worker, loss, self.now)
         self.admission.add_worker(LIMITS, self.now)
-        loss.met("process" if self.returns() else "another")
-        self.guilty += self.admission.judge()
+        loss.resolve("process" if self.returns() else "another")
+        self.guilty += self.admission.remove_deadly()
 
     def _advance(self, worker: WorkerBatch) -> None:
         while len(worker.in_flight) < RUN_AHEAD and worker.plan() is not None:
@@ -116,7 +116,7 @@ def test_a_poison_fails_alone_after_four_workers(deadly: Callable, workers: int)
     assert fleet.guilty == [poison]
     assert fleet.losses == 4  # twice among others, then twice alone
     assert fleet.beside[2:] == [1, 1]
-    assert fleet.now > CONTROL_SECONDS, "some worker has lived without it in between"
+    assert fleet.now > SURVIVAL_SECONDS, "some worker has lived without it in between"
     assert all(len(s.output) == 20 for s in innocent)
 
 
@@ -144,22 +144,22 @@ def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhil
     for expected in (1, 2, 3):
         fleet.admission.waiting.push(only) if expected == 1 else None
         list(fleet.admission.admit(fleet.now))
-        [worker] = fleet.admission.workers
+        [worker] = fleet.admission.batches
         assert worker.plan() is not None
         fleet.lose(worker)
         assert fleet.losses == expected
-    assert only.accused
-    fleet.now += CONTROL_SECONDS / 2
+    assert only.lost_alone
+    fleet.now += SURVIVAL_SECONDS / 2
     assert list(fleet.admission.admit(fleet.now)) == [], "a worker must live without it first"
-    fleet.lose(fleet.admission.workers[0])  # idle
-    assert not only.accused
+    fleet.lose(fleet.admission.batches[0])  # idle
+    assert not only.lost_alone
     fleet.now += 0.1
     list(fleet.admission.admit(fleet.now))
-    [worker] = fleet.admission.workers
+    [worker] = fleet.admission.batches
     assert worker.plan() is not None
     fleet.lose(worker)
     assert fleet.guilty == [], "counted anew"
-    assert only.accused
+    assert only.lost_alone
 
 
 def test_connections_that_break_blame_nobody() -> None:
@@ -181,16 +181,16 @@ def test_a_suspect_waits_until_a_loss_is_explained() -> None:
     suspect.suspect = True
     fleet.admission.waiting.push(suspect)
     [admitted] = fleet.admission.admit(fleet.now)
-    assert admitted.worker.plan() is not None
+    assert admitted.batch.plan() is not None
     loss = Loss("process")
-    fleet.admission.lose_worker(admitted.worker, loss, fleet.now)
+    fleet.admission.lose_worker(admitted.batch, loss, fleet.now)
     fleet.now += 100
-    assert fleet.admission.stranded() == [], "it does not go elsewhere either"
+    assert fleet.admission.runnable() == [], "it does not go elsewhere either"
     assert list(fleet.admission.admit(fleet.now)) == []
     assert fleet.admission.held == [suspect]
-    assert fleet.admission.stranded() == [], "nobody else may try it either"
-    loss.met("process")
-    assert fleet.admission.judge() == []
+    assert fleet.admission.runnable() == [], "nobody else may try it either"
+    loss.resolve("process")
+    assert fleet.admission.remove_deadly() == []
     assert [each.sequence for each in fleet.admission.admit(fleet.now)] == [suspect]
 
 
@@ -199,7 +199,7 @@ def test_a_worker_that_was_to_leave_is_no_loss() -> None:
     fleet = Fleet(1, lambda _worker, _plan: False)
     fleet.admission.waiting.push(running)
     list(fleet.admission.admit())
-    [worker] = fleet.admission.workers
+    [worker] = fleet.admission.batches
     worker.plan()
     assert fleet.admission.lose_worker(worker, None, 1.0) == [running]
     assert running.suspicion is None
@@ -208,13 +208,13 @@ def test_a_worker_that_was_to_leave_is_no_loss() -> None:
 def test_what_was_known_where_it_has_run_counts_here() -> None:
     poison = sequence(0)
     fleet = Fleet(1, deadly_in_prefill(poison))
-    fleet.admission.take_up(poison, Suspicion.told(3, [0.1], fleet.now))
+    fleet.admission.set_suspicion(poison, Suspicion.from_report(3, [0.1], fleet.now))
     assert poison.suspect
-    assert poison.accused
+    assert poison.lost_alone
     fleet.run([poison])
     assert fleet.guilty == [poison]
     assert fleet.losses == 1
-    assert fleet.now > CONTROL_SECONDS
+    assert fleet.now > SURVIVAL_SECONDS
 
 
 def test_two_poisons_are_told_apart() -> None:
@@ -251,7 +251,7 @@ def test_random_losses_convict_the_poisons_and_nobody_else(
             if left[0] <= 0:
                 left.pop(0)
                 # By chance, it never takes those who are alone twice in a row: that is evidence.
-                return worker.tried is None
+                return worker.isolated is None
         return False
 
     fleet = Fleet(workers, deadly)
@@ -283,14 +283,14 @@ def test_losses_now_and_then_blame_nobody(seed: int) -> None:
 
 def test_who_is_in_no_step_is_not_blamed() -> None:
     fleet = Fleet(1, lambda _worker, _plan: False)
-    worker = fleet.admission.workers[0]
+    worker = fleet.admission.batches[0]
     computing, queued = sequence(0, 16), sequence(1, 6)  # the first fills the step's budget
     for waiting in (computing, queued):
         fleet.admission.waiting.push(waiting)
     list(fleet.admission.admit())
     worker.plan()
     for admitted in list(fleet.admission.admit()):
-        assert admitted.worker is worker
+        assert admitted.batch is worker
     fleet.admission.lose_worker(worker, Loss(), 0.0)
     assert computing.suspicion is not None
     assert (computing.suspicion.losses, queued.suspicion) == (1, None)
@@ -301,9 +301,9 @@ def test_others_go_on_once_a_suspect_has_recovered() -> None:
     suspect, other = sequence(0), sequence(1)
     suspect.record_failure()
     suspect.suspect = True
-    worker = fleet.admission.workers[0]
+    worker = fleet.admission.batches[0]
     alone: list[bool] = []
-    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(worker.named_slots()) == 1))
+    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(worker.slots_in_flight()) == 1))
     fleet.run([other, suspect])
     assert not suspect.suspect
     assert sum(alone) < len(alone)  # they have been together, too
@@ -316,13 +316,13 @@ def test_a_suspect_that_goes_on_at_a_worker_with_more_slots_stops_nobody() -> No
     large = WorkerBatch(LIMITS, FirstComeFirstServed(), lambda _: None)
     suspect = sequence(0)
     suspect.suspect = True
-    small.admit(suspect)
+    admit(small, suspect)
     small.finish(suspect.slot, State.PENDING)
-    large.admit(sequence(1))
-    large.admit(suspect)
+    admit(large, sequence(1))
+    admit(large, suspect)
     assert suspect.slot >= small.limits.num_slots
     assert small.plan() is None
-    small.admit(sequence(2))
+    admit(small, sequence(2))
     assert small.plan() is not None
 
 

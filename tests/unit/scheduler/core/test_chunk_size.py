@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 
 from pagewire.scheduler.core.batching.batch import WorkerBatch
-from pagewire.scheduler.core.batching.chunk_size import SMALLEST, ChunkSize
+from pagewire.scheduler.core.batching.chunk_size import MIN_TOKENS, ChunkSize
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import Sequence, State
+from support.sequences import GREEDY, admit
 
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 BUDGET = 8192
 
 Timing = Callable[[int, int], int]
@@ -41,7 +41,7 @@ class Simulation:
         tokens = np.full(prompt, 3, np.int32)
         sequence = Sequence(tokens, GREEDY, max_tokens, (), self.arrivals)
         self.arrivals += 1
-        self.batch.admit(sequence)
+        admit(self.batch, sequence)
         return sequence
 
     def step(self) -> bool:
@@ -110,7 +110,7 @@ def test_prefill_never_stops_where_decodes_alone_miss_the_target() -> None:
     for _ in range(30):
         control.observe(0, 9000)
         control.observe(control.tokens, 9000 + 25 * control.tokens)
-    assert control.tokens == SMALLEST
+    assert control.tokens == MIN_TOKENS
 
 
 def test_nothing_changes_without_decodes_or_without_a_target() -> None:

@@ -5,16 +5,16 @@ import pytest
 
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.batch import WorkerBatch
-from pagewire.scheduler.core.batching.prefix_sharing import Return
+from pagewire.scheduler.core.batching.cached_prefix import Restart
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.block_pool import BlockPool
 from pagewire.scheduler.core.kv.host_tier import HostMemory, Reuse
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
-from pagewire.scheduler.core.routing import PrefixAware
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.routing import Candidate, PrefixAware
+from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.workers.link import encode_step
+from support.sequences import GREEDY
 
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
 SIZE = 4
 # A block takes 1 s to save, 1 s to load, 4 s to compute.
 MEMORY = HostMemory(8, save_block=1, load_block=1, prefill_token=1)
@@ -165,6 +165,10 @@ def test_costs_decide() -> None:
     assert memory.save_pays(6, 24, 1.0)
 
 
+def candidate(batch: WorkerBatch, sequence: Sequence) -> Candidate:
+    return Candidate(batch, batch.find_cached(sequence))
+
+
 def test_blocks_that_would_rather_be_computed_are_not_loaded() -> None:
     slow = HostMemory(8, save_block=0.01, load_block=3, prefill_token=1, prefill_pair=0)
     worker, other = (
@@ -177,17 +181,19 @@ def test_blocks_that_would_rather_be_computed_are_not_loaded() -> None:
         cached(batch.pool, 1, 2)
         batch.pool.release(batch.pool.allocate(8))
     prompt = Sequence(np.repeat(np.array([1, 2, 5], np.int32), SIZE), GREEDY, 5, (), 0)
-    assert worker.cached_tokens(prompt) == other.cached_tokens(prompt) == 8
-    assert worker.prefill_cost(prompt) == 4 + 2 * 1
-    assert other.prefill_cost(prompt) == 4 + 2 * 3
-    assert PrefixAware().choose(prompt, [other, worker]) is worker
+    cheap, dear = candidate(worker, prompt), candidate(other, prompt)
+    assert cheap.cached.num_tokens == dear.cached.num_tokens == 8
+    assert worker.prefill_cost(prompt, cheap.cached) == 4 + 2 * 1
+    assert other.prefill_cost(prompt, dear.cached) == 4 + 2 * 3
+    assert PrefixAware().choose(prompt, [dear, cheap]) is cheap
     slower = HostMemory(8, save_block=0.01, load_block=5, prefill_token=1)
     other.limits = WorkerLimits(9, SIZE, 4, 64, 1.0, host=slower)
     batch = WorkerBatch(other.limits, FirstComeFirstServed(), lambda _: None)
     cached(batch.pool, 1, 2)
     batch.pool.release(batch.pool.allocate(8))
-    assert batch.cached_tokens(prompt) == 0
-    assert batch.prefill_cost(prompt) == 12
+    none = batch.find_cached(prompt)
+    assert none.num_tokens == 0
+    assert batch.prefill_cost(prompt, none) == 12
 
 
 def test_saving_stops_when_nothing_is_wanted_again() -> None:
@@ -234,7 +240,7 @@ class Driven:
         self.admission = Admission(FirstComeFirstServed(), PrefixAware())
         limits = WorkerLimits(num_blocks, SIZE, 4, 64, 1.0, host=host)
         self.batch = self.admission.add_worker(limits)
-        self.returns: list[Return] = []
+        self.returns: list[Restart] = []
         self.saved = self.loaded = 0
 
     def ask(self, arrival: int, prompt: int, wanted: int) -> Sequence:
@@ -243,7 +249,7 @@ class Driven:
         return sequence
 
     def step(self) -> None:
-        returned = [admitted.returned for admitted in self.admission.admit()]
+        returned = [admitted.restart for admitted in self.admission.admit()]
         self.returns += [way for way in returned if way is not None]
         plan = self.batch.plan()
         assert plan is not None
@@ -258,9 +264,9 @@ class Driven:
         self.batch.check()
 
 
-@pytest.mark.parametrize(("memory", "way"), [(MEMORY, Return.SWAPPED), (None, Return.RECOMPUTED)])
+@pytest.mark.parametrize(("memory", "way"), [(MEMORY, Restart.SWAPPED), (None, Restart.RECOMPUTED)])
 def test_a_preempted_sequence_is_swapped_or_computed_again(
-    memory: HostMemory | None, way: Return
+    memory: HostMemory | None, way: Restart
 ) -> None:
     """The first needs the whole pool before it ends, so all of the second's blocks."""
     driven = Driven(11, memory or HostMemory())
@@ -270,7 +276,7 @@ def test_a_preempted_sequence_is_swapped_or_computed_again(
             break
         driven.step()
     assert [first.state, second.state] == [State.COMPLETED] * 2
-    assert second.preemptions == 1
+    assert driven.admission.preemptions == 1
     assert driven.returns == [way]
     assert (driven.loaded > 0) == (memory is not None)
     assert driven.saved >= driven.loaded

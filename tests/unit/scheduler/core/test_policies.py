@@ -10,10 +10,9 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.longest_prefix import PATIENCE
 from pagewire.scheduler.core.routing import LeastLoaded
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.policies import make_policy
-
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+from support.sequences import GREEDY
 
 
 class Played:

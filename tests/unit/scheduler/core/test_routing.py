@@ -9,10 +9,9 @@ from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import ROUTERS
-from pagewire.scheduler.core.sequence import Sampling, Sequence, State
+from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.suspicion import Loss
-
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+from support.sequences import GREEDY
 
 
 class Cluster:
@@ -30,8 +29,8 @@ class Cluster:
         self.admission.waiting.push(Sequence(tokens, GREEDY, max_tokens, (), self.arrivals))
         self.arrivals += 1
         (admitted,) = self.admission.admit()
-        assert admitted.worker is not None
-        return self.workers.index(admitted.worker)
+        assert admitted.batch is not None
+        return self.workers.index(admitted.batch)
 
     def finish_all(self) -> None:
         """Each worker computes what it has, to the first token, and is empty then."""
@@ -85,7 +84,7 @@ def test_a_failed_or_draining_worker_is_left_out(routing: str) -> None:
     lost, drained = cluster.workers[0], cluster.workers[1]
     assert len(cluster.admission.lose_worker(lost, Loss(), 0.0)) == 1
     cluster.admission.drain_worker(drained)
-    assert [admitted.worker for admitted in cluster.admission.admit()] == [cluster.workers[2]]
+    assert [admitted.batch for admitted in cluster.admission.admit()] == [cluster.workers[2]]
     assert {cluster.send(conversation(n)) for n in range(2, 6)} == {2}
 
 

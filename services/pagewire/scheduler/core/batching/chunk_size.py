@@ -1,17 +1,18 @@
-"""How many prompt tokens a step may compute beside decodes, so that decodes keep their pace."""
+"""How many prompt tokens a step may compute beside decodes, to keep within a time per step."""
 
-FORGETTING = 0.9
-SMALLEST = 16
+# The weight of a measured step falls by this factor with each later one.
+DECAY = 0.9
+MIN_TOKENS = 16
 
 
 class ChunkSize:
     """Adapts the tokens of prefill chunks to a target for the duration of a step.
 
-    The model is a line, duration = base + cost x tokens, fitted by least squares to the steps
-    that held decodes, older ones counting less: base is what the decodes take, cost what a prompt
-    token adds. Both drift with the batch and the lengths of its sequences, which the forgetting
-    follows. Where the line cannot be told, for want of different sizes, size and duration are
-    taken to be proportional, which errs towards small chunks.
+    The model is a line, duration = base + cost * tokens: base is the time of the decodes, cost the
+    time of a prompt token. It is fitted by least squares to the steps that had decodes. Base and
+    cost drift with the batch and its lengths, so older steps count less. While all chunks had the
+    same size, no line can be fitted: then duration is taken to be proportional to size, which errs
+    towards small chunks.
     """
 
     __slots__ = ("_n", "_target", "_x", "_xx", "_xy", "_y", "tokens")
@@ -21,22 +22,22 @@ class ChunkSize:
         self._target = target_us
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         # The most prompt tokens of a step that has decodes.
-        self.tokens = SMALLEST
+        self.tokens = MIN_TOKENS
 
     def observe(self, prefilled: int, duration_us: int) -> None:
-        """A step with decodes computed `prefilled` prompt tokens beside them."""
+        """Takes the duration of a step that computed `prefilled` prompt tokens beside decodes."""
         if duration_us <= 0:
             return
         sums = (1.0, prefilled, duration_us, prefilled**2, prefilled * duration_us)
         held = (self._n, self._x, self._y, self._xx, self._xy)
         self._n, self._x, self._y, self._xx, self._xy = (
-            FORGETTING * old + new for old, new in zip(held, sums, strict=True)
+            DECAY * old + new for old, new in zip(held, sums, strict=True)
         )
         if prefilled:
-            self.tokens = max(SMALLEST, self._largest(prefilled, duration_us))
+            self.tokens = max(MIN_TOKENS, self._largest(prefilled, duration_us))
 
     def _largest(self, prefilled: int, duration_us: int) -> int:
-        """The chunk that the target allows; at most twice the one just seen, as far as that."""
+        """The chunk that the target allows, at most twice the one just measured."""
         spread = self._n * self._xx - self._x**2
         slope = (self._n * self._xy - self._x * self._y) / spread if spread > 1e-6 else 0.0
         if slope <= 0:

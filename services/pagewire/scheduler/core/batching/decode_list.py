@@ -1,4 +1,4 @@
-"""The slots that decode one token in every step, and which of them share blocks."""
+"""The slots that decode one token in every step, and the groups of them that share blocks."""
 
 from pagewire.scheduler.core.batching.slot_table import SlotTable
 from pagewire.scheduler.core.batching.step_plan import NO_SLOTS, StepPlan
@@ -6,51 +6,58 @@ from pagewire.scheduler.core.kv.prefix_groups import PrefixGroups
 
 
 class DecodeList:
-    """A list that travels only when it has changed, and so do the groups among its slots.
+    """The list and its groups, which are sent to the worker only when they have changed.
 
-    Which slots decode stands in the table; the list is rebuilt from there when one has entered or
-    left.
+    `SlotTable.decoding` marks the slots; the list is rebuilt from there after a change.
     """
 
-    __slots__ = ("_dirty", "_groups", "_groups_unsent", "_latest", "_table", "_unsent", "slots")
+    __slots__ = (
+        "_changed",
+        "_groups",
+        "_groups_unsent",
+        "_last_planned",
+        "_table",
+        "_unsent",
+        "slots",
+    )
 
     def __init__(self, table: SlotTable, prefix_groups: bool) -> None:
-        """`prefix_groups`: whether the worker wants to know which slots share blocks."""
+        """`prefix_groups`: whether the worker makes use of groups."""
         # As of the latest `refresh`, ascending.
         self.slots = NO_SLOTS
         self._table = table
-        # Dirty: a slot entered or left the list; unsent: the worker does not know the list yet.
-        self._dirty = False
+        # Whether `slots` must be rebuilt, and whether the worker has another list.
+        self._changed = False
         self._unsent = False
-        # The last step planned, and so the last one of a slot that leaves the list.
-        self._latest = 0
+        # The last step planned, which is the last step of a slot that leaves the list.
+        self._last_planned = 0
         self._groups = PrefixGroups() if prefix_groups else None
         self._groups_unsent = False
 
     def set(self, slot: int, decoding: bool) -> None:
-        """A slot decodes from the next refresh on, or does not."""
+        """Lets a slot decode, or not, from the next `refresh` on."""
         if self._table.decoding[slot] != decoding:
             self._table.decoding[slot] = decoding
-            self._dirty = True
+            self._changed = True
             if not decoding:
-                self._table.last_step[slot] = self._latest
+                self._table.last_step[slot] = self._last_planned
 
     def discard(self, slot: int) -> None:
-        """The slot's sequence leaves."""
+        """Removes a slot whose sequence leaves."""
         self.set(slot, False)
         if self._groups is not None:
             self._groups.discard(slot)
 
     def refresh(self) -> None:
-        """Rebuilds the list if a slot has entered or left it."""
-        if self._dirty:
+        """Rebuilds the list if a slot was added or removed."""
+        if self._changed:
             self.slots = self._table.decoding.nonzero()[0]
-            self._dirty = False
+            self._changed = False
             self._unsent = True
             self._regroup()
 
     def put_into(self, plan: StepPlan) -> None:
-        """The plan's decode rows, and what of them the worker does not know yet."""
+        """Adds the decode rows to a plan, and marks what the worker does not know yet."""
         plan.decode_slots = plan.rows = self.slots
         plan.decode_changed = self._unsent
         if self._groups is not None:
@@ -58,9 +65,9 @@ class DecodeList:
             plan.groups, plan.groups_changed = self._groups.groups, self._groups_unsent
 
     def advance(self, plan: StepPlan) -> None:
-        """The step decodes a token of each; those that reach their limit leave the list."""
+        """Counts the token that the step decodes for each slot; slots at their limit leave."""
         table = self._table
-        self._latest = plan.number
+        self._last_planned = plan.number
         if not len(self.slots):
             return
         table.computed += table.decoding
@@ -69,14 +76,14 @@ class DecodeList:
         if len(last):
             table.decoding[last] = False
             table.last_step[last] = plan.number
-            self._dirty = plan.ends = True
+            self._changed = plan.ends = True
 
     def sent(self) -> None:
-        """The worker will know the list and the groups."""
+        """Notes that the plan is sent, so the worker will know the list and the groups."""
         self._unsent = self._groups_unsent = False
 
     def _regroup(self) -> None:
-        """Tells the groups which slots have left or entered the list."""
+        """Adds the slots that have entered the list to the groups, and removes those that left."""
         groups = self._groups
         if groups is None:
             return

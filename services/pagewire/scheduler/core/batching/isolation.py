@@ -1,4 +1,4 @@
-"""Suspects run alone: one that may take workers down, while the others hold still."""
+"""Isolation: the steps of a suspect run alone, to tell whether it takes workers down."""
 
 from collections import deque
 from collections.abc import Collection
@@ -11,64 +11,69 @@ from pagewire.scheduler.core.sequence import Sequence
 
 
 class Isolation:
-    """The admitted suspects of one worker, and whose steps run alone.
+    """The admitted suspects of one worker; one of them at a time runs, and nothing beside it.
 
-    A suspect's steps run alone, one at a time: then nobody else is there when the worker falls.
+    A suspect has one step in flight at a time, and other sequences none.
     """
 
-    __slots__ = ("_decode", "_held", "_suspects", "_table", "alone")
+    __slots__ = ("_decode", "_paused", "_suspects", "_table", "alone")
 
     def __init__(self, table: SlotTable, decode: DecodeList) -> None:
-        # The slot of the one whose steps run alone.
+        # The slot whose steps run alone.
         self.alone: int | None = None
         self._table = table
         self._decode = decode
         self._suspects: deque[Sequence] = deque()
-        # The slots that wait for it.
-        self._held: list[int] = []
+        # Slots that would decode but for it.
+        self._paused: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self._suspects)
 
     def add(self, suspect: Sequence) -> None:
-        """A suspect has been admitted."""
+        """Adds a suspect that was admitted."""
         self._suspects.append(suspect)
 
     @property
     def first_is_done(self) -> bool:
-        """Whether the one whose turn it is has left, or has recovered."""
-        return bool(self._suspects) and self._is_done_with(self._suspects[0])
+        """Whether the suspect that runs alone has left the worker or recovered."""
+        return bool(self._suspects) and self._is_done(self._suspects[0])
 
-    def isolate(self, in_flight: bool, prefilling: Collection[int], stalled: set[int]) -> bool:
-        """Leaves one suspect alone on the worker, or nobody if none is left; False to wait.
+    def isolate(
+        self, steps_in_flight: bool, prefilling: Collection[int], stalled: set[int]
+    ) -> bool:
+        """Pauses all slots but the first suspect's, or resumes them if no suspect is left.
 
-        `in_flight`: whether steps are. SlotArray that are held leave `stalled`.
+        Returns False while the steps in flight must be answered first. Paused slots are removed
+        from `stalled`.
         """
         while self.first_is_done:
             self._suspects.popleft()
         slot = self._suspects[0].slot if self._suspects else None
-        if slot is not None and in_flight:
+        if slot is not None and steps_in_flight:
             return False
         if slot != self.alone:
             self.alone = slot
-            held, self._held = self._held, []
-            for other in held:
-                if self._table.live[other] and other not in prefilling:
-                    self._decode.set(other, True)
+            self._resume(prefilling)
             if slot is not None:
-                self._hold_others(slot, stalled)
+                self._pause_others(slot, stalled)
         return True
 
-    def _is_done_with(self, suspect: Sequence) -> bool:
-        """Whether a suspect has left, or has recovered and is one no longer."""
+    def _is_done(self, suspect: Sequence) -> bool:
         if not self._table.holds(suspect):
             return True
         suspect.suspect = not suspect.recovered(int(self._table.received[suspect.slot]))
         return not suspect.suspect
 
-    def _hold_others(self, slot: int, stalled: set[int]) -> None:
+    def _resume(self, prefilling: Collection[int]) -> None:
+        paused, self._paused = self._paused, []
+        for slot in paused:
+            if self._table.live[slot] and slot not in prefilling:
+                self._decode.set(slot, True)
+
+    def _pause_others(self, alone: int, stalled: set[int]) -> None:
         decoding = np.flatnonzero(self._table.decoding).tolist()
-        self._held = [other for other in {*decoding, *stalled} if other != slot]
-        for other in self._held:
-            stalled.discard(other)
-            self._decode.set(other, False)
+        self._paused = [slot for slot in {*decoding, *stalled} if slot != alone]
+        for slot in self._paused:
+            stalled.discard(slot)
+            self._decode.set(slot, False)

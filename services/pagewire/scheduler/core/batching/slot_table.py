@@ -1,4 +1,4 @@
-"""Per-slot state of one worker's running sequences, as a struct of arrays."""
+"""The state of each slot of one worker, as a struct of arrays."""
 
 from array import array
 
@@ -8,21 +8,25 @@ from numpy.typing import NDArray
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.sequence import Sequence
 
-# Positions in the arrays of a table, as numpy takes them without a conversion.
+# Slot numbers, which numpy takes as indices without a conversion.
 SlotArray = NDArray[np.intp]
 
-# Outputs lie far apart in memory: they are written for so many steps at once.
+# Rows of the output buffer are far apart in memory, so tokens are written to it for so many steps
+# at once.
 STEPS_HELD = 32
 
 
 class SlotTable:
-    """Arrays [num_slots] that a steady decode step touches with a few vectorized operations.
+    """Arrays [num_slots], which a decode step updates with a few vectorized operations.
 
-    `computed`: tokens whose KV exists once every step sent so far has run; `capacity`: tokens
-    that the slot's blocks hold; `known`: tokens known at the start; `sampled`: output tokens drawn
-    once every step sent so far has run; `received`: output tokens known here; `limit`: output
-    tokens at which the sequence ends.
-    Invariant of a live slot: received <= sampled <= limit, computed <= capacity.
+    - `computed`: tokens whose KV exists after all steps sent so far
+    - `capacity`: tokens that the slot's blocks hold
+    - `known`: tokens known at the start
+    - `sampled`: output tokens drawn after all steps sent so far
+    - `received`: output tokens known here
+    - `limit`: output tokens at which the sequence ends
+
+    Invariants of a live slot: received <= sampled <= limit, computed <= capacity.
     """
 
     __slots__ = (
@@ -51,21 +55,21 @@ class SlotTable:
         self.sampled = column()
         self.received = column()
         self.limit = column()
-        # The last step that names a slot; while it decodes nobody asks, so it is set afterwards.
+        # The last step that names a slot. It is not kept up to date while the slot decodes.
         self.last_step = np.zeros(num_slots, dtype=np.int64)
-        # A slot is live from admission until its sequence ends; a dead one may still be named
-        # by steps in flight, whose tokens are dropped.
+        # A slot is live from admission until its sequence ends. Steps in flight may name it after
+        # that; their tokens for it are dropped.
         self.live = np.zeros(num_slots, dtype=bool)
         self.decoding = np.zeros(num_slots, dtype=bool)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._output = np.zeros((num_slots, 256), dtype=np.int32)
-        # SlotArray, indices and tokens that are not in the outputs yet.
+        # Slots, indices and tokens of each step that is not in the output buffer yet.
         self._appended: list[tuple[SlotArray, Int32Array, Int32Array]] = []
-        # How many sequences each token id stops; the last entry, 0, is for all ids from there on.
+        # How many sequences each token id stops. The last entry, 0, serves all larger ids.
         self._stoppers = np.zeros(1, dtype=np.int32)
 
     def occupy(self, slot: int, sequence: Sequence, capacity: int) -> None:
-        """A sequence takes a slot; of its tokens `num_computed` are cached."""
+        """Puts a sequence into a slot, with blocks for `capacity` tokens."""
         generated = len(sequence.output)
         self.sequences[slot] = sequence
         self.computed[slot] = sequence.num_computed
@@ -79,7 +83,7 @@ class SlotTable:
         self._output[slot, :generated] = sequence.output
 
     def vacate(self, slot: int) -> None:
-        """The sequence leaves the slot and takes its output along."""
+        """Takes the sequence out of a slot, and brings its `output` up to date."""
         sequence = self.sequence(slot)
         self._write_out()
         sequence.output = array("i", self._output[slot, : self.received[slot]].tobytes())
@@ -94,7 +98,7 @@ class SlotTable:
         return sequence
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether a sequence is in one of the slots; it may be in one of another worker's."""
+        """Whether a sequence is in a slot of this table; it may be in another worker's."""
         slot = sequence.slot
         return 0 <= slot < len(self.sequences) and self.sequences[slot] is sequence
 
@@ -108,13 +112,20 @@ class SlotTable:
         return indices
 
     def full(self, slots: SlotArray) -> list[int]:
-        """The rows of `slots` whose outputs are as long as they may be."""
+        """The rows of `slots` whose outputs have reached their limit."""
         return (self.received[slots] >= self.limit[slots]).nonzero()[0].tolist()
 
     def stopped(self, slots: SlotArray, tokens: Int32Array) -> list[int]:
-        """The rows of live slots [n] that end by the token that each has got, a stop id of it."""
+        """The rows of live slots [n] whose new token is one of the sequence's stop ids."""
         rows = self._stoppers.take(tokens, mode="clip").nonzero()[0].tolist()
         return [row for row in rows if int(tokens[row]) in self.sequence(slots[row]).stop_ids]
+
+    def check(self, block_size: int) -> None:
+        """Asserts the invariants."""
+        for slot in np.flatnonzero(self.live).tolist():
+            assert self.received[slot] <= self.sampled[slot] <= self.limit[slot]
+            assert self.computed[slot] <= self.capacity[slot]
+            assert self.capacity[slot] == len(self.sequence(slot).blocks) * block_size
 
     def _count_stoppers(self, sequence: Sequence, change: int) -> None:
         ids = sorted({token for token in sequence.stop_ids if token >= 0})
@@ -125,7 +136,7 @@ class SlotTable:
         self._stoppers[ids] += change
 
     def _write_out(self) -> None:
-        """Brings the outputs up to date."""
+        """Writes the tokens received so far to the output buffer."""
         self._reserve(int(self.received.max()))
         for slots, indices, tokens in self._appended:
             self._output[slots, indices] = tokens

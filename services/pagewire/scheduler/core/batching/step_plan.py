@@ -1,4 +1,4 @@
-"""A step as the scheduler plans it, and what its answer means."""
+"""A step as the scheduler plans it, and the new tokens of its answer."""
 
 from dataclasses import dataclass, field
 
@@ -16,14 +16,13 @@ NO_SLOTS: SlotArray = np.zeros(0, dtype=np.intp)
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: deltas for the worker, and the rows that its answer will have.
+    """One step: the changes that the worker must know, and the rows of its answer.
 
-    `rows` are the slots that sample, in the order of the answer: `decode_slots`, then the
-    prefill chunks that reach the last known token.
+    `rows` are the slots that sample, in the order of the answer: `decode_slots`, then `completed`.
     """
 
     number: int
-    # Copied before anything else happens.
+    # The worker makes these copies before all else.
     copies: HostCopies | None = None
     starts: list[Sequence] = field(default_factory=list)
     append_slots: list[int] = field(default_factory=list)
@@ -32,28 +31,29 @@ class StepPlan:
     prefill_counts: list[int] = field(default_factory=list)
     decode_slots: SlotArray = field(default_factory=lambda: NO_SLOTS)
     decode_changed: bool = False
-    # Which decode slots share leading blocks; the worker knows unless `groups_changed`.
+    # Groups of decode slots that share leading blocks, to be sent if `groups_changed`.
     groups: list[PrefixGroup] = field(default_factory=list)
     groups_changed: bool = False
     rows: SlotArray = field(default_factory=lambda: NO_SLOTS)
-    # SlotArray whose last known token is computed in this step.
+    # Slots whose last known token is computed in this step, in the order of `prefill_slots`.
     completed: list[int] = field(default_factory=list)
-    # Whether a sequence gets the last token that it may have.
+    # Whether a sequence reaches its limit of tokens.
     ends: bool = False
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """Tokens that the step computes, decoded and prefilled."""
         return len(self.decode_slots) + sum(self.prefill_counts)
 
 
 @dataclass(slots=True)
 class StepOutcome:
-    """New tokens of live sequences: parallel arrays [n], and rows of them, ascending.
+    """New tokens of live sequences.
 
-    `indices` are positions in the outputs. `stopped` are the rows of tokens that are stop ids,
-    `ended` those of tokens that are the last by length. The caller finishes the sequences of both.
-    `valid` marks the rows of the answer that are such tokens, None for all of them.
+    `slots`, `tokens` and `indices` (positions in the outputs) are parallel arrays [n]. `stopped`
+    are the rows, ascending, whose tokens are stop ids, `ended` those whose outputs have reached
+    their limit; the caller finishes the sequences of both. `valid` marks the rows of the answer
+    that are here, None for all of them.
     """
 
     slots: SlotArray
@@ -64,7 +64,7 @@ class StepOutcome:
     valid: NDArray[np.bool_] | None
 
     def only(self, rows: NDArray[np.bool_]) -> "StepOutcome":
-        """Those of the rows that are marked."""
+        """The outcome of the rows that are marked."""
         places = (np.cumsum(rows) - 1).tolist()
         return StepOutcome(
             self.slots[rows],

@@ -14,17 +14,18 @@ class WorkerLimits:
     block_size: int
     num_slots: int
     max_num_batched_tokens: int
+    # The share of the pool that an admission may fill while other sequences run.
     memory_threshold: float
     prefix_caching: bool = True
-    # Whether the worker wants to be told which decoding slots share blocks.
+    # Whether the worker makes use of groups of decoding slots that share blocks.
     prefix_groups: bool = False
-    # Whether a sequence waits until all that it may ever need is free: then nobody is preempted.
+    # Whether a sequence waits until all blocks that it may ever need are free, so that none is
+    # preempted.
     whole_sequences: bool = False
     # The most tokens of a sequence, prompt and output together.
     max_model_len: int = INT32_MAX
-    # Piggybacked prefill keeps steps at this many tokens; 0 turns it off. See WorkerInfo.
+    # Steps of up to so many tokens suit piggybacked prefill; 0 for none (see WorkerInfo).
     piggyback_tokens: int = 0
-    # Where cached KV goes when its blocks on the device are needed.
     host: HostMemory = NO_HOST_MEMORY
 
     def blocks_for(self, tokens: int) -> int:

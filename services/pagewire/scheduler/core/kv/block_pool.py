@@ -1,8 +1,8 @@
 """The KV blocks of one worker: which are free, which are held, which are cached for reuse.
 
-A full block can be cached: it is then found again by the tokens it holds and those before them
-(see `PrefixTree`). A cached block that nobody holds is idle: it keeps its contents until its room
-is needed. Then they go to the host's memory, if there is some and it pays (see `HostTier`).
+A full block can be cached: it is then found by the tokens that it holds and those before them (see
+`PrefixTree`). A cached block without a holder is idle: it keeps its contents until its space is
+needed. Then they are saved in host memory, if there is any and saving pays (see `HostTier`).
 """
 
 from bisect import bisect_left
@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from pagewire.scheduler.core.kv.evictor import Evictor
 from pagewire.scheduler.core.kv.host_tier import (
     NO_HOST_MEMORY,
     HostCopies,
@@ -29,40 +30,54 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """Hands out block numbers 1 to num_blocks - 1; block 0 is the worker's scratch block.
 
-    Numbers from num_blocks on are blocks of the host, which only `match` returns.
+    Numbers from num_blocks on are blocks in host memory, which only `match` returns.
 
-    Invariants: every block but the scratch block is free, held or idle: `free + used + idle ==
-    total`. Who holds a block holds the blocks before it too, so below an idle block all are idle.
-    Lists of blocks are in the order of a sequence, from its beginning.
+    Lists of blocks are in the order of a sequence, from its beginning. Invariants:
+    - every block but the scratch block is free, held or idle: `free + used + idle == total`;
+    - a holder of a block holds the blocks before it too, so all blocks below an idle one are idle.
     """
 
-    __slots__ = ("_free", "_references", "_tree", "host", "idle", "loading", "total")
+    __slots__ = (
+        "_evictor",
+        "_free",
+        "_references",
+        "_tree",
+        "block_size",
+        "host",
+        "idle",
+        "loading",
+        "total",
+    )
 
     def __init__(
         self, num_blocks: int, block_size: int, memory: HostMemory = NO_HOST_MEMORY
     ) -> None:
-        """`num_blocks` counts the scratch block, at least one more is needed."""
+        """`num_blocks` includes the scratch block; ValueError if it is less than 2."""
         if num_blocks < 2:
-            raise ValueError(f"num_blocks is {num_blocks}; the scratch block and one more needed")
+            raise ValueError(
+                f"num_blocks is {num_blocks}; give at least 2, the scratch block and one more"
+            )
         self.total = num_blocks - 1
+        self.block_size = block_size
         self.idle = 0
-        # Popped from the end: low numbers first, and a block just released is used again first,
-        # while it may still be in a cache.
+        # Taken from the end: low numbers first, and the block released last is used first, while
+        # it may still be in a cache of the device.
         self._free = list(range(num_blocks - 1, SCRATCH_BLOCK, -1))
-        # Blocks of texts that are held because the next step loads the last of them.
+        # Lists of blocks that are held until the step that loads their last ones is planned.
         self.loading: list[list[int]] = []
         self.host = HostTier(num_blocks, memory)
         self._references = np.zeros(num_blocks + memory.num_blocks, dtype=np.int32)
         self._tree = PrefixTree(self._references, block_size * _TOKEN_BYTES, self.host)
+        self._evictor = Evictor(self._tree, self.host, block_size)
 
     @property
     def free(self) -> int:
-        """Blocks that hold nothing."""
+        """Blocks without contents."""
         return len(self._free)
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated: free ones, and idle ones in exchange for their contents."""
+        """Blocks that can be allocated: free ones, and idle ones, which are evicted."""
         return len(self._free) + self.idle
 
     @property
@@ -72,7 +87,7 @@ class BlockPool:
 
     @property
     def version(self) -> int:
-        """Grows whenever `match` could find something else."""
+        """Changes whenever `match` could find something else."""
         return self._tree.version
 
     def allocate(self, count: int) -> list[int]:
@@ -83,7 +98,7 @@ class BlockPool:
         if count > self.available:
             raise OutOfBlocksError(f"{count} blocks wanted, {self.available} available")
         if count > len(self._free):
-            evicted = self._tree.evict(count - len(self._free))
+            evicted = self._evictor.evict(count - len(self._free))
             self.idle -= len(evicted)
             self._free += evicted
         rest = len(self._free) - count
@@ -99,24 +114,25 @@ class BlockPool:
         counts = self._references[held]
         self.idle -= len(held) - int(np.count_nonzero(counts))
         self._references[held] = counts + 1
-        self._tree.use(held)
+        self._tree.use.awaited[held] = False
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """A sequence that was preempted will want these again, as far as they are cached."""
-        self._tree.expect(np.array(blocks, dtype=np.int64))
+        """Notes that a preempted sequence will look for these again, as far as they are cached."""
+        awaited = np.array(blocks, dtype=np.int64)
+        self._tree.use.awaited[awaited] = self._tree.cached(awaited)
 
     def bring(self, before: list[int], host_blocks: list[int], more: int) -> list[int]:
-        """Takes a block for each of `host_blocks`, then `more`.
+        """Takes a block for each of `host_blocks`, then `more` blocks.
 
-        `host_blocks` follow in a text on `before`, all of which the caller holds; `match` found
-        both. The next step copies their contents to the first blocks taken, see `take_copies`;
-        until then these and those before are held once more, so that nothing can be saved from
-        them before it was loaded.
+        `match` found `before` and then `host_blocks`; the caller holds all of `before`. The next
+        step copies the contents of `host_blocks` to the first blocks taken (see `take_copies`).
+        Until that step is planned, those and `before` are held once more: a block must not be
+        saved before it was loaded.
         """
         if not host_blocks:
             return self.allocate(more)
         leaving = np.array(host_blocks, dtype=np.int64)
-        self._references[leaving] = 1  # so that what is evicted now does not take their place
+        self._references[leaving] = 1  # so that evictions below do not drop them
         blocks = self.allocate(len(leaving) + more)
         loaded = blocks[: len(leaving)]
         self._tree.load(leaving, np.array(loaded, dtype=np.int64))
@@ -134,7 +150,7 @@ class BlockPool:
         return self.host.take()
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Gives up one hold of each of a sequence's blocks; ValueError if one is not held."""
+        """Gives up one reference to each of a sequence's blocks; ValueError if one has none."""
         held = np.array(blocks, dtype=np.int64)
         counts = self._references[held] - 1
         if (counts < 0).any():
@@ -143,22 +159,21 @@ class BlockPool:
         left = held[counts == 0]
         cached = self._tree.cached(left)
         self._free += left[~cached][::-1].tolist()
-        rested = left[cached]
-        if len(rested):
-            self.idle += len(rested)
-            self._tree.rest(rested)
+        idle = left[cached]
+        if len(idle):
+            self.idle += len(idle)
+            self._tree.release(idle)
 
     def match(self, data: bytes, salt: Hashable = "") -> list[int]:
-        """The cached blocks that hold the longest prefix of `data`, whole blocks only: those of
-        the device, then those of the host.
+        """The blocks of the longest cached prefix of `data`, whole blocks only.
 
-        `data` are token ids as little-endian int32. Only what was cached with an equal `salt` is
-        found.
+        Blocks of the device come first, then blocks in host memory. `data` are token ids as
+        little-endian int32. Only blocks that were cached with an equal `salt` are found.
         """
         return self._tree.match(data, salt)
 
     def num_on_device(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks`, as `match` found them, are the device's: the first ones."""
+        """How many of `blocks`, as `match` found them, are on the device: the first ones."""
         return bisect_left(blocks, True, key=lambda block: block > self.total)
 
     def num_idle(self, blocks: Sequence[int]) -> int:
@@ -168,20 +183,22 @@ class BlockPool:
     def cache(
         self, blocks: Sequence[int], data: bytes, salt: Hashable = "", *, proven: bool = True
     ) -> None:
-        """Makes held full blocks findable by their tokens `data`, in the order of a sequence.
+        """Caches held full blocks by their tokens `data`, in the order of a sequence.
 
-        Tokens that another block holds already end it early. `proven` says whether their KV is
-        known to be sound; if not it may still be on its way, see `prove` and `drop_unproven`.
+        Stops at tokens that another block holds already. `proven`: their KV is known to be sound;
+        otherwise it may not be computed yet (see `prove` and `drop_unproven`).
         """
         self._tree.insert(np.array(blocks, dtype=np.int64), data, salt, proven)
 
     def prove(self, blocks: Sequence[int]) -> None:
-        """A token was sampled from these blocks: what is cached of them is sound."""
+        """Notes that a token was sampled from these blocks, so their KV is sound."""
         self._tree.prove(np.array(blocks, dtype=np.int64))
 
     def drop_unproven(self, blocks: Sequence[int]) -> set[int]:
-        """A sequence failed: what is cached from the first unproven of its blocks on is not found
-        any more. Returns these blocks, of which others may hold some."""
+        """Drops from the cache all that follows the first unproven block of a failed sequence.
+
+        Returns the dropped blocks; other sequences may hold some of them.
+        """
         dropped = self._tree.cut_unproven(np.array(blocks, dtype=np.int64))
         freed = dropped[self._references[dropped] == 0].tolist()
         self.idle -= len(freed)
@@ -195,7 +212,7 @@ class BlockPool:
         assert int(free.sum()) == len(self._free), "a block is free twice"
         assert not free[SCRATCH_BLOCK], "the scratch block is free"
         assert self._references[SCRATCH_BLOCK] == 0, "the scratch block is held"
-        assert (self._references >= 0).all(), "a block is held less than not at all"
+        assert (self._references >= 0).all(), "a reference count is negative"
         held = self._references[: self.total + 1] > 0
         cached = self._tree.cached(np.arange(self.total + 1, dtype=np.int64))
         assert not (free & (held | cached)).any(), "a free block is held or cached"

@@ -1,36 +1,38 @@
-"""Which of the nodes of a tree gives up its end next: the one whose end was used longest ago."""
+"""Which node gives up blocks next: the one whose last block was used longest ago."""
 
 import heapq
 from collections.abc import Callable
 
 
 class EvictionOrder:
-    """A heap of (last use of the end, node) that is told of every end and asked for the oldest.
+    """A heap of (last use of the end, node).
 
-    An entry is stale if the end has been used, or anything has changed, since; it is skipped when
-    it comes to the top.
+    An entry is stale if the node's end has changed or was used since; `pop` skips it. Invariant:
+    every node with an end to give up has an entry that is not stale.
     """
 
     __slots__ = ("_entries", "_last_use")
 
     def __init__(self, last_use: Callable[[int], int | None]) -> None:
-        """`last_use` says of a node when its end was last used, None if it has none to give up."""
+        """`last_use` returns when a node's end was last used, None if it has no end to give up."""
         self._entries: list[tuple[int, int]] = []
         self._last_use = last_use
 
-    def offer(self, node: int, most: int) -> None:
-        """A node may have an end to give up; there are at most `most` nodes."""
+    def offer(self, node: int, num_nodes: int) -> None:
+        """Adds a node if it has an end to give up; `num_nodes` bounds the size of the heap."""
         used_at = self._last_use(node)
         if used_at is None:
             return
         heapq.heappush(self._entries, (used_at, node))
-        if len(self._entries) > 2 * most + 16:
+        if len(self._entries) > 2 * num_nodes + 16:
             self._entries = [entry for entry in set(self._entries) if self._is_current(entry)]
             heapq.heapify(self._entries)
 
     def pop(self) -> int | None:
-        """The node whose end was used longest ago, which must be offered again afterwards; None
-        if no node has an end to give up."""
+        """Takes the node whose end was used longest ago; None if no node has an end to give up.
+
+        The caller must offer the node again.
+        """
         while self._entries:
             entry = heapq.heappop(self._entries)
             if self._is_current(entry):
@@ -38,7 +40,7 @@ class EvictionOrder:
         return None
 
     def missing(self, nodes: list[int]) -> list[int]:
-        """Those of `nodes` that would never be found although they have an end to give up."""
+        """Those of `nodes` that break the invariant."""
         entries = set(self._entries)
         uses = [(self._last_use(node), node) for node in nodes]
         return [node for use, node in uses if use is not None and (use, node) not in entries]

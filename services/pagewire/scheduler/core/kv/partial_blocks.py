@@ -1,8 +1,8 @@
-"""The last blocks of sequences, found by their tokens: whoever begins alike starts with a copy.
+"""The last blocks of sequences, found by their tokens, for others to copy.
 
-A full block never changes and is shared itself, through the prefix cache. A block that is not full
-belongs to one sequence, which goes on writing behind its first tokens; those never change, so they
-can be copied while the sequence holds the block.
+A full block never changes, so the prefix cache shares the block itself. A block that is not full
+belongs to one sequence, which writes to it behind the tokens that it has. Those tokens never
+change, so they can be copied while the sequence holds the block.
 """
 
 from typing import NamedTuple
@@ -16,14 +16,17 @@ PartialKey = tuple[str, int, bytes]
 
 
 class PartialPrefix(NamedTuple):
-    """A block, and how many of its first tokens were asked for."""
+    """A block, and how many of its first tokens the text begins with."""
 
     block: int
     tokens: int
 
 
 class PartialBlocks:
-    """At most one block of each owner, which must hold it and all blocks before it."""
+    """At most one block of each owner, a sequence.
+
+    Invariant: the owner holds the block and all blocks before it.
+    """
 
     __slots__ = ("_index", "_keys")
 
@@ -34,11 +37,11 @@ class PartialBlocks:
     def add(
         self, owner: int, blocks: list[int], data: bytes, block_bytes: int, salt: str
     ) -> int | None:
-        """Makes the block with the end of `data` findable, and returns it.
+        """Offers the block with the end of `data` for copies, and returns it.
 
-        Does nothing if that block is full or another has the same tokens. `data` are the owner's
-        first tokens as little-endian int32, `blocks` at least all of its blocks that hold them.
-        Takes the place of what the owner added before.
+        Returns None if that block is full, or if another block with the same tokens is offered.
+        `data` are the owner's first tokens as little-endian int32, `blocks` the blocks that hold
+        them and perhaps more. Replaces the block that the owner offered before.
         """
         self.remove(owner)
         full = len(data) // block_bytes
@@ -51,13 +54,13 @@ class PartialBlocks:
         return blocks[full]
 
     def remove(self, owner: int) -> None:
-        """Forgets the owner's block; called before it lets go of its blocks."""
+        """Withdraws the owner's block; to be called before the owner releases its blocks."""
         key = self._keys.pop(owner, None)
         if key is not None:
             del self._index[key]
 
     def find(self, before: list[int], rest: bytes, salt: str) -> PartialPrefix | None:
-        """The block behind the full blocks `before` that holds the most first tokens of `rest`."""
+        """The offered block behind the full blocks `before` with the most tokens of `rest`."""
         last = before[-1] if before else SCRATCH_BLOCK
         for size in range(len(rest), 0, -_TOKEN_BYTES):
             block = self._index.get((salt, last, rest[:size]))
@@ -66,8 +69,8 @@ class PartialBlocks:
         return None
 
     def check(self, held: set[int]) -> None:
-        """Asserts the invariants; `held` are all blocks that sequences hold."""
+        """Asserts the invariant; `held` are all blocks that sequences hold."""
         assert len(self._keys) == len(self._index), "an entry has no owner, or an owner two"
         for (_, before, _), block in self._index.items():
-            assert block in held, "a partial block that nobody holds can be found"
+            assert block in held, "a block without a holder is offered"
             assert before in held or before == SCRATCH_BLOCK, "the block before it is not held"

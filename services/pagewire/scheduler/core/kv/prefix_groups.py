@@ -1,10 +1,9 @@
-"""Which running sequences share the blocks of their beginnings, for attention that reads a shared
-beginning once for all of them.
+"""Groups of decoding slots whose block tables begin alike, for shared-prefix (cascade) attention.
 
-A radix tree over the block tables of the decoding slots: its keys are block numbers, where those
-of `PrefixTree` are tokens. A slot enters when it starts to decode and leaves when it stops; steps
-in between cost nothing. Blocks that a slot gets later are its own, so the blocks at its entry
-tell what it shares.
+Attention reads the shared blocks once for the whole group. The groups come from a radix tree over
+the block tables of the decoding slots; its keys are block numbers, where those of `PrefixTree` are
+tokens. A slot is added when it starts to decode and removed when it stops, so steps in between
+cost nothing. Blocks that a slot gets later are its own: the blocks at its start are enough.
 """
 
 from collections.abc import Sequence, Set
@@ -12,21 +11,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pagewire.scheduler.core.kv.prefix_tree import BlockArray
+from pagewire.scheduler.core.kv.prefix_node import BlockArray
 
-# One sequence shares nothing.
 MIN_MEMBERS = 2
-# Reading a run once costs another pass over its group's queries, and combining two results for
-# each member; below 64 tokens, at blocks of 16, that is more than reading the blocks again.
+# To read a run once costs another pass over the group's queries, and merging two results for each
+# member. Below 64 tokens (4 blocks of 16) reading the blocks again is cheaper.
 MIN_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Slots whose block tables begin alike.
+    """Slots whose block tables begin with the same blocks.
 
-    `blocks` leading blocks are common to all of `slots`, which are in ascending order. Groups
-    nest: the members of an inner one are some of the outer one's, and its `blocks` are more.
+    All of `slots`, in ascending order, have `blocks` leading blocks in common. Groups nest: an
+    inner group has some of the slots of the outer one, and more blocks.
     """
 
     blocks: int
@@ -35,7 +33,7 @@ class PrefixGroup:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A run of blocks [n] that all slots below share; `depth` blocks end with it."""
+    """A run of blocks [n] that all slots below share; `depth` blocks up to its end."""
 
     run: BlockArray
     depth: int
@@ -45,27 +43,27 @@ class _Node:
 
 
 class PrefixGroups:
-    """The groups of the slots that are in. Outer groups come before those inside them."""
+    """The groups of the decoding slots. Outer groups come before those inside them."""
 
-    __slots__ = ("_at", "_groups", "_root", "_stale")
+    __slots__ = ("_groups", "_node_of", "_root", "_stale")
 
     def __init__(self) -> None:
         self._root = _Node(np.zeros(0, dtype=np.int64), 0, None)
-        self._at: dict[int, _Node] = {}
+        self._node_of: dict[int, _Node] = {}
         self._groups: list[PrefixGroup] = []
-        # Whether a slot that shares blocks has come or gone since the groups were made.
+        # Whether a slot that shares blocks was added or removed since the groups were made.
         self._stale = False
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._at
+        return slot in self._node_of
 
     def slots(self) -> Set[int]:
-        """The slots that are in."""
-        return self._at.keys()
+        """The slots in the tree."""
+        return self._node_of.keys()
 
     def add(self, slot: int, blocks: Sequence[int]) -> None:
-        """A slot that is not in starts to decode with a block table."""
-        assert slot not in self._at, f"slot {slot} is grouped already"
+        """Adds a slot that starts to decode with a block table; it must not be in the tree."""
+        assert slot not in self._node_of, f"slot {slot} is in the tree already"
         table = np.array(blocks, dtype=np.int64)
         node = self._root
         while node.depth < len(table):
@@ -80,11 +78,11 @@ class PrefixGroups:
                     child = _split(child, common)
             node = child
         node.slots.add(slot)
-        self._at[slot] = node
+        self._node_of[slot] = node
 
     def discard(self, slot: int) -> None:
-        """The slot stops decoding; one that is not in is none of the groups' business."""
-        node = self._at.pop(slot, None)
+        """Removes a slot that stops decoding, if it is in the tree."""
+        node = self._node_of.pop(slot, None)
         if node is None:
             return
         node.slots.remove(slot)
@@ -101,7 +99,7 @@ class PrefixGroups:
             node, parent = parent, parent.parent
 
     def refresh(self) -> bool:
-        """Brings `groups` up to date; whether they are others than before."""
+        """Brings `groups` up to date; returns whether they have changed."""
         if not self._stale:
             return False
         self._stale = False
@@ -112,11 +110,11 @@ class PrefixGroups:
 
     @property
     def groups(self) -> list[PrefixGroup]:
-        """As of the latest `refresh`."""
+        """The groups as of the latest `refresh`."""
         return self._groups
 
     def _collect(self) -> None:
-        """Makes the groups: a node that adds enough blocks to the group around it is one."""
+        """Makes a group of each node that adds MIN_BLOCKS or more to the group around it."""
         pending = [(self._root, 0)]
         while pending:
             node, shared = pending.pop()
@@ -127,7 +125,7 @@ class PrefixGroups:
             pending += [
                 (child, shared)
                 for child in node.children.values()
-                if child.children or len(child.slots) >= MIN_MEMBERS  # most are one slot's alone
+                if child.children or len(child.slots) >= MIN_MEMBERS
             ]
 
 

@@ -3,9 +3,9 @@
 On an H200 the first one that cuBLAS's heuristics name, which is what torch takes, is up to 30 %
 slower than the best of those they name at a hundred tokens, and up to 8 % at eight thousand; from
 136 to 512 tokens the best of those is up to 20 % slower than tiles that they do not name
-(`one_wave`). How much depends on shape and size (`products_by_algorithm` and `one wave` in
-benchmarks/results/serving-h200.json), so a worker measures when it starts. What was not measured
-takes torch's.
+(`one_wave`). How much depends on shape and size
+(docs/decisions/gemm-algorithms-are-measured.md), so a worker measures when it starts. What was not
+measured takes torch's.
 """
 
 from __future__ import annotations

@@ -175,8 +175,7 @@ def decode_attention(
 
 def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> DecodeConfig:
     """Choose a schedule, as times of kernels and of whole decode steps found them on an H200
-    (`benchmarks/kernels/attention.py --sweep`, and `one loop, planned once` in
-    benchmarks/results/serving-h200.json).
+    (`benchmarks/kernels/attention.py --sweep`, docs/decisions/decode-attention-shares.md).
 
     Shares are equal, so a multiprocessor must hold just as many programs as it is given. Programs
     of one warp wait for no other; they are short of registers where heads or groups are large. Few

@@ -25,8 +25,8 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 _PROGRAMS = 16  # whose shares one program plans
 # By how much an equal share may be exceeded so that segments stay whole. 512 rows of 8 heads are 4
 # segments or 3 for each of 1,056 programs, 1/32 more, which makes a step 0.4 to 0.8 % shorter; at
-# 1/8 some gain nothing, at 1/6 the longest shares take longer than a merge (`whole segments` in
-# benchmarks/results/serving-h200.json).
+# 1/8 some gain nothing, at 1/6 the longest shares take longer than a merge
+# (docs/decisions/decode-attention-shares.md).
 _LEEWAY = 1 / 8
 
 

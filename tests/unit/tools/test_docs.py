@@ -1,0 +1,59 @@
+"""What the documentation names exists: paths, tests, flags."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pagewire.config import GatewayConfig, SchedulerConfig, SimulatedWorkerConfig, WorkerConfig
+
+ROOT = Path(__file__).parents[3]
+# Where a path in prose may begin.
+BASES = (
+    ROOT,
+    ROOT / "services/pagewire",
+    ROOT / "shared/pagewire",
+    *ROOT.glob("services/pagewire/*/"),
+)
+PAGES = sorted(
+    page
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs/decisions")
+    for page in folder.glob("*.md")
+)
+# Settings of commands that are no service, and of pytest.
+OTHER_FLAGS = frozenset({
+    "build", "compare-preemption", "compare-static", "config", "count", "file", "model", "output",
+    "plot", "profile", "requests", "seconds", "speedup", "temperature", "trace", "waiting",
+    "workers",
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    named = re.findall(
+        r"`([\w./-]+(?:\.(?:py|json|proto|toml|yml|yaml|svg|md)|/))`", page.read_text()
+    )
+    missing = [name for name in named if not any((base / name).exists() for base in BASES)]
+    bare = [name for name in missing if "/" not in name and any(ROOT.glob(f"[!.]*/**/{name}"))]
+    assert sorted(set(missing) - set(bare)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_exist(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {name for name in named if f"def {name}(" not in source and name not in files} == set()
+
+
+def test_flags_of_services_exist() -> None:
+    settings = {
+        field.name.replace("_", "-")
+        for config in (GatewayConfig, SchedulerConfig, WorkerConfig, SimulatedWorkerConfig)
+        for field in fields(config)
+    }
+    settings |= {f"no-{name}" for name in settings} | OTHER_FLAGS
+    for page in (ROOT / "docs").glob("*.md"):
+        named = set(re.findall(r"`--([a-z][a-z-]*[a-z])(?![a-z-])", page.read_text()))
+        assert named - settings == set(), page.name
