@@ -10,7 +10,7 @@ from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 
 # Two kinds of layer: full, and the last one. The last layer computes K and V for every token, and
 # the rest only for the tokens that are sampled from.
@@ -50,7 +50,7 @@ class Batch:
     decode_lengths: Tensor  # [num_decodes], KV tokens, the current one included
     prefill: Prefill | None
     sampled: SampledTokens | None = None  # None: all tokens, in order
-    shared: SharedRanges | None = None  # of the decode rows
+    shared: SharedPrefixItems | None = None  # of the decode rows
     plan: Any = None  # the result of `ops.plan_decode` for the decode rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pagewire.packing import Int32Array
 from pagewire.worker.measurement.piggyback import measure_piggyback
 from pagewire.worker.model.decoder import Batch, Decoder
-from pagewire.worker.ops.reference.step import (
+from pagewire.worker.ops.contract.step import (
     INDICES,
     NUM_INPUTS,
     POSITIONS,
@@ -177,7 +177,7 @@ class GraphBackend(EagerBackend):
             num_decodes=len(slots),
             decode_lengths=lengths,
             prefill=None,
-            shared=self._shared.ranges(rows) if shared else None,
+            shared=self._shared.items(rows) if shared else None,
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from pagewire.packing import Int32Array
-from pagewire.worker.ops.contract.shared_ranges import (
+from pagewire.worker.ops.contract.shared_prefix import (
     ITEM_FIELDS,
     MAX_RANGES,
     RANGE_UNIT,
-    SharedRanges,
+    SharedPrefixItems,
 )
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 
@@ -22,7 +22,7 @@ MAX_ITEMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ItemSizes:
     """Sizes that decide how groups are cut into items."""
 
     members: int  # maximum rows of an item
@@ -36,40 +36,42 @@ def buffer_length(rows: int) -> int:
     return 4 + ITEM_FIELDS * MAX_ITEMS + MAX_RANGES * rows + 2 * rows
 
 
-def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedRanges:
+def item_views(buffer: torch.Tensor, rows: int) -> SharedPrefixItems:
     """Views of `buffer [buffer_length(rows)]` int32 on the device."""
     lengths = (4, ITEM_FIELDS * MAX_ITEMS, MAX_RANGES * rows, rows, rows)
     count, items, entries, covered, counts = buffer.split(lengths)
-    return SharedRanges(count[:1], items.view(MAX_ITEMS, ITEM_FIELDS), entries, covered, counts)
+    return SharedPrefixItems(
+        count[:1], items.view(MAX_ITEMS, ITEM_FIELDS), entries, covered, counts
+    )
 
 
-def pack_ranges(
-    groups: tuple[StepPrefixGroup, ...], decode_slots: Int32Array, rows: int, sharing: Sharing
+def pack_items(
+    groups: tuple[StepPrefixGroup, ...], decode_slots: Int32Array, rows: int, sizes: ItemSizes
 ) -> Int32Array:
     """The packed items of a step that decodes `decode_slots` in a batch of `rows`.
 
     All members of the groups must decode. Groups that do not fit are left out: then each row reads
-    its prefix by itself. The result is `[buffer_length(rows)]` int32, as `shared_ranges` reads it.
+    its prefix by itself. The result is `[buffer_length(rows)]` int32, as `item_views` reads it.
     """
     buffer = np.zeros(buffer_length(rows), np.int32)
-    ranges = _RangePlan(rows)
+    plan = _ItemPlan(rows)
     row_of = np.zeros(int(decode_slots.max()) + 1, np.int32)
     row_of[decode_slots] = np.arange(len(decode_slots))
     shared = [
-        (row_of[group.slots], group.blocks * sharing.block_size // RANGE_UNIT * RANGE_UNIT)
+        (row_of[group.slots], group.blocks * sizes.block_size // RANGE_UNIT * RANGE_UNIT)
         for group in groups
     ]
     # Positions times tiles of rows. An upper bound: inner groups count those of outer ones again.
-    work = sum(-(-len(members) // sharing.members) * end for members, end in shared)
-    length = work * sharing.kv_heads // (2 * sharing.processors)
+    work = sum(-(-len(members) // sizes.members) * end for members, end in shared)
+    length = work * sizes.kv_heads // (2 * sizes.processors)
     length = max(MIN_RANGE, -(-length // RANGE_UNIT) * RANGE_UNIT)
     for members, end in shared:
-        ranges.add(members, end, length, sharing.members, decode_slots)
-    ranges.write(buffer)
+        plan.add(members, end, length, sizes.members, decode_slots)
+    plan.write(buffer)
     return buffer
 
 
-class _RangePlan:
+class _ItemPlan:
     """The items so far, and the positions that they cover in each row."""
 
     def __init__(self, rows: int) -> None:

@@ -4,10 +4,10 @@ import torch
 
 from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Decoder
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
-from pagewire.worker.runtime.prefix_groups import Sharing, buffer_length, pack_ranges, shared_ranges
+from pagewire.worker.runtime.prefix_groups import ItemSizes, buffer_length, item_views, pack_items
 from pagewire.worker.runtime.staging import Staging
 
 
@@ -16,11 +16,11 @@ class SharedPrefixes:
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype, rows: int) -> None:
         from pagewire.worker.ops.device import multiprocessors
-        from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
+        from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 
         model, device = decoder.config, decoder.weights.embedding.device
-        self._sharing = Sharing(
-            members=rows_of_an_item(dtype, model.head_dim, model.num_heads // model.num_kv_heads),
+        self._sizes = ItemSizes(
+            members=max_rows_per_item(dtype, model.head_dim, model.num_heads // model.num_kv_heads),
             kv_heads=model.num_kv_heads,
             processors=multiprocessors(device),
             block_size=limits.block_size,
@@ -29,9 +29,9 @@ class SharedPrefixes:
         self._staging = Staging(buffer_length(rows))
         self._copied: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
 
-    def ranges(self, rows: int) -> SharedRanges:
+    def items(self, rows: int) -> SharedPrefixItems:
         """The views of the buffer for a step of `rows` rows."""
-        return shared_ranges(self._buffer[: buffer_length(rows)], rows)
+        return item_views(self._buffer[: buffer_length(rows)], rows)
 
     def copy(self, groups: tuple[StepPrefixGroup, ...], slots: Int32Array, rows: int) -> None:
         """Queues the copy of the items of a step that decodes `slots` in `rows` rows, if new.
@@ -40,6 +40,6 @@ class SharedPrefixes:
         """
         if self._copied[0] is groups and self._copied[1] == rows:
             return
-        packed = pack_ranges(groups, slots, rows, self._sharing)
+        packed = pack_items(groups, slots, rows, self._sizes)
         self._staging.copy_to(self._buffer[: len(packed)], packed)
         self._copied = groups, rows

@@ -8,7 +8,8 @@ import pytest
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.kv_cache import blocks_in
-from pagewire.worker.protocol.steps.limits import check_block_size, fit_to_pool, longest_sequence
+from pagewire.worker.ops.contract.blocks import check_block_size
+from pagewire.worker.protocol.steps.limits import fit_to_pool, longest_sequence
 from support.models.tiny_models import save_model
 
 

@@ -1,10 +1,10 @@
-"""Decode attention over KV ranges that several rows share: keys and values are read once for all.
+"""Shared-prefix (cascade) decode attention: keys and values of a prefix are read once for all rows.
 
-An item is a KV range and the rows that share it (`SharedRanges`). For each KV head its query rows,
-the heads of the group included, fill a tile of the tensor cores, as in prefill; the result is a
-piece of each row: an output normalized over the range, float32, with its log-sum-exp, which the
-merge of decode attention joins with the piece of the row's own positions. A fixed number of
-programs takes the items in turn, so the grid depends on nothing but the device.
+A work item is a range of KV positions and the rows that share it (`SharedPrefixItems`). The query
+heads of these rows fill a tile of the tensor cores, as in prefill. The result of an item is a piece
+of each row: a float32 output that is normalized over the range, and its log-sum-exp. The merge of
+decode attention joins these pieces with the piece of each row's own positions. This is the
+two-level scheme of "cascade inference" (Ye et al., 2024, FlashInfer).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.shared_ranges import ITEM_FIELDS, MAX_RANGES, SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import ITEM_FIELDS, MAX_RANGES, SharedPrefixItems
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST
@@ -27,37 +27,41 @@ from pagewire.worker.ops.triton.attention.prefill import (
     prefill_config,
 )
 
-# As many as run at once with the tiles of a long prefill.
-PROGRAMS_A_PROCESSOR = 2
+# Programs that run on a multiprocessor at the same time with these tiles.
+PROGRAMS_PER_MULTIPROCESSOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Of each row and query head: outputs over parts of its KV, float32, to be merged."""
+    """Attention of rows over parts of their KV, still to be merged; float32."""
 
     out: Tensor  # [rows, MAX_RANGES + 1, query_heads, head_dim]
-    lse: Tensor  # [rows, MAX_RANGES + 1, query_heads], base 2, of the scaled scores
+    # [rows, MAX_RANGES + 1, query_heads], log-sum-exp in base 2 of the scaled scores
+    lse: Tensor
 
 
-def rows_of_an_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
-    """How many rows an item has at most, of `group` query heads a KV head each."""
+def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
+    """Return the maximum number of rows in an item; `group` is query heads per KV head."""
     return max(1, _config(dtype, head_dim).rows // group)
 
 
 def _config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
-    """That of a long prefill: the rows of an item are many, or its time is that of its KV."""
+    """Return the tiles of a long prefill.
+
+    An item has many rows, or else its time is the time to read its KV, whatever the tile.
+    """
     return prefill_config(dtype, head_dim, rows=2**16)
 
 
-def attend_shared_ranges(
+def attend_shared_prefixes(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
-    shared: SharedRanges,
+    shared: SharedPrefixItems,
     scale: float,
 ) -> Pieces:
-    """The pieces of all ranges; the arguments are those of `decode_attention`."""
+    """Return the pieces of all ranges; the arguments are those of `decode_attention`."""
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
@@ -68,7 +72,7 @@ def attend_shared_ranges(
         out=q.new_empty((rows, MAX_RANGES + 1, query_heads, head_dim), dtype=torch.float32),
         lse=q.new_empty((rows, MAX_RANGES + 1, query_heads), dtype=torch.float32),
     )
-    _shared_kernel[(PROGRAMS_A_PROCESSOR * multiprocessors(q.device),)](
+    _shared_prefix_kernel[(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device),)](
         pieces.out,
         pieces.lse,
         q,
@@ -99,15 +103,15 @@ def attend_shared_ranges(
 
 
 @triton.jit
-def _shared_kernel(
+def _shared_prefix_kernel(
     pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
-    sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
-    q_ptr,
-    k_ptr,
+    sums_ptr,  # [rows, RANGES + 1, kv_heads * group], log-sum-exps
+    q_ptr,  # [rows, kv_heads * group, head_dim]
+    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim]
     v_ptr,
-    tables_ptr,
+    tables_ptr,  # [slots, table_stride]
     num_items_ptr,
-    items_ptr,
+    items_ptr,  # [items, FIELDS]
     entries_ptr,
     scale_log2,
     table_stride,
@@ -122,6 +126,11 @@ def _shared_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Attend from the rows of an item to its range.
+
+    The number of programs is fixed, so the grid depends on the device only. A program takes every
+    n-th pair of item and KV head, and computes the query heads of that KV head for all rows.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
