@@ -55,9 +55,12 @@ async def resolve(address: Address) -> list[str]:
     """The gRPC targets that an address stands for now; OSError if its name does not resolve."""
     if not address.host:
         return [address.text]
-    found = await asyncio.get_running_loop().getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    )
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )
+    except UnicodeError as error:  # such as an empty label, `a..b`
+        raise OSError(f"{address.host!r} is no valid host name: {error}") from error
     return sorted({with_port(str(host[0]), address.port) for _, _, _, _, host in found})
 
 

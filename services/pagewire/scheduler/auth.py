@@ -1,4 +1,4 @@
-"""Who may call a scheduler, and how much each may ask for."""
+"""API keys and credentials of the scheduler's gRPC port."""
 
 import os
 from functools import partial
@@ -20,16 +20,16 @@ _MAX_CALLS = 8192
 
 
 def read_callers(config: SchedulerConfig) -> Callers:
-    """The API keys that are asked for. OSError or ValueError if they are no use."""
-    # Keys are no setting: a flag would show them to everybody on this machine.
+    """The API keys of file or environment; OSError or ValueError if they are invalid."""
+    # Keys are no setting: every user of the machine can read a flag.
     return Callers(partial(read_keys, config.api_keys_file, os.environ.get(KEYS_VARIABLE, "")))
 
 
 def public_credentials(config: SchedulerConfig, address: str, have_keys: bool) -> Credentials:
-    """What a scheduler that listens on `address` asks of gateways, which are bound by no limits.
+    """The credentials of a scheduler that listens on `address`; limits do not apply to gateways.
 
-    ValueError where it has keys, strangers could reach it, and nothing tells them from gateways.
-    OSError or ValueError for files that are no use.
+    Raises ValueError if it has keys and other machines can reach it, but it cannot tell a gateway
+    from any other client without a key; OSError or ValueError for invalid files.
     """
     token = read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
     credentials = Credentials.of(config).with_token(token)
@@ -45,11 +45,11 @@ def public_credentials(config: SchedulerConfig, address: str, have_keys: bool) -
 def public_server(
     config: SchedulerConfig, credentials: Credentials, callers: Callers
 ) -> grpc.aio.Server:
-    """The server of the public service, without it yet."""
-    gate = None
+    """The gRPC server of the public service; the caller adds the service to it."""
+    keys = None
     if callers.have_keys:
-        gate = KeyInterceptor(callers, credentials, _key_rules(config))
-    return make_server(credentials, gate, [RawRequests()], MAX_CLIENT_MESSAGE_BYTES)
+        keys = KeyInterceptor(callers, credentials, _key_rules(config))
+    return make_server(credentials, keys, [RawRequests()], MAX_CLIENT_MESSAGE_BYTES)
 
 
 def _key_rules(config: SchedulerConfig) -> KeyRules:

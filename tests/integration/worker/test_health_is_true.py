@@ -15,7 +15,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.packing import pack
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.large_requests import Arrival
+from pagewire.scheduler.requests.incoming_request import IncomingRequest
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.v1 import inference_pb2 as inference_pb
@@ -108,7 +108,7 @@ async def test_a_slow_step_keeps_new_requests_away_and_what_runs_goes_on(tmp_pat
                 stop=inference_pb.StopConditions(max_tokens=20, ignore_eos=True),
                 detokenize=False,
             )
-            engine.submit(Arrival.of(message), buffer, stream=1)
+            engine.intake.submit(IncomingRequest.of(message), buffer, stream=1)
 
             async def is_not_serving() -> bool:
                 return await worker.health(channel) == NOT_SERVING

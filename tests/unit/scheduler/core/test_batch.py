@@ -12,7 +12,7 @@ from pagewire.scheduler.core.kv.block_pool import BlockPool, OutOfBlocksError
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed, Priority
 from pagewire.scheduler.core.queue.waiting import WaitingQueue
 from pagewire.scheduler.core.sequence import RECOVERED_AFTER, Sequence, State
-from pagewire.scheduler.workers.link import encode_step
+from pagewire.scheduler.workers.step_codec import encode_step
 from support.sequences import GREEDY, admit, can_admit
 
 EOS = 7

@@ -26,8 +26,7 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 _PROGRAMS = 16  # shares that one program plans
 # Segments stay whole if the longest share is then at most this fraction longer than an equal share.
 # Measured on an H200: at 1/32 (512 rows of 8 heads on 1,056 programs) a step takes 0.4 to 0.8 %
-# less time, at 1/8 some steps gain nothing, at 1/6 the longest share costs more than a merge. See
-# docs/decisions/decode-attention-shares.md.
+# less time, at 1/8 some steps gain nothing, at 1/6 the longest share costs more than a merge.
 _LEEWAY = 1 / 8
 
 
