@@ -9,7 +9,7 @@ import torch
 from triton import knobs
 
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.startup.compilations import on_compilation
+from pagewire.worker.startup.triton_hooks import on_compilation
 from support.models.logprob_checks import assert_logprobs
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import VOCAB, log_probabilities, save_model

@@ -30,8 +30,8 @@ from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.serial_thread import SerialThread
-from pagewire.worker.protocol.service import LAST_WORDS_SECONDS, SERVICE_NAME, WorkerService
+from pagewire.worker.protocol.queue_thread import QueueThread
+from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool
 from pagewire.worker.protocol.worker_info import worker_info
 
@@ -68,7 +68,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     profile = load_profile(config.profile)
     limits = _limits(config, profile)
     # All plan on one thread: it takes microseconds, and each waits for its steps on its own.
-    launcher = SerialThread("launcher", end_process)
+    launcher = QueueThread("launcher", end_process)
     instruments = WorkerMetrics()
     workers, engines = [], []
     for address in addresses_of(config.worker_address, config.count):
@@ -131,9 +131,9 @@ async def _start(
 
 
 async def _drain(worker: SimulatedWorker, seconds: float) -> None:
-    await worker.health.leave()
+    await worker.health.drain()
     await worker.service.drain(seconds)
-    await worker.server.stop(LAST_WORDS_SECONDS)
+    await worker.server.stop(SHUTDOWN_SECONDS)
     worker.watchdog.close()
 
 

@@ -2,6 +2,6 @@
 
 import os
 
-# Idle CPU threads of torch sleep instead of spinning, which would keep the scheduler and the
-# gateway of a small machine off its cores. OpenMP reads this once, when torch is imported.
+# Idle CPU threads of torch sleep. If they spun, the scheduler and the gateway of a small machine
+# would lose its cores. OpenMP reads this once, when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,5 +1,5 @@
-"""Why a worker cannot start."""
+"""The error of a worker that cannot start."""
 
 
 class SetupError(Exception):
-    """The model, its files or the settings cannot be served; the message says what to change."""
+    """The model, its files or the settings are not supported. The message says what to change."""

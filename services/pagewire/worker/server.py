@@ -1,4 +1,4 @@
-"""The worker process: start, readiness, drain, end."""
+"""The worker process: its start, readiness, drain and end."""
 
 import asyncio
 import gc
@@ -18,34 +18,34 @@ from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.serial_thread import SerialThread
-from pagewire.worker.protocol.service import LAST_WORDS_SECONDS, SERVICE_NAME, WorkerService
+from pagewire.worker.protocol.queue_thread import QueueThread
+from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.worker_info import worker_info
 from pagewire.worker.startup.compile_pool import CompilePool
 from pagewire.worker.startup.loading import LoadedWorker, load_worker
-from pagewire.worker.startup.timeline import Timeline
+from pagewire.worker.startup.phases import StartupPhases
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The longest steps of a GPU are some tenths of a second.
+# A GPU step takes tenths of a second at most. A longer one makes the worker unready.
 GPU_UNREADY_SECONDS = 1.5
 
 
 def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
-    """Serves until SIGTERM or SIGINT; SystemExit 1, with one line in the log, if it cannot.
+    """Serves until SIGTERM or SIGINT. If it cannot start, it logs one line and raises SystemExit 1.
 
-    `pool` compiles kernels, if this worker has any; one started before this module is imported
-    imports what it needs meanwhile.
+    `pool` compiles kernels if this worker needs any. Callers start it before they import this
+    module, so that both do their imports at the same time.
     """
     logs.configure("worker", config.log_level)
     run_service(partial(_serve, config, pool))
 
 
 async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.Event) -> None:
-    timeline = Timeline()
-    timeline.mark("imports")
+    phases = StartupPhases()
+    phases.end("imports")
     try:
         credentials = worker_credentials(config, config.worker_token_file, config.worker_address)
     except (OSError, ValueError) as error:
@@ -55,64 +55,64 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health.attach(server)
     await health.set_serving(False)
-    launcher = SerialThread("launcher", end_process)
-    instruments = WorkerMetrics()
+    launcher = QueueThread("launcher", end_process)
+    metrics = WorkerMetrics()
     try:
         (port,) = bind(server, [config.worker_address], credentials)
         count_tasks()
         serve_metrics(config.metrics_host, config.worker_metrics_port)
         await server.start()
-        loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, timeline)))
+        loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, phases)))
         if loaded is not None:
             await _unless(stop, launcher.call(loaded.backend.warm_up))
-            # Collections while it serves then look at what came since, and end soon.
+            # Later collections skip the objects that exist now, so they are short.
             gc.collect()
             gc.freeze()
-            timeline.mark("warm-up")
+            phases.end("warm-up")
     except Exception as error:
         _refuse_to_start(error)
     if loaded is None or stop.is_set():
         await server.stop(None)
         return
     if loaded.uses_triton:
-        _watch_compilations(instruments)
-    measure_loop_lag()  # not before: imports and the loading of weights hold the interpreter
-    engine = StepExecutor(loaded.backend, launcher, instruments, end_process)
+        _watch_compilations(metrics)
+    measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
+    executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
     info = worker_info(name, loaded.dtype, loaded.device, loaded.limits, loaded.backend)
-    service.serve(engine, loaded.limits, info)
-    _report(config, loaded, instruments, port, timeline)
+    service.serve(executor, loaded.limits, info)
+    _report(config, loaded, metrics, port, phases)
     worker_health = WorkerHealth(health, service)
-    usual = None if loaded.backend.synchronous else GPU_UNREADY_SECONDS
+    default = None if loaded.backend.synchronous else GPU_UNREADY_SECONDS
     watchdog = await worker_health.serve(
-        engine, config.step_timeout, end_process, config.unready_after or usual
+        executor, config.step_timeout, end_process, config.unready_after or default
     )
 
     await stop.wait()
     log.info("draining, for %g s at most", config.drain_timeout)
-    await worker_health.leave()
+    await worker_health.drain()
     await service.drain(config.drain_timeout)
-    await server.stop(LAST_WORDS_SECONDS)
+    await server.stop(SHUTDOWN_SECONDS)
     watchdog.close()
-    engine.close()
+    executor.close()
     log.info("stopped")
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
-    """What `work` returns; None as soon as `stop` is set."""
+    """The result of `work`; None if `stop` is set first."""
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     return work.result() if work.done() else None
 
 
-def _watch_compilations(instruments: WorkerMetrics) -> None:
-    """Counts what the warm-up should have compiled."""
-    from pagewire.worker.startup.compilations import on_compilation
+def _watch_compilations(metrics: WorkerMetrics) -> None:
+    """Counts and logs kernels that are compiled from now on; the warm-up should load them all."""
+    from pagewire.worker.startup.triton_hooks import on_compilation
 
     def report(kernel: str) -> None:
-        instruments.late_compilations.inc()
-        log.warning("kernel %s was compiled while serving; the warm-up has missed it", kernel)
+        metrics.late_compilations.inc()
+        log.warning("kernel %s was compiled while serving; the warm-up did not load it", kernel)
 
     on_compilation(report)
 
@@ -120,22 +120,22 @@ def _watch_compilations(instruments: WorkerMetrics) -> None:
 def _report(
     config: WorkerConfig,
     loaded: LoadedWorker,
-    instruments: WorkerMetrics,
+    metrics: WorkerMetrics,
     port: int,
-    timeline: Timeline,
+    phases: StartupPhases,
 ) -> None:
     backend, limits = loaded.backend, loaded.limits
-    instruments.weight_bytes.set(backend.weight_bytes)
-    instruments.kv_cache_bytes.set(backend.kv_cache_bytes)
-    instruments.kv_cache_blocks.set(limits.num_blocks)
-    instruments.host_blocks.set(limits.host_blocks)
-    instruments.slots.set(limits.num_slots)
+    metrics.weight_bytes.set(backend.weight_bytes)
+    metrics.kv_cache_bytes.set(backend.kv_cache_bytes)
+    metrics.kv_cache_blocks.set(limits.num_blocks)
+    metrics.host_blocks.set(limits.host_blocks)
+    metrics.slots.set(limits.num_slots)
     address = config.worker_address
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
     log.info(
-        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, %d in the "
-        "host's memory, %d slots, up to %d tokens, in %.1f s: %s",
+        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, %d blocks "
+        "in the host's memory, %d slots, up to %d tokens a sequence, started in %.1f s: %s",
         address,
         served_name(config.model, config.served_model_name),
         loaded.dtype,
@@ -147,8 +147,8 @@ def _report(
         limits.host_blocks,
         limits.num_slots,
         limits.max_model_len,
-        timeline.seconds,
-        timeline,
+        phases.seconds,
+        phases,
     )
 
 

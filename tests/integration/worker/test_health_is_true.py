@@ -1,4 +1,4 @@
-"""Health of processes whose insides are stuck or dead: a device, an event loop."""
+"""The health of processes with a stalled or lost device, or a stalled event loop."""
 
 import asyncio
 import subprocess
@@ -30,7 +30,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def faulty_device(folder: Path) -> str:
-    """A worker whose device hangs while `stuck` is there, and is lost once `lost` is."""
+    """Code of a worker whose device stalls while a file `stuck` exists, or fails if `lost` does."""
     return f"""
 import pathlib, time
 from pagewire.worker.runtime.eager import EagerBackend

@@ -57,7 +57,7 @@ def test_host_memory_too_small_for_a_block_is_refused(tmp_path: Path) -> None:
         load_worker(config)
 
 
-async def test_a_step_that_names_a_block_nobody_has_ends_the_stream(tmp_path: Path) -> None:
+async def test_a_step_that_names_an_unknown_block_ends_the_stream(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     async with local_worker(tmp_path) as worker:
         stream = worker.stream()
@@ -94,7 +94,7 @@ def _failing(plan: DevicePlan) -> None:
 
 
 async def test_a_copy_that_fails_takes_the_worker_down(tmp_path: Path) -> None:
-    """Otherwise blocks of the host would hold something else than the scheduler believes."""
+    """The scheduler would take the wrong content for that of these blocks."""
     save_model(tmp_path, "llama")
     async with local_worker(tmp_path, host_memory_gb=HOST_GB) as worker:
 

@@ -12,10 +12,10 @@ from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import (
     MAX_ITEMS,
-    Sharing,
+    ItemSizes,
     buffer_length,
-    pack_ranges,
-    shared_ranges,
+    item_views,
+    pack_items,
 )
 from support.kernels.comparison import (
     CUDA,
@@ -62,15 +62,15 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
         tables[members, :blocks] = tables[members[0], :blocks]
     cache = torch.randn(2, rows * columns + 1, kv_heads, BLOCK_SIZE, head_dim).to(device, dtype)
     slots = np.arange(rows, dtype=np.int32)
-    sharing = Sharing(
+    sharing = ItemSizes(
         members=max_rows_per_item(dtype, head_dim, query_heads // kv_heads),
         kv_heads=kv_heads,
         processors=132 if CUDA else 1,
         block_size=BLOCK_SIZE,
     )
-    packed = pack_ranges(groups_of(*groups), slots, rows, sharing)
+    packed = pack_items(groups_of(*groups), slots, rows, sharing)
     assert len(packed) == buffer_length(rows)
-    shared = shared_ranges(torch.from_numpy(packed).to(device), rows)
+    shared = item_views(torch.from_numpy(packed).to(device), rows)
     assert set(shared.lengths.tolist()) >= shared_lengths
     if case == "alike" and not CUDA:  # few programs run in the interpreter: segments stay whole
         plan = attention.plan_decode(int32(lengths, device), *heads, dtype, shared=shared)
@@ -87,10 +87,10 @@ def ranges_of(
     groups: tuple[StepPrefixGroup, ...], decode: list[int], members: int = 2
 ) -> dict[int, list]:
     """The `(slot, begin, end)` ranges of each row, in the order of their ordinals."""
-    sharing = Sharing(members=members, kv_heads=1, processors=1, block_size=BLOCK_SIZE)
+    sharing = ItemSizes(members=members, kv_heads=1, processors=1, block_size=BLOCK_SIZE)
     rows = len(decode)
-    packed = pack_ranges(groups, np.array(decode, np.int32), rows, sharing)
-    shared = shared_ranges(torch.from_numpy(packed), rows)
+    packed = pack_items(groups, np.array(decode, np.int32), rows, sharing)
+    shared = item_views(torch.from_numpy(packed), rows)
     found: dict[int, dict] = {}
     assert int(shared.num_items) <= MAX_ITEMS
     for slot, begin, end, first, count, ordinal in shared.items[: shared.num_items].tolist():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.worker.startup.compile_pool import CompilePool, Job
+from pagewire.worker.startup.compile_pool import CompileJob, CompilePool
 from support.kernels.clean_process import report_of
 
 
@@ -58,8 +58,12 @@ def compile_and_launch() -> dict[str, Any]:
     from pagewire.worker.ops.triton import linear, sampling, sampling_filters
     from pagewire.worker.ops.triton.attention import decode as attention_decode
     from pagewire.worker.ops.triton.attention import prefill_hopper as attention_prefill_hopper
-    from pagewire.worker.startup.compilations import collected, compiled_here, on_compilation
     from pagewire.worker.startup.compile_server import TargetDriver
+    from pagewire.worker.startup.triton_hooks import (
+        collecting_kernels,
+        on_compilation,
+        recording_compilations,
+    )
 
     class Hopper(TargetDriver):
         def get_current_stream(self, device: int) -> int:
@@ -75,21 +79,21 @@ def compile_and_launch() -> dict[str, Any]:
     for module in (attention_decode, attention_prefill_hopper, linear, sampling, sampling_filters):
         module.dependent_launch = lambda device: True
 
-    def submit(job: Job) -> None:
+    def submit(job: CompileJob) -> None:
         jobs.append(job.kernel)
         pool.submit(job)
 
-    with collected(submit):
+    with collecting_kernels(submit):
         launches()
         wrong_launch()
         launches()
     results = pool.finish()
-    with patch.object(CompiledKernel, "_init_handles", no_device), compiled_here() as here:
+    with patch.object(CompiledKernel, "_init_handles", no_device), recording_compilations() as here:
         on_compilation(ready.append)
         launches()
         compiled_here_before_the_wrong_one = list(here)
         launched_first, jobs_first = len(launched), len(jobs)
-        with collected(submit):
+        with collecting_kernels(submit):
             launches()
         again = [len(launched) - launched_first, len(jobs) - jobs_first]
         try:
@@ -152,7 +156,9 @@ def test_a_pool_that_died_returns_nothing_and_logs_why(
     pool.close()
     for _ in range(2):
         pool.submit(
-            Job(("cuda", 90, 32), "pagewire.worker.ops.triton.norm", "_rms_norm_kernel", "{}")
+            CompileJob(
+                ("cuda", 90, 32), "pagewire.worker.ops.triton.norm", "_rms_norm_kernel", "{}"
+            )
         )
     assert pool.finish() == []
     assert "ended with status -9" in caplog.text

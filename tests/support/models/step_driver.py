@@ -16,7 +16,7 @@ from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.startup.loading import LoadedWorker, load_worker
@@ -74,7 +74,7 @@ async def local_worker(
     defaults = {"num_blocks": 128, "num_slots": 16, "torch_threads": 1, "device": "cpu"}
     config = WorkerConfig(model=str(folder), **(defaults | settings))
     fatal: list[BaseException] = []
-    launcher = SerialThread("launcher", fatal.append)
+    launcher = QueueThread("launcher", fatal.append)
     loaded = adapt(await launcher.call(lambda: load_worker(config)))
     if loaded.uses_triton:
         await launcher.call(loaded.backend.warm_up)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pagewire.lifecycle.watchdog import StalledError, Watchdog, Watched, event_loop
-from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.queue_thread import QueueThread
 from support.waiting import eventually, until
 
 
@@ -33,7 +33,7 @@ def test_a_long_call_is_reported_with_its_stack_and_so_is_its_end(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     reports, release = Reports(), threading.Event()
-    thread = SerialThread("launcher", reports.fatal.append)
+    thread = QueueThread("launcher", reports.fatal.append)
     watchdog = reports.watch(thread.watched(), seconds=0.4)
     until(lambda: reports.polls > 8)  # more than a busy thread has until it is fatal
     assert (reports.changes, reports.fatal) == ([], [])
@@ -51,7 +51,7 @@ def test_a_long_call_is_reported_with_its_stack_and_so_is_its_end(
 
 def test_a_slow_call_is_reported_until_it_ends() -> None:
     reports, slow, release = Reports(), [], threading.Event()
-    thread = SerialThread("launcher", reports.fatal.append)
+    thread = QueueThread("launcher", reports.fatal.append)
     watchdog = Watchdog(
         [thread.watched()],
         60.0,
@@ -71,7 +71,7 @@ def test_a_slow_call_is_reported_until_it_ends() -> None:
 
 def test_twice_the_time_is_fatal() -> None:
     reports, release = Reports(), threading.Event()
-    thread = SerialThread("launcher", reports.fatal.append)
+    thread = QueueThread("launcher", reports.fatal.append)
     thread.post(lambda: release.wait(10))
     watchdog = reports.watch(thread.watched(), seconds=0.2)
     until(lambda: reports.fatal)
@@ -84,7 +84,7 @@ def test_twice_the_time_is_fatal() -> None:
 
 def test_many_short_calls_are_no_stall() -> None:
     reports = Reports()
-    thread = SerialThread("launcher", reports.fatal.append)
+    thread = QueueThread("launcher", reports.fatal.append)
     watchdog = reports.watch(thread.watched(), seconds=0.4)
     for _ in range(60):
         thread.post(lambda: time.sleep(0.02))

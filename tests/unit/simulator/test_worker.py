@@ -18,7 +18,7 @@ from pagewire.simulator.step_time import StepTime, Work
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
@@ -48,7 +48,7 @@ class Worker:
 async def simulated(speedup: float = 0, step_time: StepTime = FLAT) -> AsyncIterator[Worker]:
     fatal: list[BaseException] = []
     backend = SimulatedBackend(LIMITS, step_time, speedup)
-    launcher = SerialThread("launcher", fatal.append)
+    launcher = QueueThread("launcher", fatal.append)
     engine = StepExecutor(backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append)
     yield Worker(backend, engine)
     await asyncio.to_thread(engine.close)

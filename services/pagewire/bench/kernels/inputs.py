@@ -22,7 +22,7 @@ from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.device import multiprocessors
 from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
-from pagewire.worker.runtime.prefix_groups import Sharing, pack_ranges, shared_ranges
+from pagewire.worker.runtime.prefix_groups import ItemSizes, item_views, pack_items
 
 BLOCK_SIZE = 16
 
@@ -83,14 +83,14 @@ def paged_with_shared_prefix(
     tables[:-1, common:] = rest.view(prefix.rows, own)
     slots = np.arange(prefix.rows, dtype=np.int32)
     members = (slots[group :: prefix.groups] for group in range(prefix.groups))
-    sharing = Sharing(
+    sharing = ItemSizes(
         members=max_rows_per_item(heads.dtype, heads.dim, heads.query // heads.kv),
         kv_heads=heads.kv,
         processors=multiprocessors(device),
         block_size=BLOCK_SIZE,
     )
     groups = tuple(StepPrefixGroup(common, some) for some in members)
-    packed = torch.from_numpy(pack_ranges(groups, slots, prefix.rows, sharing))
+    packed = torch.from_numpy(pack_items(groups, slots, prefix.rows, sharing))
     lengths = torch.full((prefix.rows,), prefix.shared + prefix.own, dtype=torch.int32)
     cache = Paged(
         _caches(total, heads, device, copies),
@@ -98,7 +98,7 @@ def paged_with_shared_prefix(
         torch.from_numpy(slots).to(device),
         lengths.to(device),
     )
-    return cache, shared_ranges(packed.to(device), prefix.rows)
+    return cache, item_views(packed.to(device), prefix.rows)
 
 
 def prefill_starts(counts: Sequence[int], device: torch.device) -> Tensor:

@@ -56,13 +56,13 @@ def scheduler(values: dict[str, Any]) -> None:
 @configured(settings_of(WorkerConfig))
 def worker(values: dict[str, Any]) -> None:
     """Run a worker: a model on one device."""
-    from pagewire.worker.startup.compile_pool import early_pool
-    from pagewire.worker.startup.early_context import begin_context
+    from pagewire.worker.startup.compile_pool import start_compile_pool
+    from pagewire.worker.startup.cuda_context import open_cuda_context
 
     config = build(WorkerConfig, values)
     # Both work in the background while torch is imported below.
-    pool = early_pool(config)
-    begin_context(config)
+    pool = start_compile_pool(config)
+    open_cuda_context(config)
     # Imported modules are many and never freed: no collection should go through them.
     gc.disable()
     from pagewire.worker.server import run_worker

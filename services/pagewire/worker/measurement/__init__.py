@@ -1,1 +1,4 @@
-"""What a worker measures of its device before it serves. Needs a backend, not torch."""
+"""What a worker measures on its device before it serves: copies, prefill, piggybacked prefill.
+
+It drives a `Backend` and needs no torch.
+"""

@@ -1,32 +1,35 @@
-"""Whether prompts are computed for less beside decodes, measured on this device before it serves.
+"""Measures whether piggybacked prefill saves time on this device.
 
-A step of few tokens takes as long as its weights are read, one of many as long as they are
-computed. Between the two, at the ridge of the roofline, a prompt's tokens ride along with decodes
-in time that is spent anyway. In a small model the kernels' own latencies outweigh that.
+A step of few tokens is bound by reading the weights, a step of many tokens by computing. Between
+the two, where the roofline bends, prompt tokens beside decodes cost little: the weights are read
+for the decodes anyway. In a small model the latency of the kernels outweighs this gain.
 """
 
 import logging
 
-from pagewire.worker.measurement.timing import SecondsOf, computing, median_seconds
+from pagewire.worker.measurement.timing import MeasureSeconds, median_seconds, step_runner
 from pagewire.worker.protocol.backend import Backend
-from pagewire.worker.protocol.steps.device_plan import rehearsal
+from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 
 log = logging.getLogger(__name__)
 
-# The size of captured steps next above the 206 operations that an H200 computes in bfloat16
-# (989 TFLOP/s) in the time of reading a byte (4.8 TB/s); a token takes one for a byte of weights.
-TOKENS = 256
+# An H200 computes 206 bfloat16 operations (989 TFLOP/s) in the time of reading a byte (4.8 TB/s). A
+# token takes one operation for each byte of weights. 256 is the next larger captured step.
+PIGGYBACK_TOKENS = 256
 DECODES = 32
 CHUNKS = 8
-# Riding along takes at most this part of the time, or it is not worth cutting a prompt up: then
-# somebody waits longer for a first token.
-WORTHWHILE = 0.8
+# Piggybacked prefill delays the first token, so it must take at most this part of the time that a
+# large step takes for a prompt token.
+MAX_RELATIVE_COST = 0.8
 
 
-def measure_ridge(backend: Backend, limits: Limits, seconds_of: SecondsOf) -> int:
-    """`TOKENS` if prompts ride along with decodes for less, 0 if not, or if steps are too small."""
-    length = TOKENS - DECODES
+def measure_piggyback(backend: Backend, limits: Limits, measure: MeasureSeconds) -> int:
+    """`PIGGYBACK_TOKENS` if piggybacked prefill saves time, else 0.
+
+    It is 0 as well if the limits do not allow the steps that are measured.
+    """
+    length = PIGGYBACK_TOKENS - DECODES
     if (
         limits.num_slots < DECODES
         or limits.max_num_batched_tokens < DECODES + CHUNKS * length
@@ -35,17 +38,17 @@ def measure_ridge(backend: Backend, limits: Limits, seconds_of: SecondsOf) -> in
         return 0
 
     def seconds(chunks: int) -> float:
-        plan = rehearsal(limits, DECODES, chunks, length)
-        return median_seconds(seconds_of, computing(backend, plan))
+        plan = dummy_plan(limits, DECODES, chunks, length)
+        return median_seconds(measure, step_runner(backend, plan))
 
     decodes = seconds(0)
-    riding, at_once = seconds(1) - decodes, (seconds(CHUNKS) - decodes) / CHUNKS
+    piggybacked, in_large_step = seconds(1) - decodes, (seconds(CHUNKS) - decodes) / CHUNKS
     log.info(
-        "a prompt token beside %d decodes takes %.1f us in a step of %d tokens, %.1f in a large "
-        "one",
+        "a prompt token beside %d decodes takes %.1f us in a step of %d tokens, %.1f us in a large "
+        "step",
         DECODES,
-        riding / length * 1e6,
-        TOKENS,
-        at_once / length * 1e6,
+        piggybacked / length * 1e6,
+        PIGGYBACK_TOKENS,
+        in_large_step / length * 1e6,
     )
-    return TOKENS if riding < WORTHWHILE * at_once else 0
+    return PIGGYBACK_TOKENS if piggybacked < MAX_RELATIVE_COST * in_large_step else 0

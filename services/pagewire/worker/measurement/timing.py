@@ -1,4 +1,4 @@
-"""How long something takes on the worker's device."""
+"""How long a call takes on the worker's device."""
 
 from collections.abc import Callable
 from statistics import median
@@ -8,18 +8,18 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan
 
 REPEATS = 3
 
-# Calls a function and says how long what that did takes on the device.
-SecondsOf = Callable[[Callable[[], None]], float]
+# Calls a function and returns the seconds that its work takes on the device.
+MeasureSeconds = Callable[[Callable[[], None]], float]
 
 
-def median_seconds(seconds_of: SecondsOf, run: Callable[[], None]) -> float:
-    """What `run` takes when it is not the first time; above 0, however fast the clock thinks."""
+def median_seconds(measure: MeasureSeconds, run: Callable[[], None]) -> float:
+    """Median seconds of `run` after one call to warm up; at least 1 ns, so never 0."""
     run()
-    return max(1e-9, median(seconds_of(run) for _ in range(REPEATS)))
+    return max(1e-9, median(measure(run) for _ in range(REPEATS)))
 
 
-def computing(backend: Backend, plan: DevicePlan) -> Callable[[], None]:
-    """What computes a step, to be timed."""
+def step_runner(backend: Backend, plan: DevicePlan) -> Callable[[], None]:
+    """A function that computes the step `plan` and waits for it."""
 
     def run() -> None:
         backend.wait(backend.submit(plan))

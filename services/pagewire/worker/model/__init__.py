@@ -1,1 +1,4 @@
-"""The model: its configuration, weights, rotary table, KV cache, and the decoder over them."""
+"""The model: configuration, checkpoint, weights, rotary table, KV cache and decoder.
+
+How a step runs on a device belongs to `runtime`; kernels belong to `ops`.
+"""

@@ -1,4 +1,4 @@
-"""Reading weights from safetensors files in Hugging Face layout, one file or sharded."""
+"""Reads weights from safetensors files in the Hugging Face layout, one file or several."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _READABLE = ("F32", "F16", "BF16")
-# Values that older exporters stored although they follow from the configuration.
+# Tensors that older exporters stored although the configuration determines them.
 _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
@@ -32,8 +32,9 @@ def load_weights(
 ) -> Weights:
     """The weights in `folder`, converted to `dtype`, on `device`.
 
-    SetupError names a tensor that is missing, has another shape or type, or belongs to no place
-    in the model, and a file that cannot be read.
+    Raises:
+        SetupError: names a file that cannot be read, or a tensor that is missing, unknown to the
+            model, or of the wrong shape or type.
     """
     weights = empty_weights(config, dtype, device)
     views = named_views(config, weights)
@@ -51,7 +52,7 @@ def load_weights(
 
 
 def _files(folder: Path) -> list[Path]:
-    """The checkpoint's files, in order: those of its index, else the single one."""
+    """The files of the checkpoint, sorted: those that its index names, else the single file."""
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
             raise SetupError(
@@ -73,7 +74,7 @@ def _files(folder: Path) -> list[Path]:
 def _fill(
     path: Path, views: dict[str, Tensor], tied_head: bool, advance: Callable[[int], None]
 ) -> Iterator[str]:
-    """Copies every tensor of one file to its view, and yields the names."""
+    """Copies every tensor of one file into its view, and yields the names of the tensors."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
@@ -90,21 +91,21 @@ def _fill(
 
 
 def _view(path: Path, name: str, views: dict[str, Tensor], tied_head: bool) -> Tensor | None:
-    """Where a tensor belongs; None for one that is not needed."""
+    """The view that a tensor is copied into; None for a tensor that is not needed."""
     if name in views:
         return views[name]
     if name.endswith(_DERIVED) or (tied_head and name == "lm_head.weight"):
         return None
     raise SetupError(
         f"{path}: tensor {name} has no place in the model that config.json describes; "
-        "check that both belong together"
+        "use the config.json and the weights of the same checkpoint"
     )
 
 
 def _check(path: Path, name: str, shape: list[int], dtype: str, view: Tensor) -> None:
     if list(shape) != list(view.shape):
         raise SetupError(
-            f"{path}: tensor {name} has shape {list(shape)}, config.json wants {list(view.shape)}"
+            f"{path}: tensor {name} has shape {list(shape)}, config.json needs {list(view.shape)}"
         )
     if dtype not in _READABLE:
         raise SetupError(
@@ -114,7 +115,10 @@ def _check(path: Path, name: str, shape: list[int], dtype: str, view: Tensor) ->
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error where that is a terminal, a line in the log otherwise."""
+    """A progress bar on standard error if that is a terminal, else one log line.
+
+    Yields a function that takes the number of bytes loaded since its last call.
+    """
     if not sys.stderr.isatty():
         log.info("loading weights, %.2f GB", total / 1e9)
         yield lambda done: None

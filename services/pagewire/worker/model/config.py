@@ -1,6 +1,6 @@
-"""The model families that the decoder can be, and the configuration of one model.
+"""Reads config.json, and lists the model families that the decoder can run.
 
-A family is a row of a table: what differs between families is data for one decoder, not code.
+A family is a row of a table: families differ in data for one decoder, not in code.
 """
 
 import json
@@ -18,12 +18,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What distinguishes a family.
+    """A row of the table of families.
 
-    `attention_bias` says which projections carry a bias: none, `qkv` (query, key and value), or
-    `config` (all four where the configuration's `attention_bias` is true). `windowed_by` names
-    the configuration's switch that puts its `sliding_window` into force: none for families
-    without one, `sliding_window` itself where its presence is enough.
+    `attention_bias` says which projections have a bias: none, `qkv` (query, key and value), or
+    `config` (all four if `attention_bias` in config.json is true). `windowed_by` is the key of
+    config.json that turns `sliding_window` on: None if the family has no sliding window,
+    `sliding_window` if the presence of that key is enough.
     """
 
     model_type: str
@@ -43,9 +43,9 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding: its base and how its frequencies are scaled.
+    """Rotary position embedding: the base `theta` and how the frequencies are scaled.
 
-    `factor` is used by `linear` and `llama3`, the other three by `llama3` only.
+    `linear` and `llama3` use `factor`. Only `llama3` uses the three fields after it.
     """
 
     kind: RopeKind
@@ -58,7 +58,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model, as the decoder needs it."""
+    """The configuration of one model, as the decoder needs it."""
 
     family: str
     vocab_size: int
@@ -81,22 +81,24 @@ class ModelConfig:
 
     @property
     def qkv_size(self) -> int:
-        """Rows of the fused query, key and value projection."""
+        """Output features of the fused query, key and value projection."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The configuration in `folder/config.json`; SetupError names what cannot be served."""
+    """The configuration in `folder/config.json`; SetupError names what is not supported."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SetupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise SetupError(f"{path} cannot be read: it is not a JSON object")
     return parse_model_config(raw)
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """The configuration in a decoded config.json; SetupError names what cannot be served."""
+    """The configuration in a decoded config.json; SetupError names what is not supported."""
     family = _family(raw)
     _refuse_unsupported(raw)
     heads = _positive(raw, "num_attention_heads")
@@ -131,7 +133,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _family(raw: Mapping[str, Any]) -> Family:
-    """The family by `architectures` if the configuration has it, else by `model_type`."""
+    """The family that `architectures` names; without that key, the one of `model_type`."""
     architectures = raw.get("architectures") or []
     for family in FAMILIES:
         if family.architecture in architectures:
@@ -159,7 +161,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """From `rope_parameters`, or from the older pair `rope_theta` and `rope_scaling`."""
+    """Reads `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`."""
     parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters.get("rope_theta", raw.get("rope_theta", 10_000.0)))

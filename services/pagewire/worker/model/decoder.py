@@ -1,4 +1,4 @@
-"""The decoder: one for all families, driven by the model's configuration and a backend's ops."""
+"""The transformer decoder: one implementation for all families, over the operations of `Ops`."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,34 +12,35 @@ from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 
-# Behind its KV the last layer computes only what is wanted of it.
-KINDS_OF_LAYERS = 2
+# Two kinds of layer: full, and the last one. The last layer computes K and V for every token, and
+# the rest only for the tokens that are sampled from.
+LAYER_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The chunks of a batch, at least one; tensors are int32 on the device."""
+    """The prefill chunks of a batch, at least one. Tensors are int32 on the device."""
 
     slots: Tensor  # [chunks]
-    starts: Tensor  # [chunks + 1], each chunk's first token in the batch, and the last one's end
+    starts: Tensor  # [chunks + 1], first token of each chunk in the batch, then the last one's end
     lengths: Tensor  # [chunks], KV tokens after the chunk; 0 marks padding
     longest: int  # tokens of the longest chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Those tokens of a batch whose logits are wanted; tensors are int32 on the device."""
+class SampledTokens:
+    """The tokens of a batch that need logits. Tensors are int32 on the device."""
 
-    rows: Tensor  # [rows], which tokens of the batch
+    rows: Tensor  # [rows], indices of the tokens in the batch
     slots: Tensor  # [rows]
     lengths: Tensor  # [rows], KV tokens, the current one included
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one forward pass: the decode rows, then the prefill chunks one by one.
+    """The tokens of one forward pass: the decode rows, then the prefill chunks in order.
 
-    All tensors are int32 on the device. `tokens` counts decode rows and the tokens of all chunks.
+    Tensors are int32 on the device. The dimension `tokens` counts decode rows and chunk tokens.
     """
 
     token_ids: Tensor  # [tokens]
@@ -48,44 +49,50 @@ class Batch:
     num_decodes: int
     decode_lengths: Tensor  # [num_decodes], KV tokens, the current one included
     prefill: Prefill | None
-    wanted: Wanted | None = None  # None: all tokens, in order
+    sampled: SampledTokens | None = None  # None: all tokens, in order
     shared: SharedPrefixItems | None = None  # of the decode rows
-    plan: Any = None  # of their attention: what `ops.plan_decode` has returned
+    plan: Any = None  # the result of `ops.plan_decode` for the decode rows
 
 
 class Decoder:
-    """Embedding, layers and head. Holds weights, and no state that a step changes."""
+    """Embedding, layers and head. It holds weights and no state that a step changes."""
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, cos_sin: Tensor) -> None:
-        """`cos_sin` is the `rope_table` of every position a sequence may have."""
+        """`cos_sin [positions, head_dim]` is the `rope_table` of all positions of a sequence."""
         self.config = config
         self.weights = weights
         self.ops = ops
         self.cos_sin = cos_sin
         self._scale = config.head_dim**-0.5
 
-    def shallow(self) -> "Decoder":
-        """The same with the first layers alone, as many as there are kinds."""
-        layers = self.weights.layers[:KINDS_OF_LAYERS]
+    def with_first_layers(self) -> "Decoder":
+        """A decoder with only the first layers, one of each kind."""
+        layers = self.weights.layers[:LAYER_KINDS]
         weights = replace(self.weights, layers=layers)
         config = replace(self.config, num_layers=len(layers))
         return Decoder(config, weights, self.ops, self.cos_sin)
 
     def hidden(self, batch: Batch, cache: KVCache, block_tables: Tensor) -> Tensor:
-        """Writes the KV of the batch's tokens; the residual stream `[rows, hidden]` at the end."""
+        """Writes the KV of the batch's tokens and returns the final residual stream.
+
+        Returns:
+            `[rows, hidden]`, one row for each token of `batch.sampled`.
+        """
         residual = self.weights.embedding[batch.token_ids]  # [tokens, hidden]
-        if batch.wanted is None:
+        if batch.sampled is None:
             return self.layers(residual, batch, cache, block_tables)
-        queries, wanted = self.body(residual, batch, cache, block_tables), batch.wanted
-        if not len(wanted.rows):
+        queries, sampled = self.body(residual, batch, cache, block_tables), batch.sampled
+        if not len(sampled.rows):
             return residual[:0]
-        residual, queries = residual[wanted.rows], queries[wanted.rows]
-        return self.finish(residual, queries, wanted.slots, wanted.lengths, cache, block_tables)
+        residual, queries = residual[sampled.rows], queries[sampled.rows]
+        return self.finish_last_layer(
+            residual, queries, sampled.slots, sampled.lengths, cache, block_tables
+        )
 
     def layers(
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
-        """All layers for all tokens: changes the embedded tokens `[tokens, hidden]` in place."""
+        """Runs all layers for all tokens. Changes `residual [tokens, hidden]` in place."""
         batch = self._planned(batch)
         for layer in range(self.config.num_layers):
             self._layer(layer, residual, batch, cache, block_tables)
@@ -99,10 +106,17 @@ class Decoder:
         block_tables: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The layers up to the last one's KV, behind which most tokens of a prompt are done.
+        """Runs all layers but the last, then the last one up to its queries and its KV.
 
-        Changes the embedded tokens `[tokens, hidden]` in place; returns the last layer's queries
-        `[tokens, heads, head_dim]`, in `out` if that is given.
+        Most prompt tokens need no more than that. `finish_last_layer` does the rest.
+
+        Args:
+            residual: `[tokens, hidden]`, the embedded tokens; changed in place.
+            batch, cache, block_tables: as in `hidden`.
+            out: where to write the result; None allocates it.
+
+        Returns:
+            The queries of the last layer, `[tokens, heads, head_dim]`.
         """
         batch = self._planned(batch)
         last = self.config.num_layers - 1
@@ -110,7 +124,7 @@ class Decoder:
             self._layer(layer, residual, batch, cache, block_tables)
         return self._queries(last, residual, batch, cache, block_tables, out)
 
-    def finish(
+    def finish_last_layer(
         self,
         residual: Tensor,
         queries: Tensor,
@@ -119,15 +133,15 @@ class Decoder:
         cache: KVCache,
         block_tables: Tensor,
     ) -> Tensor:
-        """What the last layer does behind `body`, for some of its tokens.
+        """Runs the last layer's attention and MLP for some tokens of `body`.
 
-        The KV of each token's sequence is written: whether it decodes or ends a chunk, it attends
-        as a decode row.
+        Each token attends as a decode row does, the last token of a chunk too, because the KV of
+        its sequence is written already.
 
         Args:
             residual: `[rows, hidden]`, changed in place.
             queries: `[rows, heads, head_dim]`.
-            slots, lengths: `[rows]` int32, as in `Wanted`.
+            slots, lengths: `[rows]` int32, as in `SampledTokens`.
             cache, block_tables: as in `body`.
 
         Returns:
@@ -136,16 +150,16 @@ class Decoder:
         attended = self.ops.decode_attention(
             queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
         )
-        self._behind_attention(-1, attended, residual)
+        self._after_attention(-1, attended, residual)
         return residual
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """`[rows, vocab]`, in the dtype of the weights; written to `out` if that is given."""
+        """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in the dtype of the weights."""
         eps, head = self.config.rms_norm_eps, self.weights.head
         return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
 
     def _planned(self, batch: Batch) -> Batch:
-        """The same with the plan of decode attention, which holds for all layers."""
+        """The batch with its plan of decode attention. One plan serves all layers."""
         if not batch.num_decodes:
             return batch
         config = self.config
@@ -165,7 +179,7 @@ class Decoder:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
         queries = self._queries(layer, residual, batch, cache, block_tables)
         attended = self._attend(layer, queries, batch, cache, block_tables)
-        self._behind_attention(layer, attended, residual)
+        self._after_attention(layer, attended, residual)
 
     def _queries(
         self,
@@ -176,7 +190,7 @@ class Decoder:
         block_tables: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Writes a layer's KV; its queries `[tokens, heads, head_dim]`."""
+        """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`."""
         weights = self.weights.layers[layer]
         return self.ops.norm_qkv_rope_kv_write(
             residual,
@@ -194,8 +208,11 @@ class Decoder:
             out=out,
         )
 
-    def _behind_attention(self, layer: int, attended: Tensor, residual: Tensor) -> None:
-        """Adds to `residual [rows, hidden]` what follows on `attended [rows, heads, head_dim]`."""
+    def _after_attention(self, layer: int, attended: Tensor, residual: Tensor) -> None:
+        """Adds the output projection and the MLP to `residual [rows, hidden]`, in place.
+
+        `attended [rows, heads, head_dim]` is the result of attention.
+        """
         ops, eps, weights = self.ops, self.config.rms_norm_eps, self.weights.layers[layer]
         ops.linear_add(attended.flatten(1), weights.output, residual)
         if weights.output_bias is not None:
@@ -206,7 +223,7 @@ class Decoder:
     def _attend(
         self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
-        """`[tokens, heads, head_dim]`."""
+        """Attention of all tokens of a batch: `[tokens, heads, head_dim]`, as `queries`."""
         keys, values, decodes = cache.keys[layer], cache.values[layer], batch.num_decodes
         out = torch.empty_like(queries)
         if batch.prefill is not None:

@@ -1,4 +1,4 @@
-"""The paged KV cache of a worker, and how many blocks it gets."""
+"""The paged KV cache on the device, and how many blocks fit into memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +10,21 @@ from torch import Tensor
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
 
-# Blocks on their way through memory outside the cache, which may leave little: some MiB a block.
-COPIED_AT_ONCE = 16
+# Copies go through temporary memory of some MiB a block, and the cache leaves little memory free.
+MAX_BLOCKS_A_COPY = 16
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values by layer, each `[num_blocks, kv_heads, block_size, head_dim]`.
+    """Keys and values by layer.
 
-    All are views of `storage [2 * layers, num_blocks, kv_heads, block_size, head_dim]`, so that a
-    block is copied in all layers at once. Block 0 is scratch. Every value is finite: see
-    `attention.py` of the reference ops for why.
+    Keys and values are views of `storage`, so that one operation copies a block in all layers.
+    Block 0 is scratch. Every value is finite; `ops/reference/attention.py` says why.
     """
 
-    storage: Tensor
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    storage: Tensor  # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first
+    keys: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
+    values: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
 
     @property
     def nbytes(self) -> int:
@@ -33,17 +32,18 @@ class KVCache:
         return int(self.storage.nbytes)
 
     def scrub(self, blocks: Tensor) -> None:
-        """Replaces what is not finite in `blocks [n]` (integers on the device) by finite values."""
+        """Makes all values of `blocks [n]` (integers on the device) finite, as nan_to_num does."""
         for tensor in (*self.keys, *self.values):
             tensor[blocks] = torch.nan_to_num(tensor[blocks])
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies blocks `sources [n]` to `targets [n]`; no block is among both.
+        """Copies blocks `sources [n]` to `targets [n]`. No block may be in both.
 
-        What follows the tokens that are wanted of a block may be those of a sequence that failed.
+        Values become finite: behind the tokens that are needed, a block may hold those of a
+        sequence that failed.
         """
-        for begin in range(0, len(sources), COPIED_AT_ONCE):
-            end = begin + COPIED_AT_ONCE
+        for begin in range(0, len(sources), MAX_BLOCKS_A_COPY):
+            end = begin + MAX_BLOCKS_A_COPY
             values = torch.nan_to_num(self.storage[:, sources[begin:end]])
             self.storage[:, targets[begin:end]] = values
 
@@ -51,34 +51,36 @@ class KVCache:
 def empty_cache(
     model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """A cache of zeros."""
+    """A cache in which every value is 0."""
     layers = model.num_layers
     shape = (2 * layers, num_blocks, model.num_kv_heads, block_size, model.head_dim)
-    storage = zeros(shape, dtype, device)
+    storage = lazy_zeros(shape, dtype, device)
     tensors = storage.unbind()
     return KVCache(storage, tensors[:layers], tensors[layers:])
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values."""
+    """Bytes of one block: keys and values of all layers."""
     values = 2 * model.num_layers * model.num_kv_heads * block_size * model.head_dim
     return int(values * dtype.itemsize)
 
 
 def blocks_in(available: int, size: int, name: str) -> int:
-    """How many blocks of `size` bytes `available` bytes hold; SetupError if fewer than two."""
+    """How many blocks of `size` bytes fit into `available` bytes; SetupError if fewer than two."""
     count = available // size
     if count < 2:
         raise SetupError(
-            f"{available / 2**20:.1f} MiB are free for the KV cache, two blocks of "
-            f"{size / 2**20:.2f} MiB are the least; raise {name} or take a smaller model"
+            f"{available / 2**20:.1f} MiB are free for the KV cache, which needs two blocks of "
+            f"{size / 2**20:.2f} MiB or more; raise {name} or use a smaller model"
         )
     return count
 
 
 def host_blocks_in(gigabytes: float, size: int) -> int:
-    """How many blocks of `size` bytes `--host-memory-gb` holds; SetupError if it is none of some
-    memory."""
+    """How many blocks of `size` bytes fit into `--host-memory-gb`.
+
+    SetupError if the option is not 0 and no block fits.
+    """
     count = int(gigabytes * 1e9) // size
     if gigabytes and not count:
         raise SetupError(
@@ -91,27 +93,27 @@ def host_blocks_in(gigabytes: float, size: int) -> int:
 def measure_free_bytes(
     device: torch.device, utilization: float, profile: Callable[[], None]
 ) -> int:
-    """Bytes of a GPU that the KV cache may take: its share less weights, the state of the slots
-    and peak activations.
+    """Bytes of GPU memory that the KV cache may take.
 
-    `profile` runs the largest forward pass, with the weights in place and no cache yet.
+    That is `utilization` (0 to 1) of the memory, less weights, slot state and peak activations.
+    `profile` runs the largest step, with the weights loaded and no cache allocated yet.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     profile()
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
-    # What other processes and the driver hold is neither in torch's pool nor free.
+    # Memory of other processes and of the driver is neither free nor in torch's pool.
     others = total - free - torch.cuda.memory_reserved(device)
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
     return int(total * utilization - others - peak)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros of which much may never be written."""
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros that, on a CPU, costs memory only for the pages that are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy takes zeroed pages from the system, which cost memory once they are written only.
+    # numpy takes zeroed pages from the system, which assigns memory on the first write.
     size = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""The table of rotary angles that the RoPE kernels read."""
+"""The table of cosines and sines that the RoPE operations read."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The weights of a model on its device, fused where the decoder multiplies them together."""
+"""The weights of a model on its device. Projections with the same input are one matrix."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -11,12 +11,11 @@ from pagewire.worker.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are `[out_features, in_features]`; an absent one is None.
+    """The weights of one layer. Matrices are `[out_features, in_features]`; None is absent.
 
-    `qkv` holds the rows of the query, key and value projections, `gate_up` those of the gate and
-    up projections, in this order. The norms in front of both are there while weights are loaded;
-    then `with_norms_folded` multiplies them into the matrices, which is as good: a norm's weight
-    scales the columns of what follows it.
+    `qkv` stacks the query, key and value projections, `gate_up` the gate and up projections, in
+    this order. `input_norm` and `post_norm` exist only while weights are loaded. A norm's weight
+    scales the columns of the next matrix, so `with_norms_folded` multiplies it into that matrix.
     """
 
     input_norm: Tensor | None  # [hidden]
@@ -33,7 +32,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model; `head` is `embedding` itself where the two are tied."""
+    """All weights of a model. `head` is the tensor `embedding` if the two are tied."""
 
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
@@ -41,7 +40,7 @@ class Weights:
     head: Tensor  # [vocab, hidden]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once."""
+        """Yields every tensor once."""
         yield self.embedding
         for layer in self.layers:
             values = (getattr(layer, field.name) for field in fields(layer))
@@ -57,7 +56,7 @@ class Weights:
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Weights of the right shapes with undefined values."""
+    """Weights with the shapes of the model and undefined values."""
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -87,9 +86,9 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 
 def with_norms_folded(weights: Weights) -> Weights:
-    """The same weights with the norms of the layers in the matrices, which it overwrites.
+    """The weights with each layer's norms multiplied into its matrices, in place.
 
-    In bfloat16 a weight is rounded once more for it, and what it is multiplied by once less.
+    In bfloat16 this rounds the weights once more, and the activations once less.
     """
     return replace(weights, layers=tuple(_with_norms_folded(layer) for layer in weights.layers))
 
@@ -104,10 +103,10 @@ def _with_norms_folded(layer: LayerWeights) -> LayerWeights:
 def dummy_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Weights:
-    """Random weights, for measuring without a checkpoint: norms 1, all else normal.
+    """Random weights, to measure without a checkpoint: norms are 1, all others normal.
 
-    The standard deviation is the configuration's initializer_range. The same seed gives the same
-    weights on the same kind of device.
+    The standard deviation is `initializer_range` of the configuration. The same seed gives the
+    same weights on the same kind of device.
     """
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -123,7 +122,7 @@ def dummy_weights(
 
 
 def named_views(config: ModelConfig, weights: Weights) -> dict[str, Tensor]:
-    """Where each tensor of a Hugging Face checkpoint belongs: its name to a view of the weights."""
+    """For each tensor name of a Hugging Face checkpoint, the view of the weights it belongs to."""
     views = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
     if not config.tied_head:
         views["lm_head.weight"] = weights.head

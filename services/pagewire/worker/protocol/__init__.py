@@ -1,4 +1,5 @@
-"""The torch-free half of a worker: its gRPC service, step streams, and the engine that runs steps.
+"""The torch-free half of a worker: gRPC service, step streams, and the executor that runs steps.
 
-The simulator runs exactly this with a backend of its own. `backend` is the interface to a device.
+`backend` is the interface to a device. The simulator runs this package with its own backend, so
+nothing here may import torch.
 """

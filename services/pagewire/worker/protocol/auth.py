@@ -1,4 +1,4 @@
-"""Who may send a worker its steps."""
+"""The credentials that a worker asks of schedulers."""
 
 from pagewire.addresses import is_local
 from pagewire.config import ProcessConfig
@@ -6,10 +6,14 @@ from pagewire.rpc.credentials import WORKER_TOKEN, Credentials, read_token
 
 
 def worker_credentials(config: ProcessConfig, token_file: str | None, address: str) -> Credentials:
-    """What a worker that listens on `address` asks of schedulers.
+    """The credentials that a worker on `address` asks of schedulers.
 
-    ValueError where strangers could reach it: whoever may send steps reads and writes the KV cache
-    of everybody's prompts. OSError or ValueError for files that are no use.
+    A client that may send steps can read and write the KV cache of all prompts.
+
+    Raises:
+        ValueError: other machines can reach the address and no credentials are set, or a file has
+            the wrong content.
+        OSError: a file cannot be read.
     """
     credentials = Credentials.of(config).with_token(read_token(token_file, WORKER_TOKEN))
     if not is_local(address) and not credentials.authenticates_clients:

@@ -1,4 +1,4 @@
-"""What computes steps: the interface between the worker's engine and a device."""
+"""The interface between the step executor and a device."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from pagewire.worker.protocol.steps.step import StepHostCopies
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A sampling row that has no token, with the reason for people."""
+    """A sampling row without a token, and the reason as a message for users."""
 
     row: int
     message: str
@@ -20,7 +20,7 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds of the device, see WorkerInfo of worker.proto."""
+    """Costs in seconds; `WorkerInfo` in worker.proto defines each."""
 
     save_block: float
     load_block: float
@@ -30,63 +30,64 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step sampled: `tokens [rows]`, -1 for each row in `failures`, which are in order."""
+    """The result of a step."""
 
-    tokens: Int32Array
-    failures: tuple[RowFailure, ...]
+    tokens: Int32Array  # [rows], -1 for each row in `failures`
+    failures: tuple[RowFailure, ...]  # in the order of the rows
     duration_us: int
-    logprobs: Logprobs | None = None  # of the rows that the plan names
+    logprobs: Logprobs | None = None  # of the rows in `DevicePlan.logprobs`
 
 
 class Backend(Protocol):
     """The device side of all slots: block tables, KV cache, sampling state, last tokens.
 
-    `copy`, `submit`, `scrub` and `warm_up` are called from one thread, in the order of the steps.
-    `wait` is called once for each handle, in the same order; from that thread as well if
-    `synchronous` is true, otherwise from another one, while later steps are submitted.
+    One thread calls `warm_up`, `copy`, `submit` and `scrub`, in the order of the steps. `wait` is
+    called once for each handle, in the same order. If `synchronous` is true, the same thread calls
+    it. Otherwise another thread does, while later steps are submitted.
 
-    An exception from `submit` or `wait` fails that step alone, unless `is_fatal` says that the
-    device is lost. Nothing here needs torch: a backend may be simulated.
+    An exception from `submit` or `wait` fails that step alone, unless `is_fatal` is true for it.
     """
 
     synchronous: bool
-    prefix_groups: bool  # whether it makes use of `DevicePlan.groups`
+    prefix_groups: bool  # whether it uses `DevicePlan.groups`
     weight_bytes: int
     kv_cache_bytes: int
-    host_costs: HostCosts | None  # as `warm_up` has measured them; None without host blocks
-    piggyback_tokens: int  # as `warm_up` has measured it, see WorkerInfo of worker.proto
+    host_costs: HostCosts | None  # measured by `warm_up`; None without host blocks
+    piggyback_tokens: int  # measured by `warm_up`; see WorkerInfo in worker.proto
 
     def warm_up(self) -> None:
-        """Does once what serving must not wait for: compiling, capturing, first allocations."""
+        """Compiles, captures, allocates and measures, so that the first requests do not wait."""
 
     def copy(self, copies: StepHostCopies) -> None:
-        """Copies blocks between device and host, before the step submitted next and after all
-        before it. An exception is fatal: nobody would know which blocks hold what."""
+        """Copies blocks between device and host: after all steps so far, before the next one.
+
+        An exception is fatal, because the content of the blocks is then unknown.
+        """
 
     def submit(self, plan: DevicePlan) -> Any:
-        """Starts a step and returns its handle; does not wait unless `synchronous`.
+        """Starts a step and returns its handle; waits for it only if `synchronous`.
 
-        A row that failed must leave a valid token id as its slot's last token: steps submitted
-        before the failure is known may decode it once more.
+        A row that fails must leave a valid token id as the last token of its slot, because steps
+        submitted before the failure is known may decode that slot again.
         """
 
     def wait(self, handle: Any) -> Outcome:
-        """Waits until the step of a handle is done."""
+        """Waits until the step of a handle is done, and returns its result."""
 
     def scrub(self, blocks: Int32Array) -> None:
         """Makes every value in the KV of `blocks [n]` finite, after all steps submitted so far.
 
-        Called for the blocks of a sequence that failed, which another sequence will take: a NaN
-        left past that one's end would reach its attention through the mask.
+        It is called for the blocks of a failed sequence before another sequence gets them. The
+        attention mask does not stop a NaN behind the end of a sequence.
         """
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Whether an error means that the device cannot be used by this process any more."""
+        """Whether this process cannot use the device any more after `error`."""
 
 
 def non_finite(index: int) -> str:
-    """The message of a row whose logits are not finite."""
+    """The message for a row whose logits are not finite; `index` counts generated tokens."""
     return (
         f"the model's logits for token {index} are not finite (NaN or infinity), so there is no "
-        "token to draw; a wider --dtype may help"
+        "token to sample; a wider --dtype may help"
     )

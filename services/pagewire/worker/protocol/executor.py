@@ -1,4 +1,4 @@
-"""The engine: takes the steps of a stream through the backend, in order, off the event loop."""
+"""Runs the steps of a stream on the backend, in order, outside the event loop."""
 
 import logging
 from collections.abc import Callable
@@ -13,51 +13,51 @@ from pagewire.rpc.checksums import summary
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import Backend, Outcome
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.serial_thread import SerialThread
+from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
-from pagewire.worker.protocol.steps.slots import Failure, PlannedStep
+from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
 log = logging.getLogger(__name__)
 
 
 class StepExecutor:
-    """Every method may be called from any thread and only queues.
+    """Runs steps on threads of its own. `step` and `finish` only queue, from any thread.
 
-    `launcher` plans and submits steps. Where the backend does not compute in `submit`, a second
-    thread waits for the device, so that launching never does. Whatever ends up in a stream goes
-    through the same queue as its steps, which keeps answers in order.
+    The launcher thread plans and submits steps. If the backend is not synchronous, a second thread,
+    the collector, waits for the device, so that the launcher never does. All answers pass through
+    the last of these threads, which keeps them in the order of the steps.
     """
 
     def __init__(
         self,
         backend: Backend,
-        launcher: SerialThread,
-        instruments: WorkerMetrics,
+        launcher: QueueThread,
+        metrics: WorkerMetrics,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """`on_fatal` is told when the device is lost; it should end the process."""
+        """`on_fatal` is called when the device is lost; it should end the process."""
         self._backend = backend
         self._launcher = launcher
-        self._collector = None if backend.synchronous else SerialThread("collector", on_fatal)
-        self._instruments = instruments
+        self._collector = None if backend.synchronous else QueueThread("collector", on_fatal)
+        self._metrics = metrics
         self._on_fatal = on_fatal
 
     def step(self, session: Session, message: pb.Step) -> None:
-        """Computes a step and posts its answer."""
+        """Queues a step; its answer is posted to the session."""
         self._launcher.post(partial(self._launch, session, message))
 
     def finish(self, session: Session, error: RequestError | None) -> None:
-        """Ends a stream after the answers of the steps before: with an error, or regularly."""
+        """Ends a stream after the answers to its earlier steps; `error` None is a regular end."""
         self._launcher.post(partial(self._then, partial(session.post, error)))
 
     def watched(self) -> list[Watched]:
-        """What a watchdog looks at: the threads that compute."""
+        """The threads that compute, for a watchdog."""
         threads = [self._launcher, self._collector]
         return [thread.watched() for thread in threads if thread is not None]
 
     def close(self) -> None:
-        """Computes what is queued, then ends the threads."""
+        """Computes the queued steps, then ends the threads."""
         self._launcher.close()
         if self._collector is not None:
             self._collector.close()
@@ -69,22 +69,22 @@ class StepExecutor:
             planned = session.plan(message)
         except RequestError as error:
             log.warning("step %d is refused, %s: %s", message.step, summary(message), error)
-            self._break_off(session, error)
+            self._end_stream(session, error)
             return
         except Exception as error:
             log.exception("step %d cannot be planned, %s", message.step, summary(message))
-            self._break_off(session, RequestError(Code.INTERNAL, f"step {message.step}: {error}"))
+            self._end_stream(session, RequestError(Code.INTERNAL, f"step {message.step}: {error}"))
             return
         copies = planned.plan.host_copies
         if copies is not None:
             try:
                 self._backend.copy(copies)
             except Exception as error:
-                # Blocks of the host would hold something else than the scheduler takes them for.
+                # The scheduler would take the wrong content for that of these blocks.
                 self._on_fatal(error)
                 return
-            self._instruments.saved_blocks.inc(len(copies.saved))
-            self._instruments.loaded_blocks.inc(len(copies.loaded))
+            self._metrics.saved_blocks.inc(len(copies.saved))
+            self._metrics.loaded_blocks.inc(len(copies.loaded))
         answer = partial(self._answer, session, message.step, planned)
         try:
             handle = self._backend.submit(planned.plan)
@@ -94,13 +94,13 @@ class StepExecutor:
         else:
             self._then(partial(self._collect, planned.plan, handle, answer))
 
-    def _break_off(self, session: Session, error: RequestError) -> None:
+    def _end_stream(self, session: Session, error: RequestError) -> None:
         self._then(partial(session.post, error))
-        # The host's mirror is of no use after this; steps already queued are dropped.
+        # The slots no longer match the scheduler's, so steps that are queued already are dropped.
         self._then(partial(setattr, session, "closed", True))
 
     def _then(self, call: Callable[[], object]) -> None:
-        """Runs what follows on a launched step, in the order of the steps."""
+        """Runs `call` after the steps launched so far are answered."""
         if self._collector is None:
             call()
         else:
@@ -143,8 +143,8 @@ class StepExecutor:
             if outcome.logprobs is not None:
                 logprobs = outcome.logprobs.fields(tokens, planned.rows)
         if planned.rows is not None:
-            tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended one
-        self._instruments.failures.inc(len(failures))
+            tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended -1
+        self._metrics.failures.inc(len(failures))
         session.post(
             pb.StepResult(
                 step=number,
@@ -158,13 +158,13 @@ class StepExecutor:
             )
         )
 
-    def _fail_rows(self, session: Session, plan: DevicePlan, outcome: Outcome) -> list[Failure]:
+    def _fail_rows(self, session: Session, plan: DevicePlan, outcome: Outcome) -> list[SlotFailure]:
         failures = []
         for failure in outcome.failures:
             slot = int(plan.sample_slots[failure.row])
             if session.slots.fail(slot):
-                failures.append(Failure(slot, failure.message, failure.retryable))
-                # Queued before the answer, so before any step that gives the blocks away.
+                failures.append(SlotFailure(slot, failure.message, failure.retryable))
+                # Queued before the answer, so before any step that gives the blocks to another.
                 self._launcher.post(partial(self._scrub, session, slot))
         return failures
 
@@ -172,23 +172,25 @@ class StepExecutor:
         try:
             self._backend.scrub(session.slots.blocks(slot))
         except Exception as error:
-            # NaNs left in the pool would spread to sequences that did nothing wrong.
+            # A NaN in the pool would spread to other sequences.
             self._on_fatal(error)
 
     def _measure(self, plan: DevicePlan, outcome: Outcome) -> None:
-        instruments = self._instruments
-        instruments.steps.inc()
-        instruments.decode_tokens.inc(plan.num_decodes)
-        instruments.prefill_tokens.inc(plan.num_prefilled)
-        instruments.step_seconds.observe(outcome.duration_us / 1e6)
-        instruments.slots_in_use.set(
+        metrics = self._metrics
+        metrics.steps.inc()
+        metrics.decode_tokens.inc(plan.num_decodes)
+        metrics.prefill_tokens.inc(plan.num_prefilled)
+        metrics.step_seconds.observe(outcome.duration_us / 1e6)
+        metrics.slots_in_use.set(
             plan.num_decodes + (0 if plan.chunks is None else len(plan.chunks.slots))
         )
 
 
-def _fail_all(session: Session, plan: DevicePlan, message: str) -> list[Failure]:
-    """Fails every sequence that a step touched; running them again may succeed."""
+def _fail_all(session: Session, plan: DevicePlan, message: str) -> list[SlotFailure]:
+    """Fails every sequence that a step computed or changed. Running it again may succeed."""
     touched = [plan.decode_slots]
     touched += [part.slots for part in (plan.starts, plan.writes, plan.chunks) if part is not None]
     slots = dict.fromkeys(np.concatenate(touched).tolist())  # in order, each once
-    return [Failure(slot, message, retryable=True) for slot in slots if session.slots.fail(slot)]
+    return [
+        SlotFailure(slot, message, retryable=True) for slot in slots if session.slots.fail(slot)
+    ]

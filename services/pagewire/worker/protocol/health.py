@@ -1,4 +1,4 @@
-"""The health of a worker: it serves while its steps get on and it does not drain."""
+"""The health of a worker: it serves while its steps make progress and it does not drain."""
 
 import asyncio
 import logging
@@ -13,62 +13,66 @@ log = logging.getLogger(__name__)
 
 
 class WorkerHealth:
-    """Keeps what a worker says of itself true, from its readiness to its end."""
+    """Publishes the health of a worker, from its readiness to its end.
+
+    A slow step makes it unready; a stalled one ends the stream too.
+    """
 
     def __init__(self, health: Health, service: WorkerService) -> None:
         self._health = health
         self._service = service
-        self._moving = True
-        self._doubted = False
-        self._leaving = False
+        self._stalled = False
+        self._slow = False
+        self._draining = False
 
     async def serve(
         self,
-        engine: StepExecutor,
+        executor: StepExecutor,
         step_timeout: float,
         on_fatal: Callable[[BaseException], None],
         unready_after: float | None = None,
     ) -> Watchdog:
-        """The worker is ready; from now on a step that takes too long shows.
+        """Says that the worker is ready, and starts to watch its steps.
 
-        One of `unready_after` seconds, by default `step_timeout`, keeps new sequences away until
-        it has ended; one of `step_timeout` ends the stream.
+        A step of more than `unready_after` seconds makes the worker unready until it ends. The
+        default is `step_timeout`. A step of more than `step_timeout` seconds ends the stream, and
+        after twice that time `on_fatal` is called.
         """
         loop = asyncio.get_running_loop()
 
         def on_change(moving: bool) -> None:
-            asyncio.run_coroutine_threadsafe(self._set_moving(moving), loop)
+            asyncio.run_coroutine_threadsafe(self._set_stalled(not moving), loop)
 
-        def on_doubt(doubted: bool) -> None:
-            asyncio.run_coroutine_threadsafe(self._set_doubted(doubted), loop)
+        def on_slow(slow: bool) -> None:
+            asyncio.run_coroutine_threadsafe(self._set_slow(slow), loop)
 
         watchdog = Watchdog(
-            engine.watched(),
+            executor.watched(),
             step_timeout,
             on_fatal,
             on_change,
             slow_seconds=min(unready_after or step_timeout, step_timeout),
-            on_slow=on_doubt,
+            on_slow=on_slow,
         )
         await self._publish()
         return watchdog
 
-    async def leave(self) -> None:
-        """The worker drains: it does not serve any more, whatever its steps do."""
-        self._leaving = True
+    async def drain(self) -> None:
+        """Says that the worker does not serve any more."""
+        self._draining = True
         await self._publish()
 
-    async def _set_moving(self, moving: bool) -> None:
-        self._moving = moving
-        self._service.set_moving(moving)
+    async def _set_stalled(self, stalled: bool) -> None:
+        self._stalled = stalled
+        self._service.set_stalled(stalled)
         await self._publish()
 
-    async def _set_doubted(self, doubted: bool) -> None:
-        self._doubted = doubted
-        if doubted:
-            log.warning("a step does not get on: not ready until it does")
+    async def _set_slow(self, slow: bool) -> None:
+        self._slow = slow
+        if slow:
+            log.warning("a step is slow: not ready until it ends")
         await self._publish()
 
     async def _publish(self) -> None:
-        serving = self._moving and not self._doubted and not self._leaving
-        await self._health.set_serving(serving)
+        unready = self._stalled or self._slow or self._draining
+        await self._health.set_serving(not unready)

@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus."""
+"""The Prometheus metrics of a worker."""
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -9,8 +9,8 @@ class WorkerMetrics:
     """The metrics of one worker process."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def name(what: str) -> str:
-            return f"pagewire_worker_{what}"
+        def name(suffix: str) -> str:
+            return f"pagewire_worker_{suffix}"
 
         self.steps = Counter(name("steps"), "Steps computed.", registry=registry)
         tokens = Counter(name("tokens"), "Tokens computed.", ["phase"], registry=registry)
@@ -33,7 +33,7 @@ class WorkerMetrics:
         self.slots_in_use = Gauge(
             name("slots_in_use"), "Sequences in the latest step.", registry=registry
         )
-        self.slots = Gauge(name("slots"), "Most sequences at once.", registry=registry)
+        self.slots = Gauge(name("slots"), "Maximum number of sequences at once.", registry=registry)
         self.weight_bytes = Gauge(name("weight_bytes"), "Bytes of the weights.", registry=registry)
         self.kv_cache_bytes = Gauge(
             name("kv_cache_bytes"), "Bytes of the KV cache.", registry=registry

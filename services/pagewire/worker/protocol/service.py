@@ -1,4 +1,4 @@
-"""The gRPC service of a worker: who may stream steps, and the stream itself."""
+"""The gRPC service of a worker: one step stream at a time."""
 
 import asyncio
 import logging
@@ -21,59 +21,59 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 
-# For the status of streams that have ended to be sent, before a server is stopped.
-LAST_WORDS_SECONDS = 0.2
+# Time to send the status of streams that have ended before the server stops.
+SHUTDOWN_SECONDS = 0.2
 
-_STUCK = "this worker is stuck in a step; its log has the stacks"
+_STALLED = "this worker is stuck in a step; its log has the stacks"
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Serves one scheduler at a time, the one whose stream has the newest epoch."""
+    """Serves one scheduler at a time: the stream with the newest epoch."""
 
     def __init__(self) -> None:
-        self._engine: StepExecutor | None = None
+        self._executor: StepExecutor | None = None
         self._info: pb.WorkerInfo | None = None
         self._limits: Limits | None = None
         self._session: Session | None = None
         self._newest_epoch = 0
         self._draining = False
-        self._moving = True
+        self._stalled = False
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def serve(self, engine: StepExecutor, limits: Limits, info: pb.WorkerInfo) -> None:
-        """The worker is warm: streams may open, and `info` may be asked for."""
-        self._engine, self._limits, self._info = engine, limits, info
+    def serve(self, executor: StepExecutor, limits: Limits, info: pb.WorkerInfo) -> None:
+        """Allows streams, once the worker is warm. `info` opens each of them."""
+        self._executor, self._limits, self._info = executor, limits, info
 
     async def drain(self, seconds: float) -> None:
-        """Refuses new streams, and waits until the open one ends, `seconds` at most."""
+        """Refuses new streams, and waits up to `seconds` until the open one ends."""
         self._draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             log.warning("the scheduler's stream is still open after %g s", seconds)
             if self._session is not None:
-                late = f"this worker is shutting down and has waited for {seconds:g} s"
-                self._session.end(RequestError(Code.DEADLINE_EXCEEDED, late))
+                message = f"this worker is shutting down and has waited for {seconds:g} s"
+                self._session.end(RequestError(Code.DEADLINE_EXCEEDED, message))
 
-    def set_moving(self, moving: bool) -> None:
-        """While steps do not get on, the worker serves nobody: its stream ends, none opens."""
-        self._moving = moving
-        if not moving and self._session is not None:
-            self._session.end(RequestError(Code.UNAVAILABLE, _STUCK))
+    def set_stalled(self, stalled: bool) -> None:
+        """While steps are stalled, the open stream ends and no other may open."""
+        self._stalled = stalled
+        if stalled and self._session is not None:
+            self._session.end(RequestError(Code.UNAVAILABLE, _STALLED))
 
     async def Run(  # noqa: N802, the name is gRPC's
         self, requests: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """See worker.proto."""
+        """One step stream; worker.proto has the rules."""
         try:
             session = self._open(await _hello(context))
         except RequestError as error:
             await _abort(context, error)
         tasks = [
             asyncio.create_task(self._read(session, context)),
-            asyncio.create_task(session.say_alive(HEARTBEAT_SECONDS)),
+            asyncio.create_task(session.send_heartbeats(HEARTBEAT_SECONDS)),
         ]
         try:
             await context.write(pb.RunResponse(ready=self._info))
@@ -91,13 +91,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._close(session)
 
     def _open(self, hello: pb.Hello) -> Session:
-        """The session of a new stream, which takes over from an older one."""
+        """The session of a new stream. A stream that is open already ends.
+
+        RequestError if this worker does not accept the stream.
+        """
         if self._draining:
             raise RequestError(Code.UNAVAILABLE, "this worker is shutting down; use another")
-        if self._engine is None or self._limits is None:
+        if self._executor is None or self._limits is None:
             raise RequestError(Code.UNAVAILABLE, "the model is still loading")
-        if not self._moving:
-            raise RequestError(Code.UNAVAILABLE, _STUCK)
+        if self._stalled:
+            raise RequestError(Code.UNAVAILABLE, _STALLED)
         if hello.protocol_version != PROTOCOL_VERSION:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -132,21 +135,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._idle.set()
 
     async def _read(self, session: Session, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Hands the stream's steps to the engine until the scheduler ends it."""
-        assert self._engine is not None
+        """Passes the steps of the stream to the executor until the stream ends."""
+        assert self._executor is not None
         while True:
             await session.window.acquire()
             try:
                 request = await context.read()
             except (DecodeError, CorruptMessageError) as fault:
-                return self._engine.finish(session, _unreadable("message", fault))
+                return self._executor.finish(session, _unreadable("message", fault))
             if request is grpc.aio.EOF:
-                return self._engine.finish(session, None)
+                return self._executor.finish(session, None)
             if request.WhichOneof("message") != "step":
                 error = invalid("message", "every message after the first must be a step")
-                return self._engine.finish(session, error)
+                return self._executor.finish(session, error)
             session.received_steps += 1
-            self._engine.step(session, request.step)
+            self._executor.step(session, request.step)
 
 
 async def _hello(context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
@@ -161,7 +164,7 @@ async def _hello(context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
 
 
 def _unreadable(field: str, error: Exception) -> RequestError:
-    """What ends the stream of a message that is damaged or none of its type."""
+    """The error that ends a stream after a message that cannot be read."""
     if isinstance(error, CorruptMessageError):
         log.warning("the stream ends: %s", error)
         return RequestError(Code.DATA_LOSS, str(error))

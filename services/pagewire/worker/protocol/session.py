@@ -1,4 +1,4 @@
-"""One step stream, as seen from both sides: the event loop's and the engine's."""
+"""The state of one step stream, shared by the event loop and the step executor."""
 
 import asyncio
 
@@ -8,15 +8,15 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
 from pagewire.worker.protocol.steps.step import decode_step
 
-# Steps of a stream that may wait for their answer to be sent; after that no more are read, so
-# that neither queue grows without bound. Run-ahead is far below it.
+# Steps of a stream that are not answered yet. At this number no more are read, which bounds both
+# queues. A scheduler sends far fewer steps ahead.
 MAX_UNANSWERED = 64
 
 
 class Session:
-    """A stream: its slots, the number of its next step, and its answers on their way out.
+    """A stream: its slots, the number of its next step, and its queue of answers.
 
-    An answer is a StepResult, a sign of life, a RequestError that ends the stream, or None: its
+    An answer is a StepResult, a heartbeat, a RequestError that ends the stream, or None, the
     regular end.
     """
 
@@ -32,14 +32,17 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._next_step = 1
 
-    async def say_alive(self, interval: float) -> None:
-        """Queues a sign of life every `interval` seconds, until cancelled."""
+    async def send_heartbeats(self, interval: float) -> None:
+        """Queues a heartbeat every `interval` seconds, until cancelled."""
         while True:
             await asyncio.sleep(interval)
             self.answers.put_nowait(pb.Alive(received_steps=self.received_steps))
 
     def plan(self, message: pb.Step) -> PlannedStep:
-        """On the engine's thread: applies a step; RequestError if it breaks the protocol."""
+        """Checks and applies a step, on the launcher thread.
+
+        RequestError INVALID_ARGUMENT if the step breaks the protocol.
+        """
         if message.step != self._next_step:
             raise invalid(
                 "step",
@@ -51,11 +54,11 @@ class Session:
         return planned
 
     def post(self, answer: pb.StepResult | RequestError | None) -> None:
-        """From any thread: queues an answer, unless the stream is gone."""
+        """Queues an answer, from any thread; drops it if the stream is closed."""
         if not self.closed:
             self._loop.call_soon_threadsafe(self.answers.put_nowait, answer)
 
     def end(self, error: RequestError) -> None:
-        """On the event loop: computes no further step, and ends the stream with `error`."""
+        """Ends the stream with `error`, on the event loop. Steps in the queue are dropped."""
         self.closed = True
         self.answers.put_nowait(error)

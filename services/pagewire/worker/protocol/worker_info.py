@@ -1,4 +1,4 @@
-"""The WorkerInfo message: what a worker tells schedulers about its model and its limits."""
+"""The WorkerInfo message: the model and the limits of a worker, for schedulers."""
 
 import uuid
 

@@ -1,10 +1,10 @@
-"""What an error of torch says about the device."""
+"""Distinguishes errors that lose the device from errors of one step."""
 
 import torch
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an error means that the device cannot be used by this process any more."""
+    """Whether this process cannot use the device any more after `error`."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

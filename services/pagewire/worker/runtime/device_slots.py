@@ -1,11 +1,11 @@
-"""The state of the slots on the device."""
+"""The state of the slots on the device: block tables, last tokens, sampling parameters."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.model.kv_cache import zeros as lazy_zeros
+from pagewire.worker.model.kv_cache import lazy_zeros
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
@@ -13,14 +13,14 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.upload import upload
 
-# Columns of block tables and token counts. Triton compiles a kernel anew for a stride that is no
-# multiple of 16, and how long the longest sequence is hangs on the memory that is left, when
-# kernels have long been compiled.
+# Columns of block tables and token counts are a multiple of this. Triton compiles another kernel
+# variant for other strides. The number of columns depends on the free memory, which is known only
+# after the kernels are compiled.
 TABLE_ALIGNMENT = 16
 
 
 class DeviceSlots:
-    """By slot, the padding slot included: block table, last token, sampling parameters."""
+    """Tensors with one row for each slot, the padding slot included."""
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -28,8 +28,9 @@ class DeviceSlots:
 
         slots = limits.num_slots + 1
         self._device = device
+        # [slots, columns] int32, at least `max_blocks` columns
         self.block_tables = zeros(limits.max_blocks + -limits.max_blocks % TABLE_ALIGNMENT)
-        self.last_tokens = zeros()
+        self.last_tokens = zeros()  # [slots] int32
         vocabulary = limits.vocab_size + -limits.vocab_size % TABLE_ALIGNMENT
         self._adjustments = Adjustments(
             kinds=zeros(),
@@ -39,7 +40,7 @@ class DeviceSlots:
             bias_ids=zeros(MAX_BIASES),
             biases=zeros(MAX_BIASES, dtype=torch.float32),
         )
-        # By slot; `index` belongs to a row, not to its slot, and is never read here.
+        # `index` belongs to a row, not to a slot: `gather_sampling` gets it separately.
         self.sampling = SamplingState(
             temperature=zeros(dtype=torch.float32),
             top_k=zeros(),
@@ -53,7 +54,7 @@ class DeviceSlots:
         )
 
     def apply(self, plan: DevicePlan) -> None:
-        """Takes over what a plan changes."""
+        """Applies the starts and the block table writes of a plan."""
         if plan.starts is not None:
             self._start(plan.starts)
         if plan.writes is not None:
@@ -63,7 +64,7 @@ class DeviceSlots:
             )
             self.block_tables[slots, columns] = blocks
 
-    def draw(
+    def sample(
         self,
         ops: Ops,
         logits: Tensor,
@@ -72,15 +73,18 @@ class DeviceSlots:
         indices: Tensor,
         filtered: bool,
     ) -> Tensor:
-        """Draws tokens and keeps them for the next step; `[rows]` int32, see `end_decode`.
+        """Samples tokens and keeps them as the last tokens of their slots.
 
         Args:
-            ops: the backend's operations.
+            ops: the operations.
             logits: `[rows, vocabulary]`.
-            hidden: `[rows, hidden]`, what they were computed from.
+            hidden: `[rows, hidden]`, the input of the head.
             slots: `[rows]` int32.
-            indices: `[rows]` int32, each token's index in its request.
+            indices: `[rows]` int32, the index of each token in its request's output.
             filtered: see `DevicePlan`.
+
+        Returns:
+            `[rows]` int32, the tokens; see `end_decode`.
         """
         state = ops.gather_sampling(self.sampling, slots, indices)
         tokens = ops.sample(logits, state, filtered)
@@ -88,7 +92,7 @@ class DeviceSlots:
         return ops.end_decode(tokens, hidden, slots, self.last_tokens, counted)
 
     def _start(self, starts: SlotStarts) -> None:
-        # All as int32 bits, so that they travel together; the seed first, at an aligned address.
+        # All as int32 bits, for one copy. The int64 seeds come first, at an aligned address.
         seed, slots, temperature, top_k, top_p, min_p, min_tokens, kinds, stops = upload(
             self._device,
             starts.seed.view(np.int32),

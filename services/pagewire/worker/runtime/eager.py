@@ -1,4 +1,4 @@
-"""The eager backend: each step is a plain sequence of ops, on a CPU or a GPU."""
+"""The eager backend: runs each step operation by operation, on a CPU or a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.measurement.host_costs import measure_costs
-from pagewire.worker.model.decoder import Batch, Decoder, Prefill, Wanted
+from pagewire.worker.model.decoder import Batch, Decoder, Prefill, SampledTokens
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
-from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, rehearsal
+from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime import device_errors
 from pagewire.worker.runtime.cpu_threads import CpuThreads
-from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
+from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute_logprobs
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
@@ -28,7 +28,7 @@ from pagewire.worker.runtime.upload import upload
 
 @dataclass(frozen=True, slots=True)
 class EagerHandle:
-    """A submitted step. On a GPU its tensors are pinned memory, valid once `timer` has waited."""
+    """A submitted step. On a GPU its tensors are pinned memory, valid after `timer.wait`."""
 
     tokens: Tensor  # [rows] int32 on the host, FAILED for a row without a token
     indices: Int32Array  # [rows]
@@ -40,10 +40,12 @@ class EagerBackend:
     """See `Backend`. On a CPU `submit` computes the step, on a GPU it queues it."""
 
     prefix_groups = False
-    piggyback_tokens = 0  # a CPU computes at its limit, and without graphs launching takes the time
+    piggyback_tokens = (
+        0  # never faster: a CPU is bound by computing, and eager steps by launching kernels
+    )
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
-        """Takes memory for the slots and for the KV cache on the device of the weights."""
+        """Allocates slots and KV cache on the device of the weights."""
         self.limits = limits
         self.device = decoder.weights.embedding.device
         self.synchronous = self.device.type == "cpu"
@@ -62,15 +64,17 @@ class EagerBackend:
         self._threads = CpuThreads(torch.get_num_threads(), parameters)
 
     def warm_up(self) -> None:
-        """One small step of both kinds of row."""
-        self.wait(self.submit(rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0)))
-        self.wait(self.submit(rehearsal(self.limits, decodes=0, chunks=1, chunk_length=1)))
+        """Runs one small step with a decode row and one with a chunk; measures costs."""
+        self.wait(self.submit(dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0)))
+        self.wait(self.submit(dummy_plan(self.limits, decodes=0, chunks=1, chunk_length=1)))
         self._measure_costs()
 
     def copy(self, copies: StepHostCopies) -> None:
         """See `Backend`."""
         if self._host is None:
-            raise RuntimeError("this worker has no blocks in the host's memory")
+            raise RuntimeError(
+                "this worker has no blocks in the host's memory; set --host-memory-gb"
+            )
         with torch.inference_mode():
             self._host.copy(copies)
 
@@ -111,37 +115,37 @@ class EagerBackend:
             self.host_costs = measure_costs(self, self.limits, self._seconds_of)
 
     def _seconds_of(self, run: Callable[[], None]) -> float:
-        """How long what `run` computes or queues takes."""
+        """The seconds that the work of `run` takes on the device."""
         timer = HostTimer() if self.synchronous else DeviceTimer()
         run()
         timer.stop()
         return timer.wait()
 
     def _apply(self, plan: DevicePlan) -> None:
-        """Takes over what a plan changes before it computes."""
+        """Applies starts, block table writes and block copies of a plan."""
         self._slots.apply(plan)
         if plan.copies is not None:
             copies = plan.copies
             self._cache.copy(*upload(self.device, copies.sources, copies.targets))
 
     def _to_host(self, results: Tensor) -> Tensor:
-        """`results` on the host; from a GPU without waiting, valid once the step is done."""
+        """`results` on the host. From a GPU it does not wait: valid once the step is done."""
         if self.synchronous:
             return results
         pinned = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         return pinned.copy_(results, non_blocking=True)
 
     def _logprobs(
-        self, logits: Tensor, tokens: Tensor, wanted: LogprobRows | None
+        self, logits: Tensor, tokens: Tensor, rows: LogprobRows | None
     ) -> PendingLogprobs | None:
-        """The log probabilities of the rows `wanted` of `logits [rows, vocab]`."""
-        if wanted is None:
+        """The log probabilities of some rows of `logits [all rows, vocab]`."""
+        if rows is None:
             return None
-        packed = compute(self._decoder.ops, logits, tokens, wanted)
-        return PendingLogprobs(wanted, self._to_host(packed))
+        packed = compute_logprobs(self._decoder.ops, logits, tokens, rows)
+        return PendingLogprobs(rows, self._to_host(packed))
 
     def _compute(self, plan: DevicePlan) -> tuple[Tensor, PendingLogprobs | None]:
-        """Forward pass and sampling; `[rows]` int32 tokens on the device."""
+        """Runs the model and samples. Returns tokens `[rows]` int32 on the device."""
         if not plan.num_decodes + plan.num_prefilled:
             return torch.empty(0, dtype=torch.int32, device=self.device), None
         batch, sample_slots, indices = self._batch(plan)
@@ -149,13 +153,13 @@ class EagerBackend:
         if not len(plan.sample_slots):
             return indices, None  # [0]
         logits = self._decoder.logits(hidden)
-        tokens = self._slots.draw(
+        tokens = self._slots.sample(
             self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
         )
         return tokens, self._logprobs(logits, tokens, plan.logprobs)
 
     def _batch(self, plan: DevicePlan) -> tuple[Batch, Tensor, Tensor]:
-        """The decoder's batch, and the slots and token indices `[rows]` of the sampling rows."""
+        """The batch for the decoder, and the slots and indices `[rows]` of the sampled tokens."""
         if plan.chunks is not None:
             return self._mixed_batch(plan, plan.chunks)
         positions, slots, lengths, indices = upload(
@@ -166,7 +170,7 @@ class EagerBackend:
             plan.sample_indices,
         )
         batch = Batch(
-            token_ids=self._slots.last_tokens[slots],  # what the steps before sampled
+            token_ids=self._slots.last_tokens[slots],  # sampled by earlier steps
             positions=positions,
             slots=slots,
             num_decodes=plan.num_decodes,
@@ -207,8 +211,8 @@ class EagerBackend:
             positions=positions,
             slots=slots,
             num_decodes=decodes,
-            decode_lengths=sample_lengths[:decodes],  # those rows come first
+            decode_lengths=sample_lengths[:decodes],  # decode rows come first
             prefill=Prefill(chunk_slots, chunk_starts, chunk_lengths, int(counts.max())),
-            wanted=Wanted(sample_rows, sample_slots, sample_lengths),
+            sampled=SampledTokens(sample_rows, sample_slots, sample_lengths),
         )
         return batch, sample_slots, indices

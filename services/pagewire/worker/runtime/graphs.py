@@ -1,6 +1,6 @@
-"""The graph backend: a decode step is one copy to the device and one graph launch.
+"""The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
-Steps with prefill chunks are two of each (`mixed_graphs.py`), on the same state and stream.
+Steps with prefill chunks take two of each, see `mixed_graphs.py`.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
-from pagewire.worker.measurement.piggyback import measure_ridge
+from pagewire.worker.measurement.piggyback import measure_piggyback
 from pagewire.worker.model.decoder import Batch, Decoder
 from pagewire.worker.ops.contract.step import (
     INDICES,
@@ -24,32 +24,32 @@ from pagewire.worker.ops.contract.step import (
     WRITE_COLUMNS,
     WRITE_SLOTS,
 )
-from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites, rehearsal
+from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
-from pagewire.worker.runtime.device_logprobs import WIDTHS, compute
+from pagewire.worker.runtime.device_logprobs import WIDTHS, compute_logprobs
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
 from pagewire.worker.runtime.mixed_graphs import MixedGraphs
 from pagewire.worker.runtime.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.staging import Staging
 from pagewire.worker.runtime.timer import DeviceTimer
 
-# Numbers of rows for which there is a step with shared prefixes.
+# Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A decode step of `rows` rows, to be replayed: it reads `inputs` and writes `tokens`."""
+    """A captured decode step of `rows` rows. It reads `inputs` and writes `tokens`."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Tensor  # [6, rows] int32
+    inputs: Tensor  # [NUM_INPUTS, rows] int32
     tokens: Tensor  # [rows] int32
 
 
 class GraphBackend(EagerBackend):
-    """See `Backend`; needs a GPU and the triton ops."""
+    """See `Backend`. It needs a GPU and the triton operations."""
 
     prefix_groups = True
 
@@ -60,26 +60,25 @@ class GraphBackend(EagerBackend):
         self._inputs = torch.zeros(
             NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
         )
-        # By number of rows, by whether a row has filters or adjustments and whether rows share KV.
+        # Keys: number of rows, whether any row is filtered (see `DevicePlan`), whether rows share
+        # prefixes.
         self._captured: dict[tuple[int, bool, bool], CapturedStep] = {}
         self._shared_buckets = [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
         self._shared_buckets.append(self._buckets[-1])
         self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
-        # What every graph writes its logits to: after a replay they are there for log
-        # probabilities, until the next one.
+        # All graphs write their logits here: valid until the next replay, for log probabilities.
         head = decoder.weights.head
         self._logits = head.new_empty(self._buckets[-1], head.shape[0])
         self._mixed = MixedGraphs(
             decoder, self._slots, self._cache, limits, self._buckets, self._logits
         )
-        # Graphs run one after another, so all take their memory from one pool.
+        # Graphs run one after another, so they can share a memory pool.
         self._pool = torch.cuda.graph_pool_handle()
 
-    def rehearse(self) -> None:
-        """Makes every kind of step once, for idle inputs: loads every kernel that there will be.
+    def dummy_run(self) -> None:
+        """Runs every kind of step once without graphs, which loads every kernel.
 
-        Idle inputs are zeros: slot 0 has no blocks yet, so what is written lands in the scratch
-        block.
+        All inputs are 0. Slot 0 has no blocks yet, so KV goes to the scratch block.
         """
         with torch.inference_mode():
             for run in (*self._mixed.runs(), *self._runs()):
@@ -90,7 +89,7 @@ class GraphBackend(EagerBackend):
         torch.cuda.synchronize(self.device)
 
     def warm_up(self) -> None:
-        """Captures every graph, largest first. Every kernel must have been loaded before."""
+        """Captures every graph, largest first, and measures. Kernels must be loaded before."""
         with torch.inference_mode():
             self._mixed.capture(self._capture)
             for rows, filtered, shared in self._variants():
@@ -98,12 +97,12 @@ class GraphBackend(EagerBackend):
                 step = CapturedStep(graph, self._rows(rows), tokens)
                 self._captured[rows, filtered, shared] = step
         for width in WIDTHS:
-            plan = rehearsal(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
+            plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
         self._measure_costs()
-        self.piggyback_tokens = measure_ridge(self, self.limits, self._seconds_of)
+        self.piggyback_tokens = measure_piggyback(self, self.limits, self._seconds_of)
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # what those steps took outside the pool of the graphs
+        torch.cuda.empty_cache()  # memory of these steps outside the graphs' pool
 
     def submit(self, plan: DevicePlan) -> EagerHandle:
         """See `Backend`."""
@@ -122,7 +121,10 @@ class GraphBackend(EagerBackend):
         return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
 
     def _launch_decode(self, plan: DevicePlan) -> Tensor:
-        """Queues a decode step; its tokens `[rows]` int32 on the device, until the next step's."""
+        """Queues a decode step. Returns tokens `[rows]` int32 on the device.
+
+        The next step overwrites them.
+        """
         decodes = plan.num_decodes
         buckets = self._shared_buckets if plan.groups else self._buckets
         rows = buckets[bisect_left(buckets, decodes)]
@@ -138,52 +140,51 @@ class GraphBackend(EagerBackend):
         return captured.tokens[:decodes]
 
     def _variants(self) -> Iterator[tuple[int, bool, bool]]:
-        """The keys of all captured steps, largest first."""
+        """The keys of `_captured`, largest first."""
         for shared, buckets in ((True, self._shared_buckets), (False, self._buckets)):
             for rows in reversed(buckets):
                 yield from ((rows, filtered, shared) for filtered in (True, False))
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
-        """Every decode step and all log probabilities once, for idle inputs."""
+        """Functions that run every decode step and log probability width once."""
         yield from (partial(self._decode, *variant) for variant in self._variants())
-        row = np.zeros(1, np.int32)
         for width in WIDTHS:
-            wanted = LogprobRows(row, width)
-            yield partial(compute, self._decoder.ops, self._logits, self._inputs, wanted)
+            rows = LogprobRows(np.zeros(1, np.int32), width)
+            yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
 
     def _rows(self, rows: int) -> Tensor:
-        """Where the inputs of a decode step of `rows` rows lie, `[6, rows]`."""
+        """The input buffer of a decode step of `rows` rows, `[NUM_INPUTS, rows]`."""
         return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
 
     def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The graph of what `run` queues, and the tensor that it returns."""
+        """Captures `run`; returns the graph and the tensor that `run` returned."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             out = run()
         return graph, out
 
     def _decode(self, rows: int, filtered: bool, shared: bool) -> Tensor:
-        """A whole decode step, from the slots' last tokens to their next; `[rows]` int32."""
+        """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32."""
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
         slots = inputs[SLOTS]
         residual, lengths = ops.begin_decode(
             inputs, self._decoder.weights.embedding, state.last_tokens, state.block_tables
         )
         batch = Batch(
-            token_ids=slots,  # embedded already
+            token_ids=slots,  # not read: `residual` is embedded already
             positions=inputs[POSITIONS],
             slots=slots,
             num_decodes=len(slots),
             decode_lengths=lengths,
             prefill=None,
-            shared=self._shared.ranges(rows) if shared else None,
+            shared=self._shared.items(rows) if shared else None,
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
-        return state.draw(ops, logits, hidden, slots, inputs[INDICES], filtered)
+        return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
-        """The packed inputs `[6, rows]` of a plan; rows beyond its own are the padding slot's."""
+        """The inputs `[NUM_INPUTS, rows]` of a plan, padded with rows of the padding slot."""
         packed = np.zeros((NUM_INPUTS, rows), np.int32)
         decodes = plan.num_decodes
         packed[SLOTS, :decodes] = plan.decode_slots
@@ -200,7 +201,7 @@ class GraphBackend(EagerBackend):
 
 
 def row_buckets(limits: Limits) -> list[int]:
-    """Numbers of rows that graphs are captured for: fine where steps are short, then coarser."""
-    most = min(limits.num_slots, limits.max_num_batched_tokens)
-    steps: Iterable[int] = (1, 2, 4, *range(8, 256, 8), *range(256, most + 16, 16))
-    return [rows for rows in steps if rows < most] + [most]
+    """Numbers of rows that decode graphs are captured for, finer for small steps."""
+    max_rows = min(limits.num_slots, limits.max_num_batched_tokens)
+    steps: Iterable[int] = (1, 2, 4, *range(8, 256, 8), *range(256, max_rows + 16, 16))
+    return [rows for rows in steps if rows < max_rows] + [max_rows]

@@ -1,4 +1,4 @@
-"""KV blocks in the host's memory, where they outlast their eviction from the device."""
+"""KV blocks in the host's memory, which keep the KV of blocks evicted from the device."""
 
 import mmap
 import weakref
@@ -15,13 +15,13 @@ from pagewire.worker.runtime.upload import upload
 
 
 class HostCache:
-    """As many blocks as were asked for, each with the keys and values of all layers side by side.
+    """Host blocks, each with the keys and values of all layers in contiguous memory.
 
-    The memory is pinned for a GPU, so that its kernels read and write it where it is.
+    For a GPU the memory is pinned: kernels read and write it directly.
     """
 
     def __init__(self, cache: KVCache, num_blocks: int, ops: Ops) -> None:
-        """Takes the memory; SetupError if that cannot be had."""
+        """Allocates the memory; SetupError if that fails."""
         self._device = cache.storage.device
         self._copy_blocks = ops.copy_blocks
         self._blocks = cache.storage.flatten(2)  # [2 * layers, blocks, values]
@@ -30,13 +30,14 @@ class HostCache:
         memory = _pages(size)
         if self._device.type == "cuda":
             _pin(memory)
-            # Before the pages go: the driver would take what comes next to their place for pinned.
+            # Unpinned before the pages are freed: else the driver would treat the next memory at
+            # this address as pinned.
             weakref.finalize(self, _unpin, memory.data_ptr()).atexit = False
         storage = memory.view(cache.storage.dtype).view(num_blocks, parts, values)
         self._host_blocks = storage.transpose(0, 1)  # [2 * layers, host blocks, values]
 
     def copy(self, copies: StepHostCopies) -> None:
-        """Saves, then loads, on the current stream."""
+        """Queues the saves, then the loads, on the current stream."""
         saved, saved_host, loaded_host, loaded = upload(
             self._device, copies.saved, copies.saved_host, copies.loaded_host, copies.loaded
         )
@@ -45,20 +46,20 @@ class HostCache:
 
 
 def _pages(size: int) -> Tensor:
-    """`[size]` bytes of the host, zeros, at the beginning of a page."""
+    """`[size]` bytes of zeroed host memory, aligned to a page."""
     try:
         return torch.from_numpy(np.frombuffer(mmap.mmap(-1, size), np.uint8))
     except OSError as error:
         raise SetupError(
-            f"the host cannot give {size / 1e9:.1f} GB for KV blocks ({error}); lower "
+            f"cannot allocate {size / 1e9:.1f} GB of host memory for KV blocks ({error}); lower "
             "--host-memory-gb"
         ) from error
 
 
 def _pin(memory: Tensor) -> None:
-    """Lets the GPU read and write memory where it is.
+    """Pins memory for the GPU.
 
-    Torch's own pinned memory comes in powers of two, which would waste up to half of it.
+    Torch rounds its own pinned allocations to powers of two, which can waste half of the memory.
     """
     status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if status:

@@ -1,10 +1,10 @@
-"""Graphs of mixed steps: prefill chunks beside decode rows.
+"""CUDA graphs of mixed steps: prefill chunks beside decode rows.
 
-Launched one by one, the 300 kernels of a mixed step cost the host 7 to 15 ms, more than most such
-steps take on the device. Here a step is two graph launches: a *body* embeds the tokens and runs the
-layers up to the last one's KV, a *head* does the rest for the rows that sample and draws their
-tokens. Bodies are captured for numbers of tokens, heads for numbers of rows; the residual stream
-and the last layer's queries lie between them in memory of their own.
+Launched one by one, the 300 kernels of a mixed step cost the host 7 to 15 ms. Most such steps take
+less on the device. Here a step is two graph launches. A *body* embeds the tokens and runs the
+layers up to the queries and KV of the last one. A *head* runs the rest for the sampling rows and
+samples. Bodies are captured for numbers of tokens, heads for numbers of rows. The residual stream
+and the queries pass from body to head in buffers.
 """
 
 from bisect import bisect_left
@@ -32,6 +32,7 @@ from pagewire.worker.runtime.mixed_layout import (
 )
 from pagewire.worker.runtime.staging import Staging
 
+# Rows of the inputs of a head.
 ROWS, SLOTS, INDICES, LENGTHS = range(4)
 NUM_INPUTS = 4
 
@@ -39,8 +40,8 @@ Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Logits and sampling of a number of rows, to be replayed."""
+class CapturedHead:
+    """A captured head of `rows` rows. It reads `inputs` and writes `tokens`."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor  # [NUM_INPUTS, rows] int32
@@ -48,7 +49,7 @@ class Head:
 
 
 class MixedGraphs:
-    """See above. Reads and writes the same slots and cache as the backend that owns it."""
+    """The graphs of mixed steps of one backend, whose slots and cache they use."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class MixedGraphs:
         row_buckets: list[int],
         logits: Tensor,
     ) -> None:
-        """Heads write to the first rows of `logits [rows, vocab]`."""
+        """Heads write their logits to the first rows of `logits [rows, vocab]`."""
         weights, config = decoder.weights, decoder.config
         self._decoder = decoder
         self._slots = slots
@@ -75,13 +76,14 @@ class MixedGraphs:
         self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
         self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
         tokens = limits.max_num_batched_tokens
+        # [tokens, hidden] and [tokens, heads, head_dim]
         self._residual = weights.embedding.new_zeros(tokens, config.hidden_size)
         self._queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
-        self._heads: dict[tuple[int, bool], Head] = {}
+        self._heads: dict[tuple[int, bool], CapturedHead] = {}
 
     def runs(self) -> Iterator[Callable[[], Tensor]]:
-        """Every body and head once, for idle inputs; largest first."""
+        """Functions that run every body and head once, largest first."""
         yield from (partial(self._body, size) for size in reversed(self._sizes))
         for rows in reversed(self._row_buckets):
             yield from (partial(self._head, self._rows(rows), f) for f in (True, False))
@@ -94,10 +96,13 @@ class MixedGraphs:
             for filtered in (True, False):
                 inputs = self._rows(rows)
                 graph, tokens = capture(partial(self._head, inputs, filtered))
-                self._heads[rows, filtered] = Head(graph, inputs, tokens)
+                self._heads[rows, filtered] = CapturedHead(graph, inputs, tokens)
 
     def launch(self, plan: DevicePlan, chunks: Chunks) -> Tensor:
-        """Queues a step; its tokens `[rows]` int32 on the device, until the next step's."""
+        """Queues a step. Returns tokens `[rows]` int32 on the device.
+
+        The next step overwrites them.
+        """
         size = next(size for size in self._sizes if size.holds(plan))
         packed = pack_body(plan, chunks, size, self._limits.padding_slot)
         self._staging.copy_to(self._body_inputs[: len(packed)], packed)
@@ -112,10 +117,11 @@ class MixedGraphs:
         return head.tokens[:rows]
 
     def _rows(self, rows: int) -> Tensor:
-        """Where the inputs of the head of `rows` rows lie, `[NUM_INPUTS, rows]`."""
+        """The input buffer of the head of `rows` rows, `[NUM_INPUTS, rows]`."""
         return self._head_inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
 
     def _body(self, size: BodySize) -> Tensor:
+        """Embedding and layers up to the last queries: `[tokens, heads, head_dim]`."""
         state = self._slots
         inputs = split_body(self._body_inputs, size)
         batch = body_batch(inputs, size, state.last_tokens)
@@ -125,8 +131,8 @@ class MixedGraphs:
         return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
 
     def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
-        """`[rows]` int32."""
-        hidden = self._decoder.finish(
+        """Last layer, logits and sampling of some rows: tokens `[rows]` int32."""
+        hidden = self._decoder.finish_last_layer(
             self._residual[inputs[ROWS]],
             self._queries[inputs[ROWS]],
             inputs[SLOTS],
@@ -135,11 +141,12 @@ class MixedGraphs:
             self._slots.block_tables,
         )
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
-        return self._slots.draw(
+        return self._slots.sample(
             self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
         )
 
     def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
+        """The inputs `[NUM_INPUTS, bucket]` of a plan, padded with rows of the padding slot."""
         rows = len(plan.sample_slots)
         packed = np.zeros((NUM_INPUTS, bucket), np.int32)
         packed[ROWS, :rows] = plan.sample_rows()

@@ -1,4 +1,4 @@
-"""The packed inputs of captured mixed steps: decode rows and prefill chunks, padded to a size."""
+"""The inputs of captured bodies: decode rows and prefill chunks, padded and packed for one copy."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,20 +15,20 @@ from pagewire.worker.runtime.upload import ALIGNMENT
 
 Values = TypeVar("Values")
 
-# Stands for the token that the slot sampled last.
+# As a token id: the token that the slot sampled last.
 LAST_SAMPLED = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BodySize:
-    """What a captured body has room for: `tokens` in all, `chunks` of them, `decodes` rows."""
+    """The size of a captured body: maximum tokens in all, prefill chunks and decode rows."""
 
     tokens: int
     chunks: int
     decodes: int
 
     def holds(self, plan: DevicePlan) -> bool:
-        """Whether the plan's tokens, chunks and decode rows fit."""
+        """Whether the tokens, chunks and decode rows of a plan fit."""
         chunks = 0 if plan.chunks is None else len(plan.chunks.slots)
         tokens = plan.num_decodes + plan.num_prefilled
         return tokens <= self.tokens and chunks <= self.chunks and plan.num_decodes <= self.decodes
@@ -36,40 +36,40 @@ class BodySize:
 
 @dataclass(frozen=True, slots=True)
 class BodyInputs(Generic[Values]):
-    """Inputs of the layers, int32; tensors on the device, or arrays on their way there.
+    """The inputs of a body, int32: tensors on the device, or arrays on the host.
 
-    The tokens are the decode rows, then the chunks one by one, then padding.
+    The tokens are the decode rows, then the chunks in order, then padding.
     """
 
     token_ids: Values  # [tokens], LAST_SAMPLED for decode rows
     positions: Values  # [tokens]
     slots: Values  # [tokens]
-    decode_lengths: Values  # [decodes], KV tokens; -1 behind the last decode row
+    decode_lengths: Values  # [decodes], KV tokens; -1 is padding
     chunk_slots: Values  # [chunks]
     chunk_starts: Values  # [chunks + 1]
-    chunk_lengths: Values  # [chunks], 0 behind the last chunk
+    chunk_lengths: Values  # [chunks], KV tokens after the chunk; 0 is padding
 
 
 def body_sizes(limits: Limits) -> list[BodySize]:
-    """Sizes to capture, smallest first: an eighth of the tokens apart, so little is padding.
+    """Sizes to capture, smallest first. Their tokens differ by an eighth to a third.
 
-    A size has room for chunks of 32 tokens on average; programs of attention without work cost
-    time, so only the largest has room for a chunk in every slot.
+    Padding chunks cost time in attention, so a size has few chunks: for an average of 32 tokens.
+    Only the largest size has a chunk for every slot.
     """
-    most = limits.max_num_batched_tokens
+    max_tokens = limits.max_num_batched_tokens
     steps = (*range(32, 128, 32), *range(128, 512, 64), *range(512, 1024, 128))
-    steps = (*steps, *range(1024, 2048, 256), *range(2048, most, 512), most)
+    steps = (*steps, *range(1024, 2048, 256), *range(2048, max_tokens, 512), max_tokens)
 
     def size(tokens: int, chunks: int) -> BodySize:
         return BodySize(tokens, min(limits.num_slots, chunks), min(limits.num_slots, tokens))
 
-    # One less than a power of two: the kernel counts the padding as a chunk.
-    sizes = {size(tokens, max(8, tokens // 32 - 1)) for tokens in steps if tokens <= most}
-    return sorted(sizes | {size(most, limits.num_slots)})
+    # One less than a power of two, as the kernel counts the padding as a chunk.
+    sizes = {size(tokens, max(8, tokens // 32 - 1)) for tokens in steps if tokens <= max_tokens}
+    return sorted(sizes | {size(max_tokens, limits.num_slots)})
 
 
 def split_body(values: Values, size: BodySize) -> "BodyInputs[Values]":
-    """Views of one buffer `values [body_length(size)]`, each where Triton wants pointers."""
+    """Views of one buffer `values [body_length(size)]`, each aligned for Triton."""
     views, at = [], 0
     for length in _lengths(size):
         views.append(values[at : at + length])  # type: ignore[index]
@@ -78,12 +78,12 @@ def split_body(values: Values, size: BodySize) -> "BodyInputs[Values]":
 
 
 def body_length(size: BodySize) -> int:
-    """Values of the packed inputs."""
+    """Number of int32 values of the packed inputs."""
     return sum(_aligned(length) for length in _lengths(size))
 
 
 def pack_body(plan: DevicePlan, chunks: Chunks, size: BodySize, padding_slot: int) -> Int32Array:
-    """The packed inputs of a plan that `size` holds."""
+    """The packed inputs of a plan that fits into `size`."""
     packed = np.zeros(body_length(size), np.int32)
     inputs = split_body(packed, size)
     decodes, used = plan.num_decodes, len(chunks.slots)
@@ -96,10 +96,10 @@ def pack_body(plan: DevicePlan, chunks: Chunks, size: BodySize, padding_slot: in
     inputs.slots[decodes:end] = np.repeat(chunks.slots, np.diff(chunks.starts))
     inputs.slots[end:] = padding_slot
     inputs.decode_lengths[:decodes] = plan.decode_positions + 1
-    inputs.decode_lengths[decodes:] = -1  # their places in the output belong to chunks
+    inputs.decode_lengths[decodes:] = -1  # chunks own these rows of the output
     inputs.chunk_slots[:used] = chunks.slots
     inputs.chunk_slots[used:] = padding_slot
-    # The padding is one more chunk if there is room for it; the others are empty.
+    # Padding tokens are one more chunk if `size` has one left. Further padding chunks are empty.
     inputs.chunk_starts[: used + 1] = chunks.starts + decodes
     inputs.chunk_starts[used + 1 :] = size.tokens
     inputs.chunk_lengths[:used] = chunks.lengths
@@ -107,7 +107,7 @@ def pack_body(plan: DevicePlan, chunks: Chunks, size: BodySize, padding_slot: in
 
 
 def body_batch(inputs: BodyInputs[Tensor], size: BodySize, last_tokens: Tensor) -> Batch:
-    """The batch of all of a body's tokens; `last_tokens [slots]` are those sampled last."""
+    """The batch of all tokens of a body. `last_tokens [slots]` are the tokens sampled last."""
     last = last_tokens[inputs.slots]
     return Batch(
         token_ids=torch.where(inputs.token_ids == LAST_SAMPLED, last, inputs.token_ids),

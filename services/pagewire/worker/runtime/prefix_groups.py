@@ -1,4 +1,4 @@
-"""From groups of slots that share a prefix to the items that attention works on."""
+"""Cuts prefix groups into the work items of shared-prefix attention."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,28 +15,28 @@ from pagewire.worker.ops.contract.shared_prefix import (
 )
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 
-# Shorter ranges cost more to merge than they spread.
+# In positions. The merge of shorter ranges would cost more than the parallel work saves.
 MIN_RANGE = 256
-# An item belongs to two rows at least, so this many leave every row of 512 in its own groups.
+# An item has at least two rows, so 512 rows fit with up to four items each.
 MAX_ITEMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """How items are cut: `members` rows an item at most, for `kv_heads`, on `processors`."""
+class ItemSizes:
+    """Sizes that decide how groups are cut into items."""
 
-    members: int
+    members: int  # maximum rows of an item
     kv_heads: int
-    processors: int
+    processors: int  # multiprocessors of the GPU
     block_size: int
 
 
 def buffer_length(rows: int) -> int:
-    """Values of the packed ranges of a batch of `rows`."""
+    """Number of int32 values of the packed items of a batch of `rows`."""
     return 4 + ITEM_FIELDS * MAX_ITEMS + MAX_RANGES * rows + 2 * rows
 
 
-def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedPrefixItems:
+def item_views(buffer: torch.Tensor, rows: int) -> SharedPrefixItems:
     """Views of `buffer [buffer_length(rows)]` int32 on the device."""
     lengths = (4, ITEM_FIELDS * MAX_ITEMS, MAX_RANGES * rows, rows, rows)
     count, items, entries, covered, counts = buffer.split(lengths)
@@ -45,34 +45,34 @@ def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedPrefixItems:
     )
 
 
-def pack_ranges(
-    groups: tuple[StepPrefixGroup, ...], decode_slots: Int32Array, rows: int, sharing: Sharing
+def pack_items(
+    groups: tuple[StepPrefixGroup, ...], decode_slots: Int32Array, rows: int, sizes: ItemSizes
 ) -> Int32Array:
-    """The packed ranges of a step that decodes `decode_slots` in a batch of `rows`.
+    """The packed items of a step that decodes `decode_slots` in a batch of `rows`.
 
-    The groups' members all decode. Groups that find no room are left out: what is not shared is
-    read by each row alone.
+    All members of the groups must decode. Groups that do not fit are left out: then each row reads
+    its prefix by itself. The result is `[buffer_length(rows)]` int32, as `item_views` reads it.
     """
     buffer = np.zeros(buffer_length(rows), np.int32)
-    ranges = _RangePlan(rows)
+    plan = _ItemPlan(rows)
     row_of = np.zeros(int(decode_slots.max()) + 1, np.int32)
     row_of[decode_slots] = np.arange(len(decode_slots))
     shared = [
-        (row_of[group.slots], group.blocks * sharing.block_size // RANGE_UNIT * RANGE_UNIT)
+        (row_of[group.slots], group.blocks * sizes.block_size // RANGE_UNIT * RANGE_UNIT)
         for group in groups
     ]
-    # Positions times tiles of rows, an upper bound: inner groups repeat those of outer ones.
-    work = sum(-(-len(members) // sharing.members) * end for members, end in shared)
-    length = work * sharing.kv_heads // (2 * sharing.processors)
+    # Positions times tiles of rows. An upper bound: inner groups count those of outer ones again.
+    work = sum(-(-len(members) // sizes.members) * end for members, end in shared)
+    length = work * sizes.kv_heads // (2 * sizes.processors)
     length = max(MIN_RANGE, -(-length // RANGE_UNIT) * RANGE_UNIT)
     for members, end in shared:
-        ranges.add(members, end, length, sharing.members, decode_slots)
-    ranges.write(buffer)
+        plan.add(members, end, length, sizes.members, decode_slots)
+    plan.write(buffer)
     return buffer
 
 
-class _RangePlan:
-    """Items and what they cover, group by group."""
+class _ItemPlan:
+    """The items so far, and the positions that they cover in each row."""
 
     def __init__(self, rows: int) -> None:
         self._items: list[tuple[int, ...]] = []
@@ -84,14 +84,14 @@ class _RangePlan:
     def add(
         self, rows: Int32Array, end: int, length: int, members: int, decode_slots: Int32Array
     ) -> None:
-        """Shares positions up to `end` among `rows`, in ranges of about `length`."""
+        """Adds items of about `length` positions that cover `rows` up to position `end`."""
         begin, count = int(self._covered[rows[0]]), int(self._counts[rows[0]])
-        # Groups nest: what covers one member of a group covers all.
+        # Groups nest, so all members of a group are covered up to the same position.
         assert (self._covered[rows] == begin).all(), "prefix groups overlap without nesting"
         left = MAX_RANGES - count
         if end <= begin or not left:
             return
-        # Groups inside this one need ranges too.
+        # Half of the ranges left remain for the groups inside this one.
         splits = min(-(-(end - begin) // length), left // 2 + 1)
         tiles = -(-len(rows) // members)
         if len(self._items) + tiles * splits > MAX_ITEMS:
@@ -110,7 +110,7 @@ class _RangePlan:
         self._counts[rows] = count + len(cuts) - 1
 
     def write(self, buffer: Int32Array) -> None:
-        """Writes the buffer that `shared_ranges` reads, long items first."""
+        """Writes the items to `buffer`, longest first."""
         if not self._items:
             return
         rows = len(self._covered)

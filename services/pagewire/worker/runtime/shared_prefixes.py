@@ -1,4 +1,4 @@
-"""The shared prefixes of captured decode steps, on the device."""
+"""The items of shared-prefix attention on the device, as captured decode steps read them."""
 
 import torch
 
@@ -7,19 +7,19 @@ from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
-from pagewire.worker.runtime.prefix_groups import Sharing, buffer_length, pack_ranges, shared_ranges
+from pagewire.worker.runtime.prefix_groups import ItemSizes, buffer_length, item_views, pack_items
 from pagewire.worker.runtime.staging import Staging
 
 
 class SharedPrefixes:
-    """Memory that captured steps read their shared ranges from; written when these change."""
+    """The buffer that captured steps read. It is written only when the groups change."""
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype, rows: int) -> None:
         from pagewire.worker.ops.device import multiprocessors
         from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 
         model, device = decoder.config, decoder.weights.embedding.device
-        self._sharing = Sharing(
+        self._sizes = ItemSizes(
             members=max_rows_per_item(dtype, model.head_dim, model.num_heads // model.num_kv_heads),
             kv_heads=model.num_kv_heads,
             processors=multiprocessors(device),
@@ -27,19 +27,19 @@ class SharedPrefixes:
         )
         self._buffer = torch.zeros(buffer_length(rows), dtype=torch.int32, device=device)
         self._staging = Staging(buffer_length(rows))
-        self._held: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
+        self._copied: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
 
-    def ranges(self, rows: int) -> SharedPrefixItems:
-        """What a step of `rows` rows reads."""
-        return shared_ranges(self._buffer[: buffer_length(rows)], rows)
+    def items(self, rows: int) -> SharedPrefixItems:
+        """The views of the buffer for a step of `rows` rows."""
+        return item_views(self._buffer[: buffer_length(rows)], rows)
 
     def copy(self, groups: tuple[StepPrefixGroup, ...], slots: Int32Array, rows: int) -> None:
-        """Queues the ranges of a step that decodes `slots` as `rows` rows, if they are new.
+        """Queues the copy of the items of a step that decodes `slots` in `rows` rows, if new.
 
-        `groups` is another object whenever the groups or the slots that decode have changed.
+        `groups` must be another object whenever the groups or the decode slots have changed.
         """
-        if self._held[0] is groups and self._held[1] == rows:
+        if self._copied[0] is groups and self._copied[1] == rows:
             return
-        packed = pack_ranges(groups, slots, rows, self._sharing)
+        packed = pack_items(groups, slots, rows, self._sizes)
         self._staging.copy_to(self._buffer[: len(packed)], packed)
-        self._held = groups, rows
+        self._copied = groups, rows

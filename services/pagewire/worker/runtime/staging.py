@@ -1,16 +1,16 @@
-"""Pinned host memory for the inputs of captured steps on their way to the device."""
+"""Pinned host memory for copies of step inputs to the device."""
 
 import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
 
-# Copies to the device that may be under way; a step makes two at most, and run-ahead is far below.
+# Copies to the device that may be in flight. A step makes at most two, and few steps are in flight.
 STAGING_BUFFERS = 16
 
 
 class Staging:
-    """Buffers of `size` int32 values, used in turn."""
+    """A ring of buffers of `size` int32 values each."""
 
     def __init__(self, size: int) -> None:
         self._buffers = [
@@ -20,7 +20,7 @@ class Staging:
         self._next = 0
 
     def copy_to(self, target: Tensor, fill: Int32Array) -> None:
-        """Copies `fill` to `target` (same number of elements) on the current stream."""
+        """Queues a copy of `fill` to `target`, of as many elements, on the current stream."""
         turn = self._next
         self._next = (turn + 1) % STAGING_BUFFERS
         self._copied[turn].synchronize()

@@ -1,4 +1,4 @@
-"""Timing a step's computation where it runs."""
+"""Timers for the computation of a step, on the host or on the device."""
 
 import time
 
@@ -6,22 +6,22 @@ import torch
 
 
 class HostTimer:
-    """From construction to `stop`, for work done in between."""
+    """Times work on the host, from construction to `stop`."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
 
     def stop(self) -> None:
-        """The work is done."""
+        """Call when the work is done."""
         self._end = time.perf_counter()
 
     def wait(self) -> float:
-        """Seconds."""
+        """The seconds between construction and `stop`."""
         return self._end - self._begin
 
 
 class DeviceTimer:
-    """The same for work queued on the current CUDA stream in between."""
+    """Times work on the current CUDA stream that is queued between construction and `stop`."""
 
     def __init__(self) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)
@@ -29,10 +29,10 @@ class DeviceTimer:
         self._begin.record()
 
     def stop(self) -> None:
-        """The work is queued."""
+        """Call when all work is queued."""
         self._end.record()
 
     def wait(self) -> float:
-        """Waits for the work; seconds that it took on the device."""
+        """Waits for the work; returns the seconds that it took on the device."""
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) / 1e3

@@ -1,18 +1,18 @@
-"""Moving small integer arrays from the host to the device without waiting for it."""
+"""Copies small integer arrays from the host to the device without waiting."""
 
 import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
 
-# In values of 4 bytes. Triton compiles a kernel anew for a pointer that is not aligned to 16.
+# In values of 4 bytes. Triton compiles another kernel variant for pointers not aligned to 16 bytes.
 ALIGNMENT = 4
 
 
 def upload(device: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
-    """Each array `[n]` int32 as a tensor on the device; on a GPU in one asynchronous copy.
+    """Each array `[n]` int32 as a tensor on the device.
 
-    On a CPU the tensors share the arrays' memory.
+    On a GPU all travel in one asynchronous copy. On a CPU the tensors share memory with the arrays.
     """
     if device.type == "cpu":
         return tuple(torch.from_numpy(array) for array in arrays)

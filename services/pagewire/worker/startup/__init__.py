@@ -1,1 +1,4 @@
-"""From a configuration to a worker that can serve: loading, tuning, compiling kernels."""
+"""From a configuration to a loaded backend: device, weights, kernels, memory, limits.
+
+Code that runs while the worker serves belongs to `runtime`.
+"""

@@ -1,8 +1,8 @@
 """The process of a `CompilePool`: compiles kernel variants for a device that it never touches.
 
-Reads a `Job` a line from standard input until its end, and writes a `Compiled` a line. Each job is
-compiled in a fork of this process, which has imported everything, compiled nothing and started no
-thread. What is left of a job is its files in Triton's cache.
+It reads one `CompileJob` a line from standard input until its end, and writes one `CompileResult`
+a line. It compiles each job in a fork of itself: it has imported all modules, compiled nothing and
+started no thread. The output of a job is its files in Triton's cache.
 """
 
 import json
@@ -21,14 +21,14 @@ from triton.compiler import make_backend
 from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 
-from pagewire.worker.startup.compile_pool import Compiled, Job
+from pagewire.worker.startup.compile_pool import CompileJob, CompileResult
 
 # A compilation takes some 200 MB.
 MAX_PROCESSES = 16
 
 
 class TargetDriver:
-    """As much of a Triton driver as compiling asks for: the target, and no device."""
+    """The part of a Triton driver that compilation uses: the target, without a device."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -41,15 +41,15 @@ class TargetDriver:
 
 
 class Forks:
-    """Runs calls in forks of this process, `most` at a time."""
+    """Runs calls in forks of this process, `max_running` at a time."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
         self._running = 0
 
     def run(self, call: Callable[[], object]) -> None:
-        """Runs `call`, once there is room for it."""
-        if self._running == self._most:
+        """Runs `call` in a fork; waits first while `max_running` are running."""
+        if self._running == self._max_running:
             self._reap()
         if os.fork() == 0:
             try:
@@ -59,7 +59,7 @@ class Forks:
         self._running += 1
 
     def join(self) -> None:
-        """Waits for all."""
+        """Waits for all forks."""
         while self._running:
             self._reap()
 
@@ -69,16 +69,16 @@ class Forks:
 
 
 def main() -> None:
-    """Serves one worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker that ends closes the pipe
+    """Serves the jobs of one worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when the worker closes the pipe
     forks = Forks(min(MAX_PROCESSES, len(os.sched_getaffinity(0))))
     forks.run(_build_launch_module)
-    # What every fork would otherwise do again.
+    # Work that every fork would repeat otherwise.
     import_module("pagewire.worker.ops").load_ops("triton")
     triton_key()
     signatures = set()
     for line in sys.stdin.buffer:
-        job = Job(**json.loads(line))
+        job = CompileJob(**json.loads(line))
         make_backend(GPUTarget(*job.target)).hash()  # asks the assembler for its version, once
         signature = tuple(json.loads(job.specialization)["signature"].values())
         forks.run(partial(_report, job, signature not in signatures))
@@ -86,27 +86,30 @@ def main() -> None:
     forks.join()
 
 
-def _report(job: Job, new_signature: bool) -> None:
+def _report(job: CompileJob, new_signature: bool) -> None:
     began, error = time.monotonic(), None
     try:
         compile_job(job, new_signature)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"[:500]
-    compiled = Compiled(job.kernel, round(time.monotonic() - began, 3), error)
-    os.write(1, json.dumps(asdict(compiled)).encode() + b"\n")  # short enough to be written whole
+    compiled = CompileResult(job.kernel, round(time.monotonic() - began, 3), error)
+    os.write(1, json.dumps(asdict(compiled)).encode() + b"\n")  # short enough for an atomic write
 
 
-def compile_job(job: Job, new_signature: bool) -> None:
-    """Puts into Triton's cache what a launch of the variant on its target will look up."""
+def compile_job(job: CompileJob, new_signature: bool) -> None:
+    """Puts the files into Triton's cache that a launch of the variant will look up."""
     driver.set_active(TargetDriver(GPUTarget(*job.target)))
     kernel = getattr(import_module(job.module), job.kernel).preload(job.specialization)
-    # Triton 3.6 has a C compiler make a launcher for each signature.
+    # Triton 3.6 compiles a launcher in C for each signature.
     if new_signature and hasattr(nvidia, "make_launcher"):
         nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def _build_launch_module() -> None:
-    """The C module that Triton loads before its first launch; a worker can build it as well."""
+    """Builds the C module that Triton loads before its first launch.
+
+    If this fails, the worker builds it.
+    """
     try:
         nvidia.CudaUtils()
     except Exception:

@@ -1,9 +1,8 @@
-"""A record, beside Triton's cache, that every kernel of such a worker is in there.
+"""A marker file in Triton's cache: every kernel of a worker of this configuration is compiled.
 
-A worker that finds it need not look for kernels to compile, nor start the processes that would do
-that. Where it is wrong, since somebody has emptied the cache in part, the worker compiles what is
-missing by itself: it starts late, and writes the record again. Nothing here needs torch or triton,
-so that it can be looked up before they are imported.
+A worker that finds the file starts no `CompilePool`. If the cache was emptied in part, the worker
+compiles the missing kernels itself: it only starts later. This module needs neither torch nor
+triton, so that the file can be looked up before they are imported.
 """
 
 import logging
@@ -18,22 +17,22 @@ from pagewire.models import resolve_model
 
 log = logging.getLogger(__name__)
 
-# What the driver says of each GPU of the machine.
+# The NVIDIA driver's folder with one entry for each GPU.
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class KernelRecord:
-    """That of workers of one configuration, with the code and GPUs that there are now."""
+    """The marker file of one configuration with the present code and GPUs."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._path = _path(config)
 
     def exists(self) -> bool:
-        """Whether such a worker has found or compiled all its kernels before."""
+        """Whether a worker of this configuration has compiled all its kernels before."""
         return self._path is not None and self._path.exists()
 
     def write(self) -> None:
-        """Notes that all kernels of such a worker are in Triton's cache now."""
+        """Records that all kernels of this configuration are in Triton's cache."""
         if self._path is None:
             return
         try:
@@ -44,14 +43,14 @@ class KernelRecord:
 
 
 def cache_folder() -> Path:
-    """Triton's own cache."""
+    """The folder of Triton's cache."""
     folder = os.environ.get("TRITON_CACHE_DIR")
     home = os.environ.get("TRITON_HOME", "~")
     return Path(folder) if folder else Path(home).expanduser() / ".triton" / "cache"
 
 
 def _path(config: WorkerConfig) -> Path | None:
-    """The file whose name says all that kernels depend on; None if some of it cannot be read."""
+    """The file, named by a hash of all that kernels depend on; None if that cannot be read."""
     try:
         depends_on = (
             _version("torch"),
@@ -69,12 +68,12 @@ def _path(config: WorkerConfig) -> Path | None:
         for source in (Path(limits.__file__), *sorted(Path(__file__).parents[1].rglob("*.py"))):
             digest.update(source.read_bytes())
     except OSError:
-        return None  # if it is the model, whoever loads it says what is wrong
+        return None  # a model that cannot be read is reported when it is loaded
     return cache_folder() / f"pagewire-{digest.hexdigest()}"
 
 
 def _version(package: str) -> str:
-    """Of an installed package; empty if it goes by another name."""
+    """The version of an installed package; empty if no package has this name."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""From a configuration to a worker that can compute: model, backend, pool, limits."""
+"""Loads a worker: chooses device and operations, loads weights and kernels, sizes the KV cache."""
 
 import os
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
 from pagewire.worker.protocol.backend import Backend
-from pagewire.worker.protocol.steps.device_plan import rehearsal
+from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import GraphBackend
-from pagewire.worker.startup.compile_pool import Compiled, CompilePool
+from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
 from pagewire.worker.startup.kernel_record import KernelRecord
-from pagewire.worker.startup.timeline import Timeline
+from pagewire.worker.startup.phases import StartupPhases
 
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
@@ -40,7 +40,7 @@ GPU_BATCHED_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class LoadedWorker:
-    """A backend that has its memory, and what it may be asked for."""
+    """A backend with its memory, and the limits of the steps that it takes."""
 
     backend: Backend
     limits: Limits
@@ -50,21 +50,23 @@ class LoadedWorker:
 
 
 def load_worker(
-    config: WorkerConfig, pool: CompilePool | None = None, timeline: Timeline | None = None
+    config: WorkerConfig, pool: CompilePool | None = None, phases: StartupPhases | None = None
 ) -> LoadedWorker:
-    """Loads the model and its kernels and takes the memory for its KV cache; does not warm up.
+    """Loads the model and its kernels and allocates the KV cache. It does not warm up.
 
-    Must run on the thread that will run the steps: the number of CPU threads is set for it.
-    SetupError or FileNotFoundError say what cannot be served. What can be compiled is compiled by
-    `pool`, or by one that is started here.
+    Must run on the thread that will run the steps, because torch keeps the number of CPU threads
+    by thread. `pool` compiles kernels; without one, a pool is started if needed.
+
+    Raises:
+        SetupError, FileNotFoundError: the model or the settings cannot be used.
     """
     device = choose_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
-    # An environment may allow cuBLAS TF32, which keeps 11 bits of a float32.
+    # An environment variable may allow TF32, which keeps 11 bits of a float32's precision.
     torch.set_float32_matmul_precision("highest")
     with torch.inference_mode():
-        return _load(config, resolve_model(config.model), device, pool, timeline or Timeline())
+        return _load(config, resolve_model(config.model), device, pool, phases or StartupPhases())
 
 
 def _load(
@@ -72,7 +74,7 @@ def _load(
     folder: Path,
     device: torch.device,
     pool: CompilePool | None,
-    timeline: Timeline,
+    phases: StartupPhases,
 ) -> LoadedWorker:
     model = read_model_config(folder)
     dtype = choose_dtype(config.dtype, model, device)
@@ -81,7 +83,7 @@ def _load(
     check_block_size(config.block_size, kernels)
     ops = load_ops(kernels)
     table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
-    timeline.mark("device")
+    phases.end("device")
     graphs = device.type == "cuda" and kernels == "triton"
     if graphs:
         from pagewire.worker.startup.precompile import (
@@ -96,47 +98,47 @@ def _load(
             pool = pool or CompilePool()
             profile = partial(_largest_step, limits=trial, dtype=dtype)
             collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
-            timeline.mark("collecting kernels")
+            phases.end("collecting kernels")
     if config.load_format == "dummy":
         weights = dummy_weights(model, dtype, device, config.seed)
     else:
         weights = load_weights(folder, model, dtype, device)
     decoder = Decoder(model, weights, ops, table)
-    timeline.mark("weights")
-    compiled: list[Compiled] = []
+    phases.end("weights")
+    compiled: list[CompileResult] = []
     if graphs:
         choose_gemms(decoder, trial)
-        timeline.mark("choosing products")
+        phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
-            timeline.mark("compiling")
+            phases.end("compiling")
     elif pool is not None:
         pool.close()
     limits = _limits(config, decoder, trial, dtype)
-    timeline.mark("measuring memory")
+    phases.end("measuring memory")
     if graphs:
         report_compilations(compiled, load_kernels(decoder, limits, dtype))
         record.write()
-        timeline.mark("loading kernels")
+        phases.end("loading kernels")
     backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
-    timeline.mark("KV cache")
+    phases.end("KV cache")
     return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of `--device`; SetupError if this machine or this torch does not have it."""
+    """The device of `--device`; SetupError if torch does not see it on this machine."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise SetupError(f"device {name!r} is none; take auto, cpu, cuda or cuda:N") from error
+        raise SetupError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cpu":
         return device
     if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
         raise SetupError(
             f"device {name!r} is not available: torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} CUDA devices; take --device cpu or a CUDA build of torch"
+            f"{torch.cuda.device_count()} CUDA devices; use --device cpu or a CUDA build of torch"
         )
     device = torch.device("cuda", device.index or 0)
     torch.cuda.set_device(device)
@@ -144,7 +146,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The type of `--dtype`; `auto` is the model's own on a GPU and float32 on a CPU."""
+    """The type of `--dtype`. `auto` is the type of the model on a GPU, float32 on a CPU."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else model.dtype
     dtype = getattr(torch, name)
@@ -155,21 +157,23 @@ def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.d
 def choose_ops(
     name: Literal["auto", "torch", "triton"], device: torch.device
 ) -> Literal["torch", "triton"]:
-    """The ops of `--ops`; `auto` is triton on a GPU and torch on a CPU."""
+    """The operations of `--ops`. `auto` is triton on a GPU, torch on a CPU."""
     if name == "auto":
         return "torch" if device.type == "cpu" else "triton"
     if name == "triton" and device.type == "cpu":
-        raise SetupError("--ops triton needs an NVIDIA GPU; take --ops torch on a CPU")
+        raise SetupError("--ops triton needs an NVIDIA GPU; use --ops torch on a CPU")
     return name
 
 
 def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device) -> Limits:
-    """The limits with one block, before the memory is known: no sequence will be longer."""
+    """The limits before the memory is measured: one block, and the longest possible sequence."""
     batched = config.worker_max_num_batched_tokens or (
         CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
     )
     if min(config.num_slots, batched, config.block_size) < 1:
-        raise SetupError("num_slots, worker_max_num_batched_tokens and block_size start at 1")
+        raise SetupError(
+            "num_slots, worker_max_num_batched_tokens and block_size must be at least 1"
+        )
     return Limits(
         vocab_size=model.vocab_size,
         num_slots=config.num_slots,
@@ -184,7 +188,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
 
 
 def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.dtype) -> Limits:
-    """The limits, with as many blocks as `--num-blocks` says or the memory holds."""
+    """The final limits, with as many blocks as `--num-blocks` says or the memory holds."""
     device = decoder.weights.embedding.device
     size = block_bytes(decoder.config, config.block_size, dtype)
     if config.num_blocks is not None:
@@ -206,11 +210,14 @@ def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.
 
 
 def _largest_step(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
-    """All tokens in chunks, and a sampled row for every slot it can have; no KV is kept."""
+    """Runs a step with all tokens in chunks and a sampled row for every slot.
+
+    Its KV goes to the scratch block.
+    """
     rows = min(limits.num_slots, limits.max_num_batched_tokens)
     length = min(limits.max_num_batched_tokens // rows, limits.max_model_len)
     backend = EagerBackend(decoder, limits, dtype)
-    plan = rehearsal(limits, 0, chunks=rows, chunk_length=length, num_top=MAX_LOGPROBS)
+    plan = dummy_plan(limits, 0, chunks=rows, chunk_length=length, num_top=MAX_LOGPROBS)
     backend.wait(backend.submit(plan))
 
 

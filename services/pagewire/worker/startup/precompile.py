@@ -1,6 +1,6 @@
-"""Finding and loading every kernel that a worker on a GPU will launch.
+"""Finds and loads every kernel that a worker on a GPU will launch.
 
-Both go through the very steps that will be captured, so there is no second list of kernels. One
+Both run the steps that will be captured, so there is no separate list of kernels to maintain. One
 layer of each kind is enough.
 """
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
-from pagewire.worker.model.decoder import KINDS_OF_LAYERS, Decoder
+from pagewire.worker.model.decoder import LAYER_KINDS, Decoder
 from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs import GraphBackend
-from pagewire.worker.startup.compilations import collected, compiled_here
-from pagewire.worker.startup.compile_pool import Compiled, Job
+from pagewire.worker.startup.compile_pool import CompileJob, CompileResult
+from pagewire.worker.startup.triton_hooks import collecting_kernels, recording_compilations
 
 log = logging.getLogger(__name__)
 
@@ -30,37 +30,37 @@ def collect_kernels(
     limits: Limits,
     dtype: torch.dtype,
     profile: Callable[[Decoder], None],
-    submit: Callable[[Job], None],
+    submit: Callable[[CompileJob], None],
 ) -> None:
-    """Hands every variant that `profile` and a graph backend need to `submit`; compiles nothing.
+    """Passes every kernel variant that `profile` and a graph backend need to `submit`.
 
-    It needs no weights: those that it makes are undefined. As no kernel runs, token ids and slots
-    keep the zeros that they begin with, so whatever else is computed is harmless.
+    It compiles nothing and needs no checkpoint: it uses weights with undefined values. No Triton
+    kernel runs, so token ids and slots stay 0, and torch's own kernels read valid addresses.
     """
-    model = replace(model, num_layers=min(KINDS_OF_LAYERS, model.num_layers))
+    model = replace(model, num_layers=min(LAYER_KINDS, model.num_layers))
     weights = empty_weights(model, dtype, cos_sin.device)
     decoder = Decoder(model, weights, ops, cos_sin)
-    with collected(submit):
+    with collecting_kernels(submit):
         profile(decoder)
-        _rehearse(decoder, limits, dtype)
+        _dummy_run(decoder, limits, dtype)
     del decoder, weights
     torch.cuda.empty_cache()
 
 
 def load_kernels(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> list[str]:
-    """Loads every variant that a graph backend needs; the names of those that it had to compile."""
-    with compiled_here() as names:
-        _rehearse(decoder.shallow(), limits, dtype)
+    """Loads every kernel variant of a graph backend; returns the names of those it compiled."""
+    with recording_compilations() as names:
+        _dummy_run(decoder.with_first_layers(), limits, dtype)
     return names
 
 
-def _rehearse(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+def _dummy_run(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
     small = replace(limits, num_blocks=1, host_blocks=min(1, limits.host_blocks))
-    GraphBackend(decoder, small, dtype).rehearse()
+    GraphBackend(decoder, small, dtype).dummy_run()
 
 
-def report_compilations(compiled: list[Compiled], late: list[str]) -> None:
-    """Logs what the pool has compiled, if there was one, and what the worker had to."""
+def report_compilations(compiled: list[CompileResult], late: list[str]) -> None:
+    """Logs what the pool compiled, if there was one, and the `late` kernels of this process."""
     for job in compiled:
         if job.error is not None:
             log.warning("kernel %s was not compiled ahead: %s", job.kernel, job.error)
@@ -69,7 +69,9 @@ def report_compilations(compiled: list[Compiled], late: list[str]) -> None:
         done = sum(job.error is None for job in compiled)
         seconds = [job.seconds for job in compiled]
         ahead = (
-            f"{done} kernel variants compiled or found ahead, {sum(seconds):.1f} s of compilers' "
-            f"time, {max(seconds):.1f} of it for the slowest"
+            f"{done} kernel variants compiled or found ahead in {sum(seconds):.1f} s of compiler "
+            f"time, {max(seconds):.1f} s for the slowest"
         )
-    log.info("%s; %d compiled here%s", ahead, len(late), f": {', '.join(late)}" if late else "")
+    log.info(
+        "%s; %d compiled by the worker%s", ahead, len(late), f": {', '.join(late)}" if late else ""
+    )

@@ -1,4 +1,4 @@
-"""Choosing how the products of a worker's graphs are computed, by measuring them at the start."""
+"""Chooses the cuBLASLt algorithms of a worker's GEMMs by measuring them at the start."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_gemms(decoder: Decoder, limits: Limits) -> None:
-    """Measures the products of layers that graphs for `limits` will hold and cuBLAS computes."""
+    """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
     weights = decoder.weights
     tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
     changed = _choose([layer.output for layer in weights.layers], tokens, add=True)
@@ -24,11 +24,11 @@ def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     changed += _choose([layer.gate_up for layer in weights.layers], tokens)
     if not decoder.config.qkv_bias:
         changed += _choose([layer.qkv for layer in weights.layers], tokens)
-    log.info("products of %d sizes take another algorithm than torch's", changed)
+    log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
 
 def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False) -> int:
-    """For how many numbers of tokens the algorithm is not torch's."""
+    """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]

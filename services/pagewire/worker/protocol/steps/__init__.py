@@ -1,1 +1,4 @@
-"""Steps: decoded, checked against the slots, and turned into plans for a backend."""
+"""From a Step message to a plan: decoding, checks, slot state, device plans.
+
+Everything here is numpy and integers: no gRPC, no torch, no clock.
+"""

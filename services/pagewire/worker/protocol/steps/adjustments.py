@@ -1,4 +1,4 @@
-"""Penalties and biases of the slots that take a sequence, on their way to the device."""
+"""Penalties and biases of the sequences that take a slot, as arrays for the device."""
 
 import math
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from pagewire.limits import INT32_MAX, MAX_BIASES
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.steps.step import Start, StepSampling
 
-# Which adjustments a slot has, as bits.
+# The adjustments of a slot, as bits.
 BIASED, PENALIZED = 1, 2
-# What a sequence has of a token, in 16 bits: how often its output has it, at most as often as can
-# be counted, and as the sign whether its prompt does.
+# The count of a token in a sequence, in 16 bits: how often the output has it, up to MAX_COUNTED.
+# IN_PROMPT, the sign bit, is set if the prompt has it.
 MAX_COUNTED = 2**15 - 1
 IN_PROMPT = -(2**15)
-# Stands behind the last token with a bias; above every token id.
+# Fills the places behind the last token with a bias; above every token id.
 NO_TOKEN = INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class PenalizedStarts:
-    """Slots that take a sequence with penalties, and what the sequences have of which tokens."""
+    """Slots that take a sequence with penalties, and the counts of its tokens."""
 
     slots: Int32Array  # [penalized]
     penalties: NDArray[np.float32]  # [penalized, 3]: repetition, frequency, presence
     seen_slots: Int32Array  # [seen]
     seen_ids: Int32Array  # [seen], distinct within a slot
-    seen_counts: Int32Array  # [seen], see MAX_COUNTED
+    seen_counts: Int32Array  # [seen], see IN_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +46,34 @@ def adjustment_kinds(sampling: StepSampling) -> int:
 
 
 def adjustment_fault(sampling: StepSampling, vocab_size: int) -> str | None:
-    """What is wrong with the penalties or biases of a sequence, None if nothing is."""
+    """The reason why penalties or biases are invalid; None if they are valid."""
     for name in ("presence_penalty", "frequency_penalty"):
         if not math.isfinite(getattr(sampling, name)):
-            return f"{name} {getattr(sampling, name)} is not a number"
+            return f"{name} {getattr(sampling, name)} is not a finite number"
     if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
         return f"repetition_penalty {sampling.repetition_penalty} is not a number above 0"
     ids, biases = sampling.bias_ids, sampling.biases
     if len(ids) > MAX_BIASES or len(ids) != len(biases):
-        return f"{len(ids)} bias_ids and {len(biases)} biases; {MAX_BIASES} of each are the most"
+        return f"{len(ids)} bias_ids and {len(biases)} biases; a sequence has up to {MAX_BIASES}"
     if len(ids) and (ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any()):
-        return f"bias_ids do not ascend in the vocabulary of {vocab_size}"
+        return f"bias_ids must ascend and be below the vocabulary size {vocab_size}"
     if not np.isfinite(biases).all():
-        return "biases are not all numbers"
+        return "biases must be finite numbers"
     return None
 
 
 def penalized_starts(starts: list[Start]) -> PenalizedStarts | None:
-    """Of the starts with penalties; None if there are none."""
+    """The arrays of all starts with penalties; None if there are none."""
     penalized = [start for start in starts if start.sampling.penalized]
     if not penalized:
         return None
     seen = [_seen(start.token_ids, start.num_generated) for start in penalized]
     slots = np.array([start.slot for start in penalized], np.int32)
-    drawn = [start.sampling for start in penalized]
+    sampling = [start.sampling for start in penalized]
     return PenalizedStarts(
         slots=slots,
         penalties=np.array(
-            [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in drawn],
+            [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in sampling],
             np.float32,
         ),
         seen_slots=np.repeat(slots, [len(ids) for ids, _ in seen]),
@@ -83,7 +83,7 @@ def penalized_starts(starts: list[Start]) -> PenalizedStarts | None:
 
 
 def biased_starts(starts: list[Start]) -> BiasedStarts | None:
-    """Of the starts with biases; None if there are none."""
+    """The arrays of all starts with biases; None if there are none."""
     biased = [start for start in starts if len(start.sampling.bias_ids)]
     if not biased:
         return None
@@ -96,9 +96,9 @@ def biased_starts(starts: list[Start]) -> BiasedStarts | None:
 
 
 def _seen(tokens: Int32Array, num_generated: int) -> tuple[Int32Array, Int32Array]:
-    """The distinct ids among known tokens, and what the sequence has of each."""
+    """The distinct ids of `tokens [known]`, and the count of each."""
     prompt = len(tokens) - num_generated
     ids, places = np.unique(tokens, return_inverse=True)
     counts = np.bincount(places[prompt:], minlength=len(ids)).clip(max=MAX_COUNTED)
-    counts[places[:prompt]] += IN_PROMPT  # once, however often a place is named
+    counts[places[:prompt]] += IN_PROMPT  # numpy adds once for each distinct place
     return ids, counts.astype(np.int32)

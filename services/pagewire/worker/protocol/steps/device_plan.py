@@ -1,4 +1,4 @@
-"""What a backend does in one step: changes of the slots' state, then rows to compute."""
+"""The plan of one step for a backend: changes of the slots, then rows to compute."""
 
 from dataclasses import dataclass
 
@@ -24,15 +24,15 @@ class SlotStarts:
     min_p: NDArray[np.float32]  # [starts]
     seed: NDArray[np.int64]  # [starts]
     min_tokens: Int32Array  # [starts]
-    stop_token_ids: Int32Array  # [starts, 16], -1 is none
-    adjustment_kinds: Int32Array  # [starts], see `adjustment_kinds`
+    stop_token_ids: Int32Array  # [starts, 16], padded with -1
+    adjustment_kinds: Int32Array  # [starts], bits, see `adjustment_kinds`
     penalized: PenalizedStarts | None = None
     biased: BiasedStarts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Entries of the block tables that change: `tables[slots, columns] = blocks`."""
+    """Changed entries of the block tables: `tables[slots, columns] = blocks`."""
 
     slots: Int32Array  # [writes]
     columns: Int32Array  # [writes]
@@ -41,7 +41,7 @@ class TableWrites:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopies:
-    """Blocks whose KV is copied: no block is read and written."""
+    """Blocks whose KV is copied. No block is both a source and a target."""
 
     sources: Int32Array  # [copies]
     targets: Int32Array  # [copies], distinct
@@ -52,26 +52,25 @@ class Chunks:
     """Chunks of known tokens to prefill, at least one."""
 
     slots: Int32Array  # [chunks]
-    starts: Int32Array  # [chunks + 1], offsets into tokens
+    starts: Int32Array  # [chunks + 1], offsets into `tokens`
     tokens: Int32Array  # [prefilled], token ids
     positions: Int32Array  # [prefilled]
     lengths: Int32Array  # [chunks], KV tokens after the chunk
-    samples: NDArray[np.bool_]  # [chunks], whether it reaches the last known token
+    samples: NDArray[np.bool_]  # [chunks], whether the chunk ends at the last known token
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """One step, checked: every slot, block and position in it is valid.
+    """One step whose slots, blocks and positions are all valid.
 
-    `host_copies` come before all else, see `Backend.copy`. A backend then applies `starts`,
-    `writes` and `copies`, computes the decode rows and the chunks, and samples. Nothing else
-    changes a slot: a decode row's input is the token last sampled for its slot, its position
-    follows on the one before.
+    `host_copies` come first, see `Backend.copy`. Then a backend applies `starts`, `writes` and
+    `copies`, computes the decode rows and the chunks, and samples. Nothing else changes a slot.
+    The input of a decode row is the token last sampled for its slot; its position is one more
+    than before.
 
-    Rows that sample are the decode rows, then the chunks that reach their last known token.
-    `sample_indices` is each such token's index in its request. `filtered` is whether any of these
-    rows uses top_k, top_p, min_p, penalties or biases. Arrays must not be written to:
-    `decode_slots` is the same object for as long as the rows stay the same.
+    The sampling rows are the decode rows, then the chunks that end at their last known token.
+    `filtered` is whether any of them uses top_k, top_p, min_p, penalties or biases. Backends must
+    not write to the arrays.
     """
 
     starts: SlotStarts | None
@@ -80,26 +79,26 @@ class DevicePlan:
     decode_positions: Int32Array  # [decodes]
     chunks: Chunks | None
     sample_slots: Int32Array  # [rows]
-    sample_indices: Int32Array  # [rows]
+    sample_indices: Int32Array  # [rows], index of the sampled token in its request's output
     filtered: bool
-    logprobs: LogprobRows | None = None  # None: no row wants any
-    # Of the decode slots; the same object as in the step before where nothing has changed.
+    logprobs: LogprobRows | None = None  # None: no row needs any
+    # Of the decode slots. If nothing changed, it is the same object as in the step before.
     groups: tuple[StepPrefixGroup, ...] = ()
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
 
     @property
     def num_decodes(self) -> int:
-        """Decode rows."""
+        """Number of decode rows."""
         return len(self.decode_slots)
 
     @property
     def num_prefilled(self) -> int:
-        """Tokens of all chunks."""
+        """Number of tokens in all chunks."""
         return 0 if self.chunks is None else len(self.chunks.tokens)
 
     def sample_rows(self) -> Int32Array:
-        """Where among the decode rows and the tokens of the chunks those are that sample."""
+        """Indices `[rows]` of the sampling tokens among decode rows and chunk tokens."""
         rows = np.arange(self.num_decodes, dtype=np.int32)
         if self.chunks is None:
             return rows
@@ -107,14 +106,14 @@ class DevicePlan:
         return np.concatenate((rows, ends + np.int32(self.num_decodes - 1)))
 
     def sample_lengths(self) -> Int32Array:
-        """KV tokens `[rows]` that those attend to, themselves included."""
+        """KV tokens `[rows]` that the sampling tokens attend to, themselves included."""
         lengths = self.decode_positions + np.int32(1)
         if self.chunks is None:
             return lengths
         return np.concatenate((lengths, self.chunks.lengths[self.chunks.samples]))
 
 
-def rehearsal(
+def dummy_plan(
     limits: Limits,
     decodes: int,
     chunks: int,
@@ -122,11 +121,18 @@ def rehearsal(
     num_top: int | None = None,
     chunk_start: int = 0,
 ) -> DevicePlan:
-    """A step of the given size whose rows all belong to the padding slot and draw with top-p.
+    """A step of the given size in which all rows belong to the padding slot.
 
-    It touches no sequence: its KV goes to the scratch block. Chunks begin at position
-    `chunk_start`. With `num_top` every row wants log
-    probabilities.
+    It serves to warm up and to measure: no sequence changes, because its KV goes to the scratch
+    block. All rows sample with top-p.
+
+    Args:
+        limits: the limits of the worker.
+        decodes: number of decode rows.
+        chunks: number of prefill chunks.
+        chunk_length: tokens of each chunk.
+        num_top: likeliest tokens of each row; None for no log probabilities.
+        chunk_start: position of the first token of each chunk.
     """
     pad = limits.padding_slot
     rows = decodes + chunks
@@ -145,7 +151,7 @@ def rehearsal(
         writes=None,
         decode_slots=np.full(decodes, pad, np.int32),
         decode_positions=np.zeros(decodes, np.int32),
-        chunks=_rehearsed(pad, chunks, chunk_length, chunk_start) if chunks else None,
+        chunks=_dummy_chunks(pad, chunks, chunk_length, chunk_start) if chunks else None,
         sample_slots=np.full(rows, pad, np.int32),
         sample_indices=np.zeros(rows, np.int32),
         filtered=True,
@@ -153,7 +159,7 @@ def rehearsal(
     )
 
 
-def _rehearsed(slot: int, chunks: int, length: int, begin: int) -> Chunks:
+def _dummy_chunks(slot: int, chunks: int, length: int, begin: int) -> Chunks:
     return Chunks(
         slots=np.full(chunks, slot, np.int32),
         starts=np.arange(chunks + 1, dtype=np.int32) * np.int32(length),

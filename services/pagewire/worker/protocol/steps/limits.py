@@ -1,4 +1,4 @@
-"""The sizes that bound every step of a worker."""
+"""The limits of a worker: slots, blocks, tokens of a step and of a sequence."""
 
 import logging
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes of slots, blocks and steps.
+    """The limits of a worker.
 
-    Block 0 is scratch and given to no sequence. Slot `num_slots` is the padding slot: its block
-    table is all 0, so whatever is computed for it lands in the scratch block.
+    Block 0 is the scratch block; no sequence has it. Slot `num_slots` is the padding slot. Its
+    block table is all 0, so the KV of padding rows goes to the scratch block.
     """
 
     vocab_size: int
@@ -22,59 +22,63 @@ class Limits:
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
-    host_blocks: int = 0  # in the host's memory, numbered from 0
+    host_blocks: int = 0  # blocks in the host's memory, numbered from 0
 
     @property
     def max_blocks(self) -> int:
-        """Blocks of the longest sequence: columns of a block table."""
+        """Blocks of the longest sequence, which is the number of columns of a block table."""
         return -(-self.max_model_len // self.block_size)
 
     @property
     def padding_slot(self) -> int:
-        """The slot of rows that belong to no sequence."""
+        """The slot of padding rows."""
         return self.num_slots
 
 
-def longest_sequence(trained: int, window: int | None, wanted: int | None) -> int:
-    """Tokens that a sequence may have by the model's configuration and `--max-model-len`.
+def longest_sequence(trained: int, window: int | None, requested: int | None) -> int:
+    """The maximum tokens of a sequence: `requested` (--max-model-len), else what the model allows.
 
-    `trained` is the configuration's max_position_embeddings, `window` its sliding window.
+    `trained` is `max_position_embeddings` of the model, `window` its sliding window. Sliding
+    windows are not implemented: attention sees the whole sequence. The two are equal while no
+    sequence is longer than the window.
 
-    Attention here sees the whole sequence, which equals a sliding window as long as no sequence
-    is longer than the window.
+    Raises:
+        SetupError: `requested` exceeds one of them.
     """
-    if wanted is not None and not 1 <= wanted <= trained:
+    if requested is not None and not 1 <= requested <= trained:
         raise SetupError(
-            f"max_model_len {wanted}: config.json allows 1 to {trained} (max_position_embeddings)"
+            f"max_model_len {requested}: config.json allows 1 to {trained} "
+            "(max_position_embeddings)"
         )
-    if window is None or window >= (wanted or trained):
-        return wanted or trained
-    if wanted is not None:
+    if window is None or window >= (requested or trained):
+        return requested or trained
+    if requested is not None:
         raise SetupError(
-            f"max_model_len {wanted} exceeds the model's sliding window of {window} tokens, which "
-            f"is not implemented; use --max-model-len {window} or less"
+            f"max_model_len {requested} exceeds the model's sliding window of {window} tokens, and "
+            f"sliding windows are not implemented; use --max-model-len {window} or less"
         )
-    log.info("max_model_len is %d, the model's sliding window, instead of %d", window, trained)
+    log.info("max_model_len is %d instead of %d: the model's sliding window", window, trained)
     return window
 
 
 def fit_to_pool(
-    longest: int, wanted: int | None, num_blocks: int, block_size: int, block_bytes: int
+    longest: int, requested: int | None, num_blocks: int, block_size: int, block_bytes: int
 ) -> int:
-    """The longest sequence that a pool of `num_blocks` holds, `longest` at most.
+    """The longest sequence that fits into a pool of `num_blocks`, at most `longest` tokens.
 
-    SetupError if the pool cannot hold the length that was asked for, or no block at all.
+    Raises:
+        SetupError: `requested`, the value of --max-model-len, does not fit, or not a single block.
     """
     held = (num_blocks - 1) * block_size  # block 0 is scratch
     if held >= longest:
         return longest
-    if wanted is not None or held < 1:
-        needed = -(-(wanted or 1) // block_size) + 1
+    if requested is not None or held < 1:
+        needed = -(-(requested or 1) // block_size) + 1
         raise SetupError(
             f"a KV pool of {num_blocks} blocks holds {held} tokens, too few for one sequence of "
-            f"{wanted or 1}: it needs {needed} blocks ({needed * block_bytes / 2**20:.1f} MiB); "
+            f"{requested or 1}: it needs {needed} blocks ({needed * block_bytes / 2**20:.1f} MiB); "
             "give it more memory (--num-blocks, --cpu-kv-bytes or --gpu-memory-utilization) or "
             "lower --max-model-len"
         )
-    log.info("max_model_len is %d, as many tokens as the pool holds, instead of %d", held, longest)
+    log.info("max_model_len is %d instead of %d: the KV pool holds no more tokens", held, longest)
     return held

@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens: which rows want them, and how they are answered."""
+"""Log probabilities of sampled tokens: the rows that need them, and the fields of the answer."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from pagewire.packing import Float32Array, Int32Array, pack, pack_floats
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """The sampling rows of a step that want log probabilities, at least one."""
+    """The sampling rows of a step that need log probabilities, at least one."""
 
     rows: Int32Array  # [n], ascending
-    num_top: int  # the most that any of them wants
+    num_top: int  # likeliest tokens, the maximum over the rows
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log probabilities of sampling rows, those of failed ones without meaning."""
+    """Log probabilities of sampling rows. Those of failed rows have no meaning."""
 
     rows: Int32Array  # [n], ascending
     chosen: Float32Array  # [n], of each row's token
@@ -25,10 +25,10 @@ class Logprobs:
     top: Float32Array  # [n, num_top]
 
     def fields(self, tokens: Int32Array, answered: Int32Array | None) -> dict[str, bytes]:
-        """The fields of a StepResult.
+        """The fields of a StepResult; failed rows are left out.
 
         Args:
-            tokens: `[sampling rows]`, -1 for a failed one, which is left out.
+            tokens: `[sampling rows]`, -1 for a failed row.
             answered: the sampling row of each row of the answer, see `PlannedStep.rows`.
         """
         sound = tokens[self.rows] >= 0

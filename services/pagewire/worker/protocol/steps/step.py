@@ -11,7 +11,7 @@ from pagewire.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class StepSampling:
-    """How a sequence's tokens are drawn; `SlotSampling` of worker.proto says what values mean."""
+    """Sampling parameters of a sequence; `SlotSampling` in worker.proto defines them."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -29,14 +29,14 @@ class StepSampling:
 
     @property
     def penalized(self) -> bool:
-        """Whether tokens seen before are drawn less or more often."""
+        """Whether any of the three penalties is on."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return penalties != (0, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A sequence that takes a slot."""
+    """A sequence that takes a slot; see `SequenceStart` in worker.proto."""
 
     slot: int
     token_ids: Int32Array  # [known]
@@ -49,7 +49,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StepPrefixGroup:
-    """Decode slots whose first `blocks` blocks are the same ones."""
+    """Decode slots whose first `blocks` blocks are the same."""
 
     blocks: int
     slots: Int32Array  # [members], ascending
@@ -57,17 +57,17 @@ class StepPrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepHostCopies:
-    """Blocks copied to the host's memory, then blocks copied from there; targets are distinct."""
+    """Blocks copied to the host's memory, then blocks copied from there. Targets are distinct."""
 
-    saved: Int32Array  # [saves]
-    saved_host: Int32Array  # [saves], where to
-    loaded_host: Int32Array  # [loads]
-    loaded: Int32Array  # [loads], where to
+    saved: Int32Array  # [saves], blocks of the device
+    saved_host: Int32Array  # [saves], their targets on the host
+    loaded_host: Int32Array  # [loads], blocks of the host
+    loaded: Int32Array  # [loads], their targets on the device
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What changes and what is computed; `Step` of worker.proto says what fields mean."""
+    """A decoded step; `Step` in worker.proto defines the fields."""
 
     number: int
     starts: tuple[Start, ...]
@@ -81,7 +81,7 @@ class Step:
 
 
 def decode_step(message: pb.Step) -> Step:
-    """The step in a message; RequestError INVALID_ARGUMENT if its arrays are not well formed."""
+    """Decodes a message; RequestError INVALID_ARGUMENT if its arrays are malformed."""
     step = Step(
         number=message.step,
         starts=tuple(_start(start) for start in message.starts),
@@ -103,15 +103,17 @@ def decode_step(message: pb.Step) -> Step:
 
 
 def _groups(message: pb.Step) -> tuple[StepPrefixGroup, ...] | None:
-    """The prefix groups of a step; RequestError if they are not well formed."""
+    """The prefix groups of a step; RequestError if they are malformed."""
     sizes = _array("group_sizes", message.group_sizes)
     blocks = _array("group_blocks", message.group_blocks)
     slots = _array("group_slots", message.group_slots)
     _same_length("group_blocks", blocks, "group_sizes", sizes)
     if len(sizes) and sizes.min() < 2:
-        raise invalid("group_sizes", f"a group has {sizes.min()} members; 2 are the least")
+        raise invalid("group_sizes", f"a group has {sizes.min()} members; it must have at least 2")
     if len(blocks) and blocks.min() < 1:
-        raise invalid("group_blocks", f"a group shares {blocks.min()} blocks; 1 is the least")
+        raise invalid(
+            "group_blocks", f"a group shares {blocks.min()} blocks; it must share at least 1"
+        )
     ends = np.cumsum(sizes, dtype=np.int64)
     members = int(ends[-1]) if len(ends) else 0
     if members != len(slots):
@@ -130,7 +132,7 @@ def _groups(message: pb.Step) -> tuple[StepPrefixGroup, ...] | None:
 
 
 def _host_copies(message: pb.Step) -> StepHostCopies | None:
-    """The copies between device and host; RequestError if the arrays are not parallel."""
+    """The copies between device and host; RequestError if parallel arrays differ in length."""
     if not (
         message.saved_blocks
         or message.saved_host_blocks
@@ -181,12 +183,13 @@ def _array(field: str, data: bytes) -> Int32Array:
         return unpack(data)
     except ValueError as error:
         raise invalid(
-            field, f"{field} has {len(data)} bytes; values of 4 bytes take a multiple of 4"
+            field, f"{field} has {len(data)} bytes; it must be a multiple of 4"
         ) from error
 
 
 def _same_length(name: str, values: Int32Array, other: str, others: Int32Array) -> None:
     if len(values) != len(others):
         raise invalid(
-            name, f"{name} has {len(values)} values and {other} {len(others)}; they are parallel"
+            name,
+            f"{name} has {len(values)} values and {other} {len(others)}; both have one length",
         )

@@ -158,9 +158,10 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
     """Choose tiles and launch options, the fastest on an H200.
 
     They were found with `benchmarks/kernels/attention.py --sweep` and the time of whole decode
-    steps. Shares are equal, so all programs of a multiprocessor must run at once. Programs of one
-    warp need no synchronization, but have too few registers for large heads or groups. A batch of
-    few rows has few units: small tiles and short shares keep more programs busy.
+    steps (docs/decisions/decode-attention-shares.md). Shares are equal, so all programs of a
+    multiprocessor must run at once. Programs of one warp need no synchronization, but have too few
+    registers for large heads or groups. A batch of few rows has few units: small tiles and short
+    shares keep more programs busy.
     """
     if dtype == torch.float32:
         return DecodeConfig(tile=32, warps=4, stages=2, programs=2, share=64)

@@ -1,4 +1,4 @@
-"""A thread that runs calls one after another, in the order they came."""
+"""A thread that runs queued calls one after another."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,25 +11,25 @@ from pagewire.lifecycle.watchdog import Watched
 T = TypeVar("T")
 
 
-class SerialThread:
-    """Runs posted calls in order. A call that raises has nobody to tell: see `on_error`."""
+class QueueThread:
+    """Runs calls in the order they were posted, on a thread of its own."""
 
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
-        """`on_error` runs on this thread with what a posted call raised."""
+        """`on_error` runs on this thread with the exception of a posted call."""
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._on_error = on_error
-        # Calls begun and ended: they differ while one is running.
+        # Counts of calls. They differ while a call is running.
         self.begun = self.ended = 0
-        # A daemon, so that a process can end while a long load is still under way.
+        # A daemon, so that the process can end while the model is still loading.
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Runs `call` after everything posted before."""
+        """Queues `call`; does not wait."""
         self._calls.put(call)
 
     def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Runs `function` likewise; a future of the running event loop for what it returns."""
+        """Queues `function`; returns a future of the running event loop for its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -45,13 +45,13 @@ class SerialThread:
         return future
 
     def watched(self) -> Watched:
-        """What a watchdog looks at: no call should take for ever."""
+        """For a watchdog: reports a call that does not end."""
         return Watched(
             f"the {self._thread.name}", lambda: self.ended, lambda: self.begun > self.ended
         )
 
     def close(self) -> None:
-        """Runs what has been posted, then ends the thread."""
+        """Runs the calls posted so far, then ends the thread."""
         self._calls.put(None)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""The context of a GPU, made while torch is still being imported: each takes its time."""
+"""Opens the CUDA context of a GPU while torch is still being imported, as both take time."""
 
 import ctypes
 from threading import Thread
@@ -8,10 +8,10 @@ from pagewire.config import WorkerConfig
 DRIVER = "libcuda.so.1"
 
 
-def begin_context(config: WorkerConfig) -> Thread | None:
-    """Has a thread open the worker's GPU, if it names one; torch finds it open.
+def open_cuda_context(config: WorkerConfig) -> Thread | None:
+    """Opens the context of the worker's GPU in a thread; None if the worker uses no GPU.
 
-    What goes wrong is found, and told, when torch opens it.
+    Best effort: torch opens the device again and reports errors.
     """
     kind, _, index = config.device.partition(":")
     if kind not in ("auto", "cuda") or not (index or "0").isdigit():
@@ -22,7 +22,7 @@ def begin_context(config: WorkerConfig) -> Thread | None:
 
 
 def _open(index: int) -> None:
-    """Retains the primary context of a device for as long as the process lives."""
+    """Retains the primary context of a device until the process ends."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:

@@ -96,7 +96,7 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
     plan = mixed_plan()
     assert plan.chunks is not None
     with torch.inference_mode():
-        # Products of other sizes round otherwise, in float32 by more than the bounds below.
+        # float64: GEMMs of other sizes round differently, in float32 by more than the bounds.
         for tensor in decoder.weights.tensors():
             tensor.data = tensor.double()
         state.block_tables[:5, :3] = torch.arange(1, 16, dtype=torch.int32).view(5, 3)
@@ -110,17 +110,17 @@ def test_padding_changes_nothing(tmp_path: Path, size: BodySize) -> None:
         for tensor, value in zip((*cache.keys, *cache.values), before, strict=True):
             tensor.copy_(value)
 
-        everything = decoder.hidden(replace(batch, wanted=None), cache, state.block_tables)
-        assert batch.wanted is not None
-        assert batch.wanted.rows.tolist() == [0, 1, 2, 7]
-        torch.testing.assert_close(everything[batch.wanted.rows], expected)
+        everything = decoder.hidden(replace(batch, sampled=None), cache, state.block_tables)
+        assert batch.sampled is not None
+        assert batch.sampled.rows.tolist() == [0, 1, 2, 7]
+        torch.testing.assert_close(everything[batch.sampled.rows], expected)
         for tensor, value in zip((*cache.keys, *cache.values), before, strict=True):
             tensor.copy_(value)
 
         packed = pack_body(plan, plan.chunks, size, backend.limits.padding_slot)
         assert len(packed) == body_length(size)
         inputs = split_body(torch.from_numpy(packed), size)
-        padded = replace(body_batch(inputs, size, state.last_tokens), wanted=batch.wanted)
+        padded = replace(body_batch(inputs, size, state.last_tokens), sampled=batch.sampled)
         hidden = decoder.hidden(padded, cache, state.block_tables)
     torch.testing.assert_close(hidden, expected)
     for tensor, value in zip((*cache.keys, *cache.values), written, strict=True):

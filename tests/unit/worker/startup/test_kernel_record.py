@@ -1,4 +1,4 @@
-"""A worker whose kernels are all in Triton's cache looks for none at its start."""
+"""The marker file of compiled kernels, and the worker that finds it."""
 
 import json
 from dataclasses import replace
@@ -72,10 +72,10 @@ def test_a_worker_with_recorded_kernels_starts_no_pool(
     started: list[object] = []
     monkeypatch.setattr(compile_pool, "CompilePool", lambda: started.append(None))
     monkeypatch.setattr(compile_pool, "NVIDIA_DRIVER", tmp_path)
-    compile_pool.early_pool(config)
+    compile_pool.start_compile_pool(config)
     assert len(started) == 1
     KernelRecord(config).write()
-    assert compile_pool.early_pool(config) is None
+    assert compile_pool.start_compile_pool(config) is None
     assert len(started) == 1
 
 

@@ -130,3 +130,6 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA)[:-1])
     with pytest.raises(SetupError, match=r"config\.json cannot be read"):
         read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([LLAMA]))
+    with pytest.raises(SetupError, match=r"config\.json cannot be read: it is not a JSON object"):
+        read_model_config(tmp_path)

@@ -1,10 +1,10 @@
-"""A worker tells by measurement whether prompts ride along with decodes for less."""
+"""A worker measures whether piggybacked prefill saves time."""
 
 from collections.abc import Callable
 
 import pytest
 
-from pagewire.worker.measurement.piggyback import TOKENS, measure_ridge
+from pagewire.worker.measurement.piggyback import PIGGYBACK_TOKENS, measure_piggyback
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 
@@ -12,7 +12,7 @@ LIMITS = Limits(1000, 64, 16, 100, 4096, 8192)
 
 
 class TimedBackend:
-    """Computes nothing and remembers how many tokens it was last to compute."""
+    """Computes nothing; remembers the number of tokens of the last step."""
 
     def submit(self, plan: DevicePlan) -> int:
         self.tokens = plan.num_decodes + plan.num_prefilled
@@ -22,24 +22,24 @@ class TimedBackend:
         assert handle == self.tokens
 
 
-def ridge(limits: Limits, seconds: Callable[[int], float]) -> int:
-    """As measured where a step of so many tokens takes `seconds`."""
+def measured(limits: Limits, seconds: Callable[[int], float]) -> int:
+    """The result where a step of n tokens takes `seconds(n)`."""
     backend = TimedBackend()
 
-    def seconds_of(run: Callable[[], None]) -> float:
+    def measure(run: Callable[[], None]) -> float:
         run()
         return seconds(backend.tokens)
 
-    return measure_ridge(backend, limits, seconds_of)  # type: ignore[arg-type]
+    return measure_piggyback(backend, limits, measure)  # type: ignore[arg-type]
 
 
-def test_tokens_ride_along_while_weights_are_read() -> None:
-    assert ridge(LIMITS, lambda tokens: max(4e-3, tokens * 2e-5)) == TOKENS
+def test_prompt_tokens_are_piggybacked_where_reading_the_weights_takes_the_time() -> None:
+    assert measured(LIMITS, lambda tokens: max(4e-3, tokens * 2e-5)) == PIGGYBACK_TOKENS
 
 
 @pytest.mark.parametrize("latency", [0.0, 1e-3])
-def test_tokens_that_each_take_their_time_do_not_ride(latency) -> None:
-    assert ridge(LIMITS, lambda tokens: latency + tokens * 2e-6) == 0
+def test_nothing_is_piggybacked_where_each_token_takes_its_own_time(latency) -> None:
+    assert measured(LIMITS, lambda tokens: latency + tokens * 2e-6) == 0
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_small_workers_do_not_measure(limits) -> None:
     def never(tokens: int) -> float:
         raise AssertionError(f"a step of {tokens} tokens")
 
-    assert ridge(limits, never) == 0
+    assert measured(limits, never) == 0

@@ -1,4 +1,4 @@
-"""Hooks on what Triton compiles or loads: once serving has begun there should be none."""
+"""Hooks into Triton: which kernel variants a process looks up, loads or compiles."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from triton import knobs
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from pagewire.worker.startup.compile_pool import Job
+from pagewire.worker.startup.compile_pool import CompileJob
 
 
 def on_compilation(report: Callable[[str], None]) -> None:
-    """From now on calls `report` with the name of each kernel variant that was not ready."""
+    """Calls `report` with the name of each kernel variant that Triton compiles from now on."""
 
     def hook(*_: Any, fn: Any, **__: Any) -> None:
         report(fn.name)
@@ -21,19 +21,20 @@ def on_compilation(report: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def collected(submit: Callable[[Job], None]) -> Iterator[None]:
-    """Inside, no kernel is launched: what it would have written stays as it was.
+def collecting_kernels(submit: Callable[[CompileJob], None]) -> Iterator[None]:
+    """Inside, no Triton kernel is launched, and none writes its output.
 
-    Each variant that this process has not loaded goes to `submit`, once. Those that it has are not
-    launched either: they would read addresses and ids that nobody has written.
+    Each variant that this process has not loaded goes to `submit`, once. Loaded variants are not
+    launched either: they would read memory that no kernel has written.
     """
-    # Asking a hook costs Triton six times what a launch does: it is to be asked once a variant.
+    # Calling the hook costs six times a launch, so each variant is entered as loaded after the
+    # first call. These entries are removed at the end.
     pretended: list[tuple[dict[str, Any], str]] = []
 
     def hook(*_: Any, key: str, fn: Any, **details: Any) -> bool:
         target = driver.active.get_current_target()
         described = target.backend, target.arch, target.warp_size
-        submit(Job(described, fn.module, fn.name, details["compile"]["specialization_data"]))
+        submit(CompileJob(described, fn.module, fn.name, details["compile"]["specialization_data"]))
         loaded = fn.jit_function.device_caches[details["compile"]["device"]][0]
         loaded[key] = object()
         pretended.append((loaded, key))
@@ -56,8 +57,8 @@ def collected(submit: Callable[[Job], None]) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_here() -> Iterator[list[str]]:
-    """Inside, collects the names of kernels that were compiled, as they were not in the cache."""
+def recording_compilations() -> Iterator[list[str]]:
+    """Inside, records the names of kernels that Triton compiled because its cache had none."""
     names: list[str] = []
 
     def listener(*, src: Any, cache_hit: bool, **_: Any) -> None:

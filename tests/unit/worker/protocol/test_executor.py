@@ -1,4 +1,4 @@
-"""The engine: order of answers, failures of rows and steps, the two-thread path of a GPU."""
+"""The step executor: order of answers, failures of rows and steps, the two threads of a GPU."""
 
 import asyncio
 import random
@@ -17,7 +17,6 @@ from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import Outcome
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
-from pagewire.worker.runtime.device_errors import is_fatal
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.startup.loading import LoadedWorker
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
@@ -27,7 +26,7 @@ POISON = 7  # a token whose embedding is NaN in `poisoned`
 
 
 class DeferredBackend(EagerBackend):
-    """Behaves as on a GPU: results are there some time after `submit` returned."""
+    """Behaves as on a GPU: a step ends some time after `submit` has returned."""
 
     synchronous = False
 
@@ -77,12 +76,6 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [generator.choice([t for t in range(VOCAB) if t != POISON]) for _ in range(length)]
 
 
-def test_only_a_lost_device_is_fatal() -> None:
-    assert is_fatal(RuntimeError("CUDA error: an illegal memory access was encountered"))
-    assert not is_fatal(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not is_fatal(ValueError("shape"))
-
-
 @pytest.mark.parametrize("adapt", [as_loaded, deferred])
 async def test_steps_sent_ahead_give_the_same_tokens(
     tmp_path: Path, adapt: Callable[[LoadedWorker], LoadedWorker]
@@ -119,7 +112,7 @@ async def test_seeded_draws_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 
 
 async def test_penalties_of_a_restarted_sequence_look_at_what_it_had(tmp_path: Path) -> None:
-    """What it draws is that of an undisturbed run, wherever it was preempted, in any slot."""
+    """Its tokens are those of a run without preemption, at any point and in any slot."""
     save_model(tmp_path, "qwen3", initializer_range=0.05)
     penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
 
@@ -250,7 +243,7 @@ async def test_lost_device_is_reported_as_fatal(
 
 
 async def refused(worker: LocalWorker, *steps: pb.Step) -> tuple[list[pb.StepResult], RequestError]:
-    """The results of the steps before the stream is broken off, and the reason."""
+    """The results before the stream ends, and the error that ends it."""
     stream = worker.stream()
     for step in steps:
         await stream.send(step)

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewire.config import WorkerConfig
 from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import read_model_config
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.ops import load_ops
-from pagewire.worker.startup.loading import load_worker
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
 BLOCK_SIZE = 16
@@ -32,7 +30,7 @@ def load_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
 
 
 def logits(decoder: Decoder, prompt: list[int]) -> Tensor:
-    """Of every token of a prompt, `[tokens, vocab]` float32 on the CPU."""
+    """The logits of every token of a prompt, `[tokens, vocab]` float32 on the CPU."""
     count, blocks = len(prompt), -(-len(prompt) // BLOCK_SIZE)
     dtype = decoder.weights.embedding.dtype
     cache = empty_cache(decoder.config, 1 + blocks, BLOCK_SIZE, dtype, DEVICE)
@@ -54,7 +52,7 @@ def logits(decoder: Decoder, prompt: list[int]) -> Tensor:
 
 
 def error(found: list[Tensor], exact: list[Tensor]) -> float:
-    """Of all values together, relative to how large they are."""
+    """The error of all values together, relative to their norm."""
     difference = torch.cat(found) - torch.cat(exact)
     return float(difference.norm() / torch.cat(exact).norm())
 
@@ -76,10 +74,3 @@ def test_error_is_within_that_of_transformers(
     whole = [logits(full, prompt) for prompt in prompts]
     assert error(whole, exact) < 1e-4
     assert 0 < error(ours, exact) < error(theirs, exact)
-
-
-def test_float32_is_not_tf32_though_the_environment_allows_it(tmp_path: Path) -> None:
-    save_model(tmp_path, "llama")
-    torch.set_float32_matmul_precision("high")  # as by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1
-    load_worker(WorkerConfig(model=str(tmp_path), device="cpu", num_blocks=40, torch_threads=1))
-    assert torch.get_float32_matmul_precision() == "highest"

@@ -1,0 +1,119 @@
+"""Sequences that take a slot: their checks, and their arrays for the device."""
+
+import math
+
+import numpy as np
+
+from pagewire.limits import INT32_MAX, MAX_LOGPROBS, MAX_STOP_IDS
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.steps.adjustments import (
+    adjustment_fault,
+    adjustment_kinds,
+    biased_starts,
+    penalized_starts,
+)
+from pagewire.worker.protocol.steps.device_plan import BlockCopies, SlotStarts, TableWrites
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.step import Start, StepSampling
+
+
+def start_fault(start: Start, limits: Limits) -> str | None:
+    """The reason why a sequence is invalid; None if it is valid."""
+    tokens, blocks = start.token_ids, start.blocks
+    if not 1 <= len(tokens) <= limits.max_model_len:
+        return f"{len(tokens)} known tokens; a sequence has 1 to {limits.max_model_len}"
+    if tokens.min() < 0 or tokens.max() >= limits.vocab_size:
+        wrong = tokens[(tokens < 0) | (tokens >= limits.vocab_size)][0]
+        return f"token id {wrong} is not in the vocabulary of {limits.vocab_size}"
+    if start.num_computed >= len(tokens):
+        return f"num_computed {start.num_computed} is not less than the {len(tokens)} known tokens"
+    if start.num_generated > len(tokens):
+        return f"num_generated {start.num_generated} exceeds the {len(tokens)} known tokens"
+    if len(blocks) > limits.max_blocks:
+        return f"{len(blocks)} blocks; the longest sequence has {limits.max_blocks}"
+    if len(blocks) and (blocks.min() < 1 or blocks.max() >= limits.num_blocks):
+        return block_fault(int(blocks[(blocks < 1) | (blocks >= limits.num_blocks)][0]), limits)
+    if start.num_computed > len(blocks) * limits.block_size:
+        return f"num_computed {start.num_computed} tokens do not fit into {len(blocks)} blocks"
+    if start.copied_block >= limits.num_blocks:
+        return block_fault(start.copied_block, limits)
+    if start.copied_block and start.num_computed % limits.block_size == 0:
+        return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
+    return _sampling_fault(start.sampling, limits)
+
+
+def block_fault(block: int, limits: Limits) -> str:
+    """The message for a block that this worker does not have."""
+    return f"block {block} is none of this worker's blocks 1 to {limits.num_blocks - 1}"
+
+
+def is_filtered(sampling: StepSampling) -> bool:
+    """Whether top_k, top_p, min_p, a penalty or a bias changes the distribution."""
+    narrowed = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    return narrowed or adjustment_kinds(sampling) > 0
+
+
+def slot_starts(starts: list[Start]) -> SlotStarts:
+    """The sampling parameters of all starts, at least one."""
+    sampling = [start.sampling for start in starts]
+    stops = np.full((len(starts), MAX_STOP_IDS), -1, np.int32)
+    for row, s in enumerate(sampling):
+        stops[row, : len(s.stop_token_ids)] = s.stop_token_ids
+    return SlotStarts(
+        slots=_slots(starts),
+        temperature=np.array([s.temperature for s in sampling], np.float32),
+        top_k=np.array([s.top_k for s in sampling], np.int32),
+        top_p=np.array([s.top_p for s in sampling], np.float32),
+        min_p=np.array([s.min_p for s in sampling], np.float32),
+        seed=np.array([s.seed for s in sampling], np.int64),
+        min_tokens=np.array([s.min_tokens for s in sampling], np.int32),
+        stop_token_ids=stops,
+        adjustment_kinds=np.array([adjustment_kinds(s) for s in sampling], np.int32),
+        penalized=penalized_starts(starts),
+        biased=biased_starts(starts),
+    )
+
+
+def table_writes(starts: list[Start]) -> TableWrites:
+    """The block table entries of all starts, at least one."""
+    counts = [len(start.blocks) for start in starts]
+    return TableWrites(
+        slots=np.repeat(_slots(starts), counts),
+        columns=np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
+        blocks=np.concatenate([start.blocks for start in starts]),
+    )
+
+
+def block_copies(starts: list[Start], block_size: int) -> BlockCopies | None:
+    """The copies of the starts with a `copied_block`; None if there are none."""
+    copying = [start for start in starts if start.copied_block]
+    if not copying:
+        return None
+    return BlockCopies(
+        sources=np.array([start.copied_block for start in copying], np.int32),
+        targets=np.array(
+            [start.blocks[start.num_computed // block_size] for start in copying], np.int32
+        ),
+    )
+
+
+def _slots(starts: list[Start]) -> Int32Array:
+    return np.array([start.slot for start in starts], np.int32)
+
+
+def _sampling_fault(sampling: StepSampling, limits: Limits) -> str | None:
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return f"temperature {sampling.temperature} is not a number of at least 0"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p {sampling.top_p} is not above 0 and at most 1"
+    if not 0 <= sampling.min_p <= 1:
+        return f"min_p {sampling.min_p} is not between 0 and 1"
+    if sampling.top_k > INT32_MAX or sampling.min_tokens > INT32_MAX:
+        return f"top_k {sampling.top_k} or min_tokens {sampling.min_tokens} exceeds {INT32_MAX}"
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS:
+        return f"{len(sampling.stop_token_ids)} stop_token_ids; at most {MAX_STOP_IDS} are allowed"
+    if any(token >= limits.vocab_size for token in sampling.stop_token_ids):
+        return f"a stop token id is not in the vocabulary of {limits.vocab_size}"
+    if (sampling.logprobs or 0) > min(MAX_LOGPROBS, limits.vocab_size):
+        return f"logprobs {sampling.logprobs} exceeds {min(MAX_LOGPROBS, limits.vocab_size)}"
+    return adjustment_fault(sampling, limits.vocab_size)
