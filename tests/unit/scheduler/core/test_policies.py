@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
-from pagewire.scheduler.core.queue.longest_prefix import PATIENCE
+from pagewire.scheduler.core.queue.longest_prefix import MAX_OVERTAKEN
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.policies import make_policy
@@ -81,13 +81,13 @@ def test_a_request_without_a_prefix_is_passed_over_a_limited_number_of_times() -
     played.arrive(shared)
     played.run()
     unlucky = played.arrive([1] * 20)
-    for _ in range(3 * PATIENCE):
+    for _ in range(3 * MAX_OVERTAKEN):
         played.arrive(shared)
         played.arrive(shared)
         while len(played.order) < played.arrivals // 2:
             played.step()
     assert unlucky in played.order
-    assert played.order.index(unlucky) <= PATIENCE + 1
+    assert played.order.index(unlucky) <= MAX_OVERTAKEN + 1
 
 
 def test_a_preempted_sequence_keeps_its_place() -> None:
