@@ -229,38 +229,25 @@ class Batching(RuleBasedStateMachine):
         salt: str,
         copies: int,
         tenant: str,
-        deadline: int | None,
+        deadline: int,
     ) -> None:
         """Requests that may share beginnings, among them `copies` of one prompt at once."""
         for _ in range(copies):
-            self._arrive(prompt, family, max_tokens, priority, resumed, salt, tenant, deadline)
-
-    def _arrive(
-        self,
-        prompt: int,
-        family: int,
-        max_tokens: int,
-        priority: int,
-        resumed: int,
-        salt: str,
-        tenant: str,
-        deadline: int,
-    ) -> None:
-        tokens = np.full(prompt, SAMPLED, dtype=np.int32)
-        tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
-        sequence = Sequence(
-            tokens,
-            GREEDY,
-            max_tokens,
-            (EOS,),
-            self.arrivals,
-            priority,
-            tenant=tenant,
-            deadline=deadline,
-        )
-        sequence.cache_salt = salt
-        sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
-        self._request(sequence)
+            tokens = np.full(prompt, SAMPLED, dtype=np.int32)
+            tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
+            sequence = Sequence(
+                tokens,
+                GREEDY,
+                max_tokens,
+                (EOS,),
+                self.arrivals,
+                priority,
+                tenant=tenant,
+                deadline=deadline,
+            )
+            sequence.cache_salt = salt
+            sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
+            self._request(sequence)
 
     def _request(self, sequence: Sequence) -> None:
         self.arrivals += 1

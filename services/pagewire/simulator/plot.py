@@ -54,10 +54,10 @@ def _panel(
     bottom = top + _HEIGHT
     parts = [f'<text x="{_LEFT}" y="{top - 5}" font-size="12">{escape(name)}</text>']
     for part in range(5):
-        y = bottom - _HEIGHT * part / 4
+        y, value = bottom - _HEIGHT * part / 4, limit * part / 4
         parts.append(
             f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_LEFT + _WIDTH}" y2="{y:.1f}" stroke="#ddd"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{limit * part / 4:,.4g}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,.4g}</text>'
         )
     for part in range(7):
         x = _LEFT + _WIDTH * part / 6

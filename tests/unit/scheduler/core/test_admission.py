@@ -24,8 +24,8 @@ def sequence(prompt: int, arrival: int, max_tokens: int = 8) -> Sequence:
 
 def admission(*workers: WorkerLimits) -> Admission:
     made = Admission(FirstComeFirstServed(), LeastLoaded())
-    for worker in workers:
-        made.add_worker(worker)
+    for batch in workers:
+        made.add_worker(batch)
     return made
 
 
@@ -84,9 +84,9 @@ def test_preemptions_are_counted_and_queued_again() -> None:
     for arrival in range(2):
         made.waiting.push(sequence(7, arrival, 9))
     list(made.admit())
-    worker = made.batches[0]
+    batch = made.batches[0]
     for _ in range(4):
-        plan = worker.plan()
-        worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        plan = batch.plan()
+        batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
     assert made.preemptions == 1
     assert made.waiting.head().arrival == 1

@@ -54,51 +54,51 @@ class Fleet:
                 return
             self.now += 0.01
             list(self.admission.admit(self.now))
-            for worker in list(self.admission.batches):
-                self._advance(worker)
+            for batch in list(self.admission.batches):
+                self._advance(batch)
         raise AssertionError("they do not end")
 
-    def lose(self, worker: WorkerBatch) -> None:
+    def lose(self, batch: WorkerBatch) -> None:
         """A worker falls; another process takes its place."""
         self.losses += 1
-        self.beside.append(len(worker.slots_in_flight()))
+        self.beside.append(len(batch.slots_in_flight()))
         loss = Loss("process")
-        self.admission.lose_worker(worker, loss, self.now)
+        self.admission.lose_worker(batch, loss, self.now)
         self.admission.add_worker(LIMITS, self.now)
         loss.met("process" if self.returns() else "another")
         self.guilty += self.admission.remove_deadly()
 
-    def _advance(self, worker: WorkerBatch) -> None:
-        while len(worker.in_flight) < RUN_AHEAD and worker.plan() is not None:
+    def _advance(self, batch: WorkerBatch) -> None:
+        while len(batch.in_flight) < RUN_AHEAD and batch.plan() is not None:
             pass
-        worker.check()
-        if not worker.in_flight:
+        batch.check()
+        if not batch.in_flight:
             return
-        plan = worker.in_flight[0]
-        if self.deadly(worker, plan):
-            self.lose(worker)
+        plan = batch.in_flight[0]
+        if self.deadly(batch, plan):
+            self.lose(batch)
             return
-        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        outcome = batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
         for slot in outcome.slots[outcome.ended].tolist():
-            worker.finish(slot, State.COMPLETED)
+            batch.finish(slot, State.COMPLETED)
 
 
-def computed(worker: WorkerBatch, slots: list[int]) -> list[Sequence]:
-    return [s for slot in slots if (s := worker.slots.sequences[slot]) is not None]
+def computed(batch: WorkerBatch, slots: list[int]) -> list[Sequence]:
+    return [s for slot in slots if (s := batch.slots.sequences[slot]) is not None]
 
 
 def deadly_in_prefill(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
-    return lambda worker, plan: poison in computed(worker, plan.prefill_slots)
+    return lambda batch, plan: poison in computed(batch, plan.prefill_slots)
 
 
 def deadly_in_decode(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
-    return lambda worker, plan: poison in computed(worker, plan.decode_slots.tolist())
+    return lambda batch, plan: poison in computed(batch, plan.decode_slots.tolist())
 
 
 def deadly_from_token(poison: Sequence, index: int) -> Callable[[WorkerBatch, StepPlan], bool]:
-    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
-        rows = computed(worker, plan.rows.tolist())
-        return poison in rows and bool(worker.slots.received[poison.slot] >= index)
+    def deadly(batch: WorkerBatch, plan: StepPlan) -> bool:
+        rows = computed(batch, plan.rows.tolist())
+        return poison in rows and bool(batch.slots.received[poison.slot] >= index)
 
     return deadly
 
@@ -140,13 +140,13 @@ def test_who_was_alone_on_lost_workers_by_chance_goes_on() -> None:
 
 def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhile() -> None:
     only = sequence(0)
-    fleet = Fleet(1, lambda worker, plan: only in computed(worker, plan.rows.tolist()))
+    fleet = Fleet(1, lambda batch, plan: only in computed(batch, plan.rows.tolist()))
     for expected in (1, 2, 3):
         fleet.admission.waiting.push(only) if expected == 1 else None
         list(fleet.admission.admit(fleet.now))
-        [worker] = fleet.admission.batches
-        assert worker.plan() is not None
-        fleet.lose(worker)
+        [batch] = fleet.admission.batches
+        assert batch.plan() is not None
+        fleet.lose(batch)
         assert fleet.losses == expected
     assert only.lost_alone
     fleet.now += CONTROL_SECONDS / 2
@@ -155,9 +155,9 @@ def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhil
     assert not only.lost_alone
     fleet.now += 0.1
     list(fleet.admission.admit(fleet.now))
-    [worker] = fleet.admission.batches
-    assert worker.plan() is not None
-    fleet.lose(worker)
+    [batch] = fleet.admission.batches
+    assert batch.plan() is not None
+    fleet.lose(batch)
     assert fleet.guilty == [], "counted anew"
     assert only.lost_alone
 
@@ -199,9 +199,9 @@ def test_a_worker_that_was_to_leave_is_no_loss() -> None:
     fleet = Fleet(1, lambda _worker, _plan: False)
     fleet.admission.waiting.push(running)
     list(fleet.admission.admit())
-    [worker] = fleet.admission.batches
-    worker.plan()
-    assert fleet.admission.lose_worker(worker, None, 1.0) == [running]
+    [batch] = fleet.admission.batches
+    batch.plan()
+    assert fleet.admission.lose_worker(batch, None, 1.0) == [running]
     assert running.suspicion is None
 
 
@@ -221,7 +221,7 @@ def test_two_poisons_are_told_apart() -> None:
     first, second = sequence(1), sequence(5)
     innocent = [sequence(n) for n in (0, 2, 3, 4, 6)]
     in_first, in_second = deadly_in_prefill(first), deadly_in_decode(second)
-    fleet = Fleet(2, lambda worker, plan: in_first(worker, plan) or in_second(worker, plan))
+    fleet = Fleet(2, lambda batch, plan: in_first(batch, plan) or in_second(batch, plan))
     fleet.run([first, second, *innocent])
     assert set(fleet.guilty) == {first, second}
     assert fleet.losses <= 10
@@ -242,8 +242,8 @@ def test_random_losses_convict_the_poisons_and_nobody_else(
     everybody = [sequence(n, 2 + n % 5, 12) for n in range(10)]
     left = list(kills)
 
-    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
-        rows = {*computed(worker, plan.rows.tolist()), *computed(worker, plan.prefill_slots)}
+    def deadly(batch: WorkerBatch, plan: StepPlan) -> bool:
+        rows = {*computed(batch, plan.rows.tolist()), *computed(batch, plan.prefill_slots)}
         if any(everybody[number] in rows for number in poisons):
             return True
         if left:
@@ -251,7 +251,7 @@ def test_random_losses_convict_the_poisons_and_nobody_else(
             if left[0] <= 0:
                 left.pop(0)
                 # By chance, it never takes those who are alone twice in a row: that is evidence.
-                return worker.isolated is None
+                return batch.isolated is None
         return False
 
     fleet = Fleet(workers, deadly)
@@ -283,15 +283,15 @@ def test_losses_now_and_then_blame_nobody(seed: int) -> None:
 
 def test_who_is_in_no_step_is_not_blamed() -> None:
     fleet = Fleet(1, lambda _worker, _plan: False)
-    worker = fleet.admission.batches[0]
+    batch = fleet.admission.batches[0]
     computing, queued = sequence(0, 16), sequence(1, 6)  # the first fills the step's budget
     for waiting in (computing, queued):
         fleet.admission.waiting.push(waiting)
     list(fleet.admission.admit())
-    worker.plan()
+    batch.plan()
     for admitted in list(fleet.admission.admit()):
-        assert admitted.batch is worker
-    fleet.admission.lose_worker(worker, Loss(), 0.0)
+        assert admitted.batch is batch
+    fleet.admission.lose_worker(batch, Loss(), 0.0)
     assert computing.suspicion is not None
     assert (computing.suspicion.losses, queued.suspicion) == (1, None)
 
@@ -301,9 +301,9 @@ def test_others_go_on_once_a_suspect_has_recovered() -> None:
     suspect, other = sequence(0), sequence(1)
     suspect.record_failure()
     suspect.suspect = True
-    worker = fleet.admission.batches[0]
+    batch = fleet.admission.batches[0]
     alone: list[bool] = []
-    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(worker.slots_in_flight()) == 1))
+    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(batch.slots_in_flight()) == 1))
     fleet.run([other, suspect])
     assert not suspect.suspect
     assert sum(alone) < len(alone)  # they have been together, too
@@ -330,7 +330,7 @@ def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
     """The pool is too small for both, and the policy takes the suspect's place."""
     limits = WorkerLimits(5, 4, 2, 16, memory_threshold=1.0, prefix_caching=False)
     admission = Admission(FirstComeFirstServed(), LeastLoaded())
-    worker = admission.add_worker(limits)
+    batch = admission.add_worker(limits)
     first, suspect = sequence(0, 7, 8), sequence(1, 7, 8)
     suspect.record_failure()
     suspect.suspect = True
@@ -338,9 +338,9 @@ def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
         admission.waiting.push(waiting)
     while not first.state.final:
         list(admission.admit())
-        plan = worker.plan()
+        plan = batch.plan()
         assert plan is not None, "nobody goes on"
-        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        outcome = batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
         for slot in outcome.slots[outcome.ended].tolist():
-            worker.finish(slot, State.COMPLETED)
+            batch.finish(slot, State.COMPLETED)
     assert admission.preemptions > 0
