@@ -299,8 +299,8 @@ class Batching(RuleBasedStateMachine):
         loss = Loss("process")
         self.admission.lose_worker(self.batch, loss, self.now)
         loss.met("another")
-        for guilty in self.admission.remove_deadly():
-            guilty.state = State.FAILED
+        for deadly in self.admission.remove_deadly():
+            deadly.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits, self.now)
         self.worker = PlayedWorker()
         self.unanswered.clear()
@@ -357,7 +357,7 @@ class Batching(RuleBasedStateMachine):
                 assert len(request.output) <= request.max_tokens
 
     def teardown(self) -> None:
-        """Left alone, everything finishes: nothing starves, nothing leaks."""
+        """Without further events every request ends, and every block is released."""
         if not hasattr(self, "batch"):
             return
         for _ in range(200 * (len(self.requests) + 1)):

@@ -19,7 +19,7 @@ def can_admit(batch: WorkerBatch, sequence: Sequence) -> bool:
 
 
 def admit(batch: WorkerBatch, sequence: Sequence) -> Restart | None:
-    """Starts a sequence with what is cached of it, whether or not it should wait."""
+    """Starts a sequence with its cached prefix, even if it should wait."""
     return batch.admit(sequence, batch.find_cached(sequence))
 
 

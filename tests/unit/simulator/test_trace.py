@@ -60,7 +60,7 @@ def test_arrivals_are_seconds_after_the_first(tmp_path: Path) -> None:
         ("m.jsonl", "{}", "request 1 is invalid"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_an_invalid_trace_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_trace(write(tmp_path, name, text))
 

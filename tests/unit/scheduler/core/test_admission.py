@@ -47,7 +47,7 @@ def test_admissions_spread_and_end_when_all_slots_are_taken() -> None:
     assert len(made.waiting) == 2
 
 
-def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
+def test_a_sequence_too_large_for_every_worker_is_admitted_to_none() -> None:
     made = admission(limits(num_blocks=4), limits(num_blocks=6))
     large, small = sequence(30, 0), sequence(4, 1)
     made.waiting.push(large)
@@ -57,7 +57,7 @@ def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
     assert (second.sequence, second.batch) == (small, made.batches[0])
 
 
-def test_what_is_too_long_for_a_worker_goes_to_one_that_takes_it() -> None:
+def test_a_sequence_too_long_for_one_worker_goes_to_another() -> None:
     made = admission(replace(limits(), max_model_len=37), replace(limits(), max_model_len=38))
     for arrival in range(3):
         made.waiting.push(sequence(30, arrival))

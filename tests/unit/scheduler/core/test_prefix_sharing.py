@@ -117,7 +117,7 @@ def test_caching_can_be_switched_off() -> None:
 
 
 def test_siblings_share_full_blocks_and_copy_the_last() -> None:
-    """16 choices of a prompt of 1000 tokens that come together hold 62 blocks, and one each."""
+    """16 choices of a prompt of 1000 tokens share 62 blocks and hold one more each."""
     limits = WorkerLimits(600, 16, 16, 2000, memory_threshold=1.0)
     batch = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
     leader = counted(1000, 8, 0)

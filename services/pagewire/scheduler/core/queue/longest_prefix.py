@@ -13,8 +13,9 @@ MAX_OVERTAKEN = 32
 class LongestPrefix(SchedulingPolicy):
     """Of the first LOOKAHEAD arrivals, admits the one with the longest cached prefix.
 
-    None starves: the oldest is overtaken at most MAX_OVERTAKEN times. Sequences that were admitted
-    before come first, in the order of their first admission; the last in it is preempted first.
+    To prevent starvation, the oldest is overtaken at most MAX_OVERTAKEN times. Sequences that were
+    admitted before come first, in the order of their first admission; the last in it is preempted
+    first.
     """
 
     lookahead = LOOKAHEAD

@@ -11,9 +11,9 @@ class SchedulingPolicy(ABC):
     """The order of admission, and the choice of the sequence to preempt.
 
     Both follow one total order, (rank, key); otherwise two sequences could preempt each other
-    without end. Invariant: the order of sequences that were admitted before never changes. A policy
-    whose order changes puts those first, in the order of their first admission (`place`). So that
-    none starves, every waiting sequence must come first at some time.
+    without end. Invariant: the order of sequences that were admitted before never changes. So a
+    policy whose order changes puts those first, in the order of their first admission (`place`). To
+    prevent starvation, every waiting sequence must come first at some time.
 
     A policy must define `key`. The other methods are for orders that change while sequences wait.
     """
@@ -89,7 +89,7 @@ class Priority(SchedulingPolicy):
 class Deadline(SchedulingPolicy):
     """Earliest deadline first, then order of arrival.
 
-    None starves: sequences that arrive late enough have later deadlines.
+    No sequence starves: those that arrive late enough have later deadlines.
     """
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
