@@ -24,9 +24,8 @@ from typing import Any
 from pagewire.bench.http_load import LoadPlan, completion_body, send, words
 from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.cli.client import served_models
-from pagewire.cli.commands.generate import temporary_stack
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.stack import Stack, full_stack
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import resolve_model, served_name
 
 

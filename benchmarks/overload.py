@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from pagewire.bench.control_load import cpu_seconds
+from pagewire.bench.http import run_plans
 from pagewire.bench.http_load import LoadPlan, Timing
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.cli.commands.bench_http import run_plans
 from pagewire.cli.launch.launch import quiet
 from pagewire.cli.launch.ports import free_port
 from pagewire.cli.launch.supervisor import Service, Supervisor, running

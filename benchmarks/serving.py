@@ -24,11 +24,11 @@ from typing import Annotated, Any
 import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from pagewire.bench.http import run_plans, split
 from pagewire.bench.http_load import WORDS, LoadPlan
 from pagewire.bench.latency import summarize
+from pagewire.bench.offline import OfflineSampling, Request, submit_all, without_wait_limit
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.cli.commands.bench_http import run_plans, split
-from pagewire.cli.commands.bench_offline import Request, SamplingFlags, submit_all, with_patience
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
 from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
@@ -82,7 +82,7 @@ LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
 
 def settings() -> dict[str, Setting]:
     """Those of `pagewire run`, with patience, and on free ports unless others are given."""
-    found = with_patience(stack_settings())
+    found = without_wait_limit(stack_settings())
     return found | {name: replace(found[name], default=0) for name in ("port", "grpc_port")}
 
 
@@ -171,7 +171,7 @@ async def offline(
     line: str, number: int, ids: range, stack: Stack, token: str | None
 ) -> dict[str, Any]:
     """All at once over gRPC; CommandError if a request failed."""
-    sampling = SamplingFlags(TEMPERATURE, ignore_eos=True, detokenize=False)
+    sampling = OfflineSampling(TEMPERATURE, ignore_eos=True, detokenize=False)
     batch = requests(line, number, ids)
     result = await submit_all(stack.grpc_address, batch, sampling, token)
     if result.first_error is not None:

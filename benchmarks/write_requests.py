@@ -15,7 +15,7 @@ from pathlib import Path
 
 from serving import END_ID, FIRST_ID, WORKLOADS, requests, vocab_size
 
-from pagewire.cli.commands.bench_offline import Request
+from pagewire.bench.offline import Request
 
 LONG_CONTEXT = "long_context"
 LONG_PROMPT, LONG_OUTPUT, LONG_SEED = 120_000, 256, 5

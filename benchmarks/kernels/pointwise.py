@@ -31,13 +31,14 @@ from pagewire.bench.kernels.shapes import MODELS, Shapes
 from pagewire.bench.kernels.timing import graph_us
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.ops import load_ops
-from pagewire.worker.ops.reference import activation as twin_activation
-from pagewire.worker.ops.reference import linear as twin_linear
-from pagewire.worker.ops.reference import norm as twin_norm
-from pagewire.worker.ops.reference import sampling as twin_sampling
-from pagewire.worker.ops.reference.sampling import SamplingState
+from pagewire.worker.ops.contract.sampling import SamplingState
+from pagewire.worker.ops.reference import activation as reference_activation
+from pagewire.worker.ops.reference import linear as reference_linear
+from pagewire.worker.ops.reference import norm as reference_norm
+from pagewire.worker.ops.reference import sampling as reference_sampling
 from pagewire.worker.ops.triton import activation, linear, norm, sampling
 from pagewire.worker.ops.triton.linear_config import Config, SkinnyConfig, VectorConfig
+from pagewire.worker.ops.triton.logprobs import logprobs
 
 EPS = 1e-6
 DEVICE = torch.device("cuda")
@@ -55,16 +56,16 @@ class Model(Shapes):
     layers: int
 
     @property
-    def products(self) -> dict[str, Product]:
+    def gemms(self) -> dict[str, Gemm]:
         ops = {"qkv": "norm_linear", "gate_up": "norm_gate_up_silu_mul", "lm_head": "norm_linear"}
         return {
-            name: Product(ops.get(name, "linear_add"), k, rows, folded=name != "lm_head")
+            name: Gemm(ops.get(name, "linear_add"), k, rows, folded=name != "lm_head")
             for name, (rows, k) in self.matrices.items()
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Gemm:
     """One of the linear operations with the shape `[rows, k]` of its weight.
 
     `folded`: the weight holds that of a norm in front of it.
@@ -95,7 +96,7 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 class Inputs:
     """Inputs of one product: as many weights as exceed the cache, one vector of each other."""
 
-    def __init__(self, shape: Product, tokens: int, copies: int | None = None) -> None:
+    def __init__(self, shape: Gemm, tokens: int, copies: int | None = None) -> None:
         copies = copies or max(3, -(-ROTATE_BYTES // shape.bytes))
         self.x = randn(tokens, shape.k)
         self.norm = None if shape.folded else randn(shape.k)
@@ -141,7 +142,7 @@ class CublasPath:
         return F.linear(x, weight)
 
 
-def candidates(shape: Product, tokens: int) -> list[Config | None]:
+def candidates(shape: Gemm, tokens: int) -> list[Config | None]:
     """Return the configurations worth timing, None being cuBLAS."""
     power = triton.next_power_of_2(shape.k)
     vector = [
@@ -174,10 +175,10 @@ SKINNY = (
 )
 
 
-def warm(task: tuple[Product, int, Config]) -> None:
+def warm(task: tuple[Gemm, int, Config]) -> None:
     """Compile one configuration into the cache on disk; runs in a process of its own."""
     shape, tokens, config = task
-    small = Product(shape.op, shape.k, 512)
+    small = Gemm(shape.op, shape.k, 512)
     inputs = Inputs(small, tokens, copies=1)
     try:
         inputs.calls(shape.op, linear, config=config)[0]()
@@ -190,36 +191,36 @@ def warm_all(token_counts: list[int]) -> None:
     """Compile in parallel what `tune` will time."""
     tasks = {}
     for model, tokens in product((QWEN, LLAMA), token_counts):
-        for shape in model.products.values():
+        for shape in model.gemms.values():
             for config in candidates(shape, tokens):
                 k = shape.k if isinstance(config, VectorConfig) else 4096  # skinny: any k
                 if config is not None:
                     key = (shape.op, k, max(tokens, 8 if k == 4096 else 1), config)
-                    tasks[key] = (Product(shape.op, k, 512), tokens, config)
+                    tasks[key] = (Gemm(shape.op, k, 512), tokens, config)
     context = get_context("spawn")
     with ProcessPoolExecutor(14, mp_context=context) as pool:
         list(pool.map(warm, tasks.values(), chunksize=2))
 
 
-def check_products() -> dict[str, float]:
+def check_gemms() -> dict[str, float]:
     """Return the largest relative error of each linear operation over the models' shapes."""
     worst: dict[str, float] = {}
     for model, tokens in product((QWEN, LLAMA), (1, 2, 7, 16, 33, 64, 100)):
-        for shape in model.products.values():
+        for shape in model.gemms.values():
             inputs = Inputs(shape, tokens, copies=1)
             kept = inputs.stream.clone()
             out = inputs.calls(shape.op, linear)[0]().clone()
             inputs.stream.copy_(kept)
-            expected = inputs.calls(shape.op, twin_linear)[0]()
+            expected = inputs.calls(shape.op, reference_linear)[0]()
             name = f"{shape.op} {'vector' if tokens == 1 else 'tokens > 1'}"
             worst[name] = max(worst.get(name, 0.0), relative_error(out, expected))
     return worst
 
 
-def time_products(model: Model) -> list[dict]:
+def time_gemms(model: Model) -> list[dict]:
     """Time each product of a model alone, at 1 to 64 tokens."""
     rows = []
-    for name, shape in model.products.items():
+    for name, shape in model.gemms.items():
         inputs = Inputs(shape, 1)
         for tokens in TOKENS:
             batch = inputs.with_tokens(tokens)
@@ -235,10 +236,10 @@ class Decoder:
 
     def __init__(self, model: Model, rows: int = TOKENS[-1], context: int = 720) -> None:
         self.model, self.ops = model, load_ops("triton")
-        products = dict(model.products)
-        self.lm_head = self._weight(products.pop("lm_head"))
+        gemms = dict(model.gemms)
+        self.lm_head = self._weight(gemms.pop("lm_head"))
         self.layers = [
-            {name: self._weight(shape) for name, shape in products.items()}
+            {name: self._weight(shape) for name, shape in gemms.items()}
             for _ in range(model.layers)
         ]
         self.norm = randn(model.hidden)
@@ -257,7 +258,7 @@ class Decoder:
         self.embedding = randn(1000, model.hidden)
 
     @staticmethod
-    def _weight(shape: Product) -> Tensor:
+    def _weight(shape: Gemm) -> Tensor:
         return randn(shape.rows, shape.k, scale=shape.k**-0.5)
 
     def step(self, rows: int, attention: bool = True) -> Tensor:
@@ -331,13 +332,13 @@ class Tuner:
             linear.linear_config = shipped
 
     def tune(self, tokens: int, rounds: int = 2) -> dict:
-        shapes = {name: (p.rows, p.k) for name, p in self.model.products.items()}
+        shapes = {name: (p.rows, p.k) for name, p in self.model.gemms.items()}
         shipped = {shape: linear.linear_config(tokens, *shape, 2) for shape in shapes.values()}
         self.table = dict(shipped)
         best = first = self.microseconds(tokens)
-        for name in list(self.model.products) * rounds:
+        for name in list(self.model.gemms) * rounds:
             shape = shapes[name]
-            for config in candidates(self.model.products[name], tokens):
+            for config in candidates(self.model.gemms[name], tokens):
                 held, self.table[shape] = self.table[shape], config
                 us = self.microseconds(tokens)
                 if us < best:
@@ -379,10 +380,10 @@ def time_sampling() -> list[dict]:
             calls = [lambda x=x, s=state, f=filtered: sampling.sample(x, s, f) for x in logits]
             rows.append({"mode": name, "rows": batch, "us": graph_us(calls)})
             same = sampling.sample(logits[0], state, filtered)
-            twin = twin_sampling.sample(logits[0], state)
-            rows[-1]["equal_to_twin"] = (same == twin).float().mean().item()
+            expected = reference_sampling.sample(logits[0], state)
+            rows[-1]["equal_to_twin"] = (same == expected).float().mean().item()
         tokens = torch.zeros(batch, dtype=torch.int32, device="cuda")
-        calls = [lambda x=x, t=tokens: sampling.logprobs(x, t, 20) for x in logits]
+        calls = [lambda x=x, t=tokens: logprobs(x, t, 20) for x in logits]
         rows.append({"mode": "logprobs 20", "rows": batch, "us": graph_us(calls)})
         calls = [lambda x=x: x.argmax(-1) for x in logits]
         rows.append({"mode": "torch argmax", "rows": batch, "us": graph_us(calls)})
@@ -393,7 +394,7 @@ def time_sampling() -> list[dict]:
 
 def time_pointwise() -> list[dict]:
     """Time norms and the activation beside a copy of the same bytes and eager torch."""
-    moved = {"copy": 2, "rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3}  # tensors of a call
+    moved = {"copy": 2, "rms_norm": 2, "silu_mul": 3}  # tensors of a call
     rows = []
     for tokens, width in product((16, 256, 4096), (1024, 2048, 4096)):
         for name, calls in pointwise_cases(tokens, width).items():
@@ -414,27 +415,21 @@ def pointwise_cases(tokens: int, width: int) -> dict[str, list[Callable]]:
     }
     for suffix, norms, activations in (
         ("", norm, activation),
-        (" eager", twin_norm, twin_activation),
+        (" eager", reference_norm, reference_activation),
     ):
-        rms_norm, add = norms.rms_norm, norms.add_rms_norm
+        rms_norm = norms.rms_norm
         cases["rms_norm" + suffix] = [lambda a=a, f=rms_norm: f(a, weight, EPS) for a, _ in data]
-        cases["add_rms_norm" + suffix] = [
-            lambda a=a, b=b, f=add: f(a, b, weight, EPS) for a, b in data
-        ]
         cases["silu_mul" + suffix] = [lambda x=x, f=activations.silu_mul: f(x) for x in gate_ups]
     return cases
 
 
 def check_pointwise() -> dict[str, float]:
-    worst = {"rms_norm": 0.0, "add_rms_norm": 0.0, "silu_mul": 0.0}
+    worst = {"rms_norm": 0.0, "silu_mul": 0.0}
     for tokens, width in product((1, 77, 4096), (1024, 3072, 4096)):
-        x, stream, weight = randn(tokens, width), randn(tokens, width), randn(width)
+        x, weight = randn(tokens, width), randn(width)
         pairs = {
-            "rms_norm": [m.rms_norm(x, weight, EPS) for m in (norm, twin_norm)],
-            "add_rms_norm": [
-                m.add_rms_norm(x, stream.clone(), weight, EPS) for m in (norm, twin_norm)
-            ],
-            "silu_mul": [m.silu_mul(x) for m in (activation, twin_activation)],
+            "rms_norm": [m.rms_norm(x, weight, EPS) for m in (norm, reference_norm)],
+            "silu_mul": [m.silu_mul(x) for m in (activation, reference_activation)],
         }
         for name, (out, expected) in pairs.items():
             worst[name] = max(worst[name], relative_error(out, expected))
@@ -522,10 +517,10 @@ def main() -> None:
         print(f"{name}: {perf_counter() - began:.0f} s", flush=True)
 
     try:
-        save("errors", check_products() | check_pointwise())
+        save("errors", check_gemms() | check_pointwise())
         save("pointwise", time_pointwise())
         save("sampling", time_sampling())
-        save("products", [row for model in (QWEN, LLAMA) for row in time_products(model)])
+        save("products", [row for model in (QWEN, LLAMA) for row in time_gemms(model)])
         save("steps", [row for model in (QWEN, LLAMA) for row in time_model(model)])
         if arguments.tune:
             warm_all(arguments.tune)

@@ -38,16 +38,16 @@ from pagewire.worker.ops.cublas.cublaslt import (
 )
 from pagewire.worker.ops.cublas.gemm import (
     SCRATCH_BYTES,
-    Product,
-    time_product,
-    torch_add,
-    torch_product,
+    Gemm,
+    time_gemm,
+    torch_gemm,
+    torch_gemm_add,
     worth_trying,
 )
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 # Of a layer, and whether they are added to what the output holds.
-PRODUCTS = {"qkv": False, "o": True, "gate_up": False, "down": True}
+GEMMS = {"qkv": False, "o": True, "gate_up": False, "down": True}
 TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 COPIES, ROTATED_BYTES = 6, 2**29  # weights of at least so many layers, and so large together
 FINALISTS = 6  # timed in graphs
@@ -92,7 +92,7 @@ class Timer:
     def __init__(self, shape: Shape, weights: list[Tensor], scratch: Tensor) -> None:
         self.x = torch.randn(shape.tokens, shape.k, device=DEVICE, dtype=DTYPE)
         self.out = torch.zeros(shape.tokens, shape.features, device=DEVICE, dtype=DTYPE)
-        self.by_torch: Product = torch_add if shape.add else torch_product
+        self.by_torch: Gemm = torch_gemm_add if shape.add else torch_gemm
         self._weights = weights
         self._scratch = scratch
 
@@ -100,9 +100,9 @@ class Timer:
         """Microseconds of one, as a worker times it."""
         run = partial(multiply, algorithm=algorithm)
         run(self.x, self._weights[0], self.out)  # loads what it launches
-        return time_product(run, self.x, self._weights, self.out, self._scratch)
+        return time_gemm(run, self.x, self._weights, self.out, self._scratch)
 
-    def in_graph(self, run: Product) -> float:
+    def in_graph(self, run: Gemm) -> float:
         """Microseconds of one, from a graph of one with each weight."""
         return graph_us([partial(run, self.x, weight, self.out) for weight in self._weights])
 
@@ -231,14 +231,14 @@ def main() -> None:
     print("of those that heuristics name, and of all that a worker tries; microseconds")
     scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=DEVICE)
     matrices = MODELS[options.model].matrices
-    for name in PRODUCTS:
+    for name in GEMMS:
         features, k = matrices[name]
         copies = max(COPIES, ROTATED_BYTES // (features * k * DTYPE.itemsize))
         weights = [
             torch.randn(features, k, device=DEVICE, dtype=DTYPE) * k**-0.5 for _ in range(copies)
         ]
         for tokens in options.tokens:
-            shape = Shape(tokens, features, k, DTYPE, add=PRODUCTS[name])
+            shape = Shape(tokens, features, k, DTYPE, add=GEMMS[name])
             timer = Timer(shape, weights, scratch)
             row = row_of(name, shape, timer, options.search)
             figures += figures_of_row(options.model, row)

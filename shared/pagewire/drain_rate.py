@@ -1,17 +1,19 @@
-"""How fast a queue empties, and so how long whoever is refused should wait."""
+"""The rate at which a queue empties, from which the Retry-After of refused requests follows."""
 
 import math
 
+# Time constant of the exponential average over departures.
 MEMORY_SECONDS = 10.0
-UNKNOWN_SECONDS = 0.25  # what leaves does so in steps: less time with a queue tells nothing
-SHORTEST, LONGEST = 1.0, 60.0
+# Requests leave in batches, so a queue younger than this has no meaningful rate.
+MIN_OBSERVED_SECONDS = 0.25
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 
 
 class DrainRate:
-    """Counts what leaves a queue; older departures count less. Times are given in, in seconds.
+    """Counts departures from a queue; older ones count less. The caller gives the time in seconds.
 
-    One departure more than there were is counted, so that a queue about which nothing is known yet
-    is taken to be fast, and the less so the longer nothing leaves it.
+    One departure is added to the count. So a young queue is taken to be fast, and the estimated
+    rate falls with the time in which nothing leaves.
     """
 
     __slots__ = ("_at", "_began", "_recent")
@@ -20,27 +22,27 @@ class DrainRate:
         self._began = self._at = now
         self._recent = 0.0
 
-    def left(self, now: float) -> None:
-        """Something has left the queue."""
+    def count_departure(self, now: float) -> None:
+        """One request has left the queue."""
         self._decay(now)
         self._recent += 1.0
 
-    def rest(self, now: float) -> None:
-        """Since the last call nothing waited: that time says nothing about the rate."""
+    def skip_idle_time(self, now: float) -> None:
+        """The queue was empty since the last call: that time does not count."""
         self._began += now - self._at
         self._at = now
 
     def seconds_for(self, count: int, now: float) -> float:
-        """Until `count` more will have left, at the present rate."""
+        """Seconds until `count` more requests have left, at the present rate."""
         self._decay(now)
-        if now - self._began < UNKNOWN_SECONDS:
+        if now - self._began < MIN_OBSERVED_SECONDS:
             return 0.0
         window = MEMORY_SECONDS * -math.expm1((self._began - now) / MEMORY_SECONDS)
         return count * window / (self._recent + 1)
 
     def retry_after(self, count: int, now: float) -> float:
-        """When to try again if `count` are ahead: the same within SHORTEST and LONGEST."""
-        return min(max(self.seconds_for(count, now), SHORTEST), LONGEST)
+        """Seconds until a refused request should be sent again if `count` are ahead of it."""
+        return min(max(self.seconds_for(count, now), MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
     def _decay(self, now: float) -> None:
         self._recent *= math.exp((self._at - now) / MEMORY_SECONDS)

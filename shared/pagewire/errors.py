@@ -1,10 +1,10 @@
-"""Failures that a client is told about."""
+"""Errors that are reported to clients."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-_LONGEST_MESSAGE = 1000
-_LONGEST_FIELD = 200
+_MAX_MESSAGE_LENGTH = 1000
+_MAX_FIELD_LENGTH = 200
 
 
 class Code(IntEnum):
@@ -24,11 +24,10 @@ class Code(IntEnum):
 
 @dataclass(slots=True)
 class RequestError(Exception):
-    """One request is refused or has failed; the service goes on.
+    """One request is refused or has failed; the service continues.
 
-    `message` is for people and names the field, the value and the remedy; `field` is the field of
-    the request at fault, empty if none is. `retry_after` are the seconds after which to try again,
-    where that is known.
+    `message` names the field, the value and the remedy. `field` is the field of the request that is
+    wrong, or empty. `retry_after` are the seconds after which to try again, if known.
     """
 
     code: Code
@@ -37,11 +36,11 @@ class RequestError(Exception):
     retry_after: float | None = None
 
     def __post_init__(self) -> None:
-        # Messages quote what was sent; gRPC's statuses travel in headers, which are small.
-        if len(self.message) > _LONGEST_MESSAGE:
-            self.message = self.message[:_LONGEST_MESSAGE] + "..."
-        if len(self.field) > _LONGEST_FIELD:
-            self.field = self.field[:_LONGEST_FIELD] + "..."
+        # Messages quote the request, and a gRPC status must fit into headers.
+        if len(self.message) > _MAX_MESSAGE_LENGTH:
+            self.message = self.message[:_MAX_MESSAGE_LENGTH] + "..."
+        if len(self.field) > _MAX_FIELD_LENGTH:
+            self.field = self.field[:_MAX_FIELD_LENGTH] + "..."
 
     def __str__(self) -> str:
         return self.message

@@ -1,7 +1,7 @@
 """Bounds on what a request may ask for, where several services must agree on them."""
 
 MAX_REQUEST_ID_LENGTH = 256
-# Of salts and tenants.
+# Of cache salts and tenants.
 MAX_NAME_LENGTH = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
@@ -10,8 +10,8 @@ MAX_STOP_TOKEN_IDS = 8
 MAX_STOP_IDS = 16
 # Tokens whose logits a request may shift.
 MAX_BIASES = 300
-# Log probabilities of the likeliest tokens beside each token's own.
+# Most likely tokens whose log probabilities are returned for each token.
 MAX_LOGPROBS = 20
-# Outputs of one prompt, chosen ones and candidates alike.
+# Outputs of one prompt, including candidates that are not returned.
 MAX_CHOICES = 16
 INT32_MAX = 2**31 - 1

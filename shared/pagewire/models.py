@@ -1,4 +1,4 @@
-"""Where a model's files are, and what it is called."""
+"""The folder of a model's files, and its name in requests."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ EMBEDDED_NAME = "pagewire-chat"
 def resolve_model(model: str) -> Path:
     """The folder of a model given as a path, a cached Hugging Face hub id, or `embedded`.
 
-    Raises FileNotFoundError that says where it was looked for. Nothing is downloaded.
+    FileNotFoundError names the places that were searched. Nothing is downloaded.
     """
     if model == EMBEDDED:
         return Path(__file__).parent / "embedded" / "model"
@@ -27,7 +27,7 @@ def resolve_model(model: str) -> Path:
 
 
 def served_name(model: str, given: str | None) -> str:
-    """The name that requests use for a model."""
+    """The name of a model in requests: the given one, else one that follows from its path."""
     if given:
         return given
     return EMBEDDED_NAME if model == EMBEDDED else Path(model).name
@@ -40,7 +40,7 @@ def _hub_cache() -> Path:
 
 
 def _cached_snapshot(model: str) -> Path | None:
-    """The snapshot of a hub id that `refs/main` names, by the layout of the hub's cache."""
+    """The snapshot of a hub id that `refs/main` names in the hub's cache."""
     repo = _hub_cache() / f"models--{model.replace('/', '--')}"
     ref = repo / "refs" / "main"
     if not ref.is_file():

@@ -1,7 +1,6 @@
 """Sampling parameters and stop conditions of a request, checked and with defaults resolved.
 
-Gateway and scheduler both check through this module, so an input is refused with the same words
-over HTTP and over gRPC.
+Gateways and schedulers both check them here, so HTTP and gRPC clients get the same messages.
 """
 
 import math
@@ -21,10 +20,10 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; see SamplingParams of inference.proto.
+    """How tokens are sampled; see SamplingParams in inference.proto.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `repetition_penalty` 1 are off. `logit_bias`
-    is by token id.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `repetition_penalty` 1 have no effect.
+    `logit_bias` is by token id.
     """
 
     temperature: float = 1.0
@@ -64,7 +63,7 @@ class SamplingParams:
     def from_proto(
         cls, message: pb.SamplingParams, defaults: "SamplingParams | None" = None
     ) -> "SamplingParams":
-        """Checks a message, with `defaults` for what is absent; RequestError names the field."""
+        """Checks a message, with `defaults` for absent fields; RequestError names the field."""
         given = {descriptor.name: value for descriptor, value in message.ListFields()}
         given["logit_bias"] = dict(message.logit_bias)
         return replace(defaults, **given) if defaults else cls(**given)
@@ -72,7 +71,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When generation ends. `max_tokens` None is as many as the model's length allows."""
+    """When generation ends. `max_tokens` None means as many as the model's context allows."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -108,7 +107,7 @@ class StopConditions:
 
     @classmethod
     def from_proto(cls, message: pb.StopConditions) -> "StopConditions":
-        """Checks a message; raises RequestError naming the field at fault."""
+        """Checks a message; RequestError names the field."""
         return cls(
             max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
             min_tokens=message.min_tokens,

@@ -1,23 +1,25 @@
-"""What is known against a request that may take processes down. Pure: times are given.
+"""Evidence that one request crashes the processes that run it. Pure: the caller gives the time.
 
-Gateways keep it of requests whose schedulers were lost, schedulers of sequences whose workers were.
+A gateway collects it for requests whose schedulers were lost, a scheduler for sequences whose
+workers were lost. A suspected request is tried: it runs alone in a process. It is confirmed when
+two processes ended during such trials, while the next process had lived without it in between.
 """
 
 from dataclasses import dataclass, field
 
-# A request is guilty if so many processes ended while it was alone in them.
-ENDS_ALONE = 2
-# Between two of them the next process must have lived without it for so long at least, and for so
-# many times as long as the trial took.
-CONTROL_SECONDS = 2.0
-CONTROL_FACTOR = 2.0
-# A process that does not answer for so long after it was lost is taken to have ended.
-EXPLAINED_SECONDS = 10.0
+# Processes that must have ended during a trial until the request fails.
+MAX_CRASHES_ALONE = 2
+# Before the next trial, a process must have lived without the request: for this many seconds, and
+# for this many times the duration of the last trial.
+SURVIVAL_SECONDS = 2.0
+SURVIVAL_FACTOR = 2.0
+# A lost process that has not answered again after this time counts as ended.
+LOSS_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class Loss:
-    """The stream to a process broke: it may have ended (or stand still), or only its connection.
+    """The stream to a process broke: the process ended or is stuck, or only its connection broke.
 
     `ended` is None until that is known. A loss counts unless the process is known to live.
     """
@@ -25,14 +27,14 @@ class Loss:
     instance: str = ""
     ended: bool | None = None
 
-    def met(self, instance: str) -> None:
-        """The peer is back, with the same process or another."""
+    def resolve(self, instance: str) -> None:
+        """The peer answers again, as process `instance`; "" if it is not known to answer."""
         self.ended = not instance or instance != self.instance
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A loss while the request was alone: when, and how many seconds after it had come."""
+    """A loss while the request ran alone: at what time, and how many seconds after it started."""
 
     loss: Loss
     at: float
@@ -41,15 +43,15 @@ class Trial:
 
 @dataclass(slots=True, eq=False)
 class Suspicion:
-    """The losses of one request in a row, without progress of it in between."""
+    """The losses of one request in a row, without progress of the request in between."""
 
     _losses: list[Loss] = field(default_factory=list)
     _trials: list[Trial] = field(default_factory=list)
 
     @classmethod
-    def told(cls, losses: int, took: list[float], now: float) -> "Suspicion":
-        """As another process has it that gave the request back: processes that ended, and how long
-        those trials took that were among them."""
+    def from_report(cls, losses: int, took: list[float], now: float) -> "Suspicion":
+        """What another process reports when it hands the request back: how many processes ended,
+        and the duration of the trials among them."""
         made = cls([Loss(ended=True) for _ in range(losses)])
         made._trials = [
             Trial(loss, now, seconds) for loss, seconds in zip(made._losses, took, strict=False)
@@ -58,49 +60,50 @@ class Suspicion:
 
     @property
     def losses(self) -> int:
-        """Processes that may have been lost through it."""
+        """Processes lost with the request, less those that are known to live."""
         return sum(loss.ended is not False for loss in self._losses)
 
     @property
-    def trials(self) -> list[Trial]:
-        """The processes that ended while it was alone in them."""
+    def crashed_trials(self) -> list[Trial]:
+        """The trials in which the process ended."""
         return [trial for trial in self._trials if trial.loss.ended]
 
     @property
-    def guilty(self) -> bool:
-        """Whether processes without it lived while those that had it alone ended."""
-        return len(self.trials) >= ENDS_ALONE
+    def confirmed(self) -> bool:
+        """Whether the request is taken to crash processes, and must not run again."""
+        return len(self.crashed_trials) >= MAX_CRASHES_ALONE
 
     @property
-    def undecided(self) -> bool:
-        """Whether it must not be tried again before a loss has been explained."""
+    def unresolved(self) -> bool:
+        """Whether the outcome of a trial is unknown; until then the request must not run."""
         return any(trial.loss.ended is None for trial in self._trials)
 
-    def note(self, loss: Loss) -> None:
-        """A process was lost with it."""
-        if loss not in self._losses:  # those of a search have one in common
+    def add_loss(self, loss: Loss) -> None:
+        """A process was lost while it ran the request."""
+        if loss not in self._losses:  # the sequences of a beam search report the same loss
             self._losses.append(loss)
 
-    def note_alone(self, loss: Loss, at: float, took: float) -> None:
-        """The same loss, `took` seconds after it had come and while nothing else was there."""
+    def add_trial(self, loss: Loss, at: float, took: float) -> None:
+        """The loss happened while the request ran alone, `took` seconds after it started."""
         self._trials.append(Trial(loss, at, took))
 
-    def lost_without(self) -> None:
-        """A process was lost that did not have it: the losses may be somebody else's."""
+    def discard_trials(self) -> None:
+        """A process without the request was lost too: the trials may have another cause."""
         self._trials.clear()
 
     def clear(self) -> None:
-        """It has got on, or a process has lived with it."""
+        """The request made progress, or a process survived a trial."""
         self._losses.clear()
         self._trials.clear()
 
     def may_be_tried(self, lived_since: float, now: float) -> bool:
-        """Whether a process that has lived without it since then would prove something."""
-        if self.undecided:
+        """Whether a trial in a process that has lived without the request since `lived_since`
+        would be evidence."""
+        if self.unresolved:
             return False
-        ended = self.trials
-        if not ended:
+        crashed = self.crashed_trials
+        if not crashed:
             return True
-        last = ended[-1]
-        needed = max(CONTROL_SECONDS, CONTROL_FACTOR * last.took)
+        last = crashed[-1]
+        needed = max(SURVIVAL_SECONDS, SURVIVAL_FACTOR * last.took)
         return now - max(lived_since, last.at) >= needed

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.bench.control import summarize
 from pagewire.bench.control_load import Window, cpu_seconds
 from pagewire.bench.results import read_rows
-from pagewire.cli.commands.bench_control import summarize
 from support.rows import values
 
 COMMAND = [sys.executable, "-m", "pagewire.cli.main", "bench", "control"]

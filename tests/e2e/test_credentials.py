@@ -13,7 +13,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.cli.launch.health import problem_of
+from pagewire.cli.launch.health import health_problem
 from pagewire.config import ProcessConfig
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials, read_token
 from pagewire.rpc.transport import Health, bind, make_server, open_channel
@@ -88,7 +88,7 @@ async def test_tls(tmp_path: Path) -> None:
 async def test_mutual_tls(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     mutual = credentials(**ours.identity("server").settings)
-    assert mutual.refuses_strangers
+    assert mutual.authenticates_clients
     client, stranger = ours.identity("client"), theirs.identity("client")
     async with served(mutual) as address:
         assert await outcome(address, credentials(**client.settings)) == "m"
@@ -96,7 +96,7 @@ async def test_mutual_tls(tmp_path: Path) -> None:
         forged = credentials(tls_cert=stranger.cert, tls_key=stranger.key, tls_ca=ours.ca)
         assert await outcome(address, forged) == "UNAVAILABLE"
     lenient = credentials(**ours.identity("server").settings, tls_verify_clients=False)
-    assert not lenient.refuses_strangers
+    assert not lenient.authenticates_clients
     async with served(lenient) as address:
         assert await outcome(address, credentials(tls_ca=ours.ca)) == "m"
 
@@ -153,7 +153,9 @@ def test_tokens_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         credentials(tls_cert="x")
 
 
-async def test_a_worker_refuses_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_refuses_unknown_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with worker_process(tmp_path, "embedded", worker_address="0.0.0.0:0") as worker:
         assert await worker.exit_status() == 1
         assert "is open to other machines; set PAGEWIRE_WORKER_TOKEN" in worker.log
@@ -185,10 +187,10 @@ def test_a_stack_with_everything_closed(tmp_path: Path, monkeypatch: pytest.Monk
         assert generated(stack.url, ssl.create_default_context(cafile=identity.ca))
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{stack.url}/healthz")
-        assert asyncio.run(problem_of(f"{stack.url}/readyz")) is None
-        assert "no answer" in (asyncio.run(problem_of(stack.grpc_address)) or "")
+        assert asyncio.run(health_problem(f"{stack.url}/readyz")) is None
+        assert "no answer" in (asyncio.run(health_problem(stack.grpc_address)) or "")
         mutual = credentials(**identity.settings)
-        assert asyncio.run(problem_of(stack.grpc_address, credentials=mutual)) is None
+        assert asyncio.run(health_problem(stack.grpc_address, credentials=mutual)) is None
         address = stack.grpc_address
         assert asyncio.run(outcome(address, NO_CREDENTIALS)) == "UNAVAILABLE"
         assert asyncio.run(outcome(address, mutual)) == "UNAUTHENTICATED"

@@ -19,7 +19,8 @@ from pagewire.auth.keys import new_key
 from pagewire.errors import Code
 from pagewire.packing import pack, pack_floats
 from pagewire.rpc.checksums import Opener, Sealer, receive
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.scheduler.requests import failures
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -183,7 +184,7 @@ def _check_ends(data: bytes, sent: list[bytes]) -> None:
     for ended in pb.MultiplexResponse.FromString(data).finished:
         error = ended.finish.error
         if error.code == Code.UNAVAILABLE:  # another stream has asked for the scheduler alone
-            assert error.message == failures.another_is_tried().message, (error, sent)
+            assert error.message == failures.reserved().message, (error, sent)
             continue
         assert error.code in (0, 3, 4, 5), (error, sent)
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.gateway.api.chat import ChatReply
-from pagewire.gateway.api.completions import CompletionReply
+from pagewire.gateway.api.chat import ChatFormatter
+from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope
-from pagewire.gateway.generation.generation import Generation, Mailbox
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.http.sse import DONE, ChunkWriter
 from pagewire.models import EMBEDDED, resolve_model
 from pagewire.packing import pack
@@ -42,7 +43,7 @@ def test_detokenizers(tmp_path: Path, inputs: Inputs, tally: Tally) -> None:
 
 
 def _fuzz_detokenizer(name: str, tokenizer: Tokenizer, count: int, counts: Counter[str]) -> None:
-    ids = st.integers(0, tokenizer.vocab_size - 1)
+    ids = st.integers(0, tokenizer._backend.get_vocab_size() - 1)
     stops = st.lists(st.text("aeiou .\ufffd", min_size=1, max_size=3), max_size=3).map(tuple)
 
     @settings(max_examples=max(1, count), deadline=None, database=None, derandomize=False)
@@ -85,9 +86,9 @@ def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
     def check(pieces: list[tuple[int, str, bool]], usage: bool, stop: str | None) -> None:
         counts[kind] += 1
         envelope = Envelope("x", "chunk", "m\n\n")
-        reply = ChatReply(envelope) if kind == "chat" else CompletionReply(envelope)
-        runs = [Generation(pb.GenerateRequest(), i, i, Mailbox(), eager=True) for i in range(3)]
-        writer, written = ChunkWriter(reply, usage), ""
+        formatter = ChatFormatter(envelope) if kind == "chat" else CompletionFormatter(envelope)
+        runs = [Generation(pb.GenerateRequest(), i, i, UpdateQueue(), eager=True) for i in range(3)]
+        writer, written = ChunkWriter(formatter, usage), ""
         for index, text, read in pieces:
             runs[index].extend(pack([1]), text.encode(), 0.0)
             if read:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagewire.worker.ops.cublas import gemm as products
+from pagewire.worker.ops.cublas import gemm as gemms
 from pagewire.worker.ops.cublas.cublaslt import Shape, algorithms, multiply, with_settings
 from pagewire.worker.ops.cublas.gemm import worth_trying
 
@@ -46,8 +46,7 @@ def test_every_algorithm_multiplies(
 
 
 @pytest.mark.skipif(
-    torch.cuda.is_available()
-    and torch.cuda.get_device_capability() != products.SCHEDULED_CAPABILITY,
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != gemms.SCHEDULED_CAPABILITY,
     reason="a worker tries tiles of one wave on Hopper alone, where they were found",
 )
 def test_tiles_of_one_wave_are_tried_too() -> None:
@@ -71,16 +70,16 @@ def test_a_chosen_algorithm_is_taken_in_graphs_too(monkeypatch: pytest.MonkeyPat
         taken.append(arguments)
         return multiply(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(products, "multiply", recorded)
+    monkeypatch.setattr(gemms, "multiply", recorded)
     shapes = [Shape(144, 4096, 4096, torch.bfloat16, add) for add in (False, True)]
     chosen = {shape: algorithms(shape)[-1] for shape in shapes}
-    monkeypatch.setattr(products, "_chosen", chosen)
-    products.product(x, weight)
-    products.product_add(x, weight, held.clone())
+    monkeypatch.setattr(gemms, "_chosen", chosen)
+    gemms.gemm(x, weight)
+    gemms.gemm_add(x, weight, held.clone())
     graph, residual = torch.cuda.CUDAGraph(), held.clone()
     with torch.cuda.graph(graph):
-        out = products.product(x, weight)
-        products.product_add(x, weight, residual)
+        out = gemms.gemm(x, weight)
+        gemms.gemm_add(x, weight, residual)
     assert len(taken) == 4
     residual.copy_(held)
     graph.replay()
@@ -93,12 +92,12 @@ def test_what_was_not_measured_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
     """Other sizes, and matrices that do not lie as the measured ones did."""
     x, weight, _ = draw(144, 4096, 4096, torch.bfloat16)
     shape = Shape(144, 4096, 4096, torch.bfloat16, add=False)
-    monkeypatch.setattr(products, "_chosen", {shape: algorithms(shape)[-1]})
-    monkeypatch.setattr(products, "multiply", None)
-    assert torch.equal(products.product(x[:80], weight), torch.mm(x[:80], weight.t()))
+    monkeypatch.setattr(gemms, "_chosen", {shape: algorithms(shape)[-1]})
+    monkeypatch.setattr(gemms, "multiply", None)
+    assert torch.equal(gemms.gemm(x[:80], weight), torch.mm(x[:80], weight.t()))
     shifted = torch.empty(144 * 4096 + 8, device="cuda", dtype=torch.bfloat16)[8:].view(144, 4096)
     shifted.copy_(x)
-    assert torch.equal(products.product(shifted, weight), torch.mm(shifted, weight.t()))
+    assert torch.equal(gemms.gemm(shifted, weight), torch.mm(shifted, weight.t()))
     assert not algorithms(Shape(144, 4096, 4096, torch.float32, add=False))
 
 
@@ -106,9 +105,9 @@ def test_the_fastest_is_measured(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = [draw(1, 4096, 4096, torch.bfloat16)[1] for _ in range(4)]
-    monkeypatch.setattr(products, "_chosen", {})
-    changed = products.choose_algorithms(weights, [96, 160, 224], add=True)
+    monkeypatch.setattr(gemms, "_chosen", {})
+    changed = gemms.choose_algorithms(weights, [96, 160, 224], add=True)
     print(f"{changed} of 3 are not torch's")
     assert not caplog.records, "a measurement that fails is logged, and torch's algorithms kept"
-    assert changed == len(products._chosen)
-    assert {shape.tokens for shape in products._chosen} <= {96, 160, 224}
+    assert changed == len(gemms._chosen)
+    assert {shape.tokens for shape in gemms._chosen} <= {96, 160, 224}

@@ -1,4 +1,4 @@
-"""Kernel tests run on the GPU where there is one, otherwise under Triton's interpreter."""
+"""Kernel tests run on the GPU if there is one, otherwise in Triton's interpreter."""
 
 import pytest
 import torch

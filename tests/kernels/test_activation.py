@@ -1,4 +1,4 @@
-"""The gated activation kernel against its twin."""
+"""The kernel of the gated activation against its reference."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_silu_mul(tokens, intermediate, dtype, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "hidden", "intermediate"), [(1, 64, 40), (5, 100, 1030)])
-def test_what_is_not_scaled_yet_is_scaled(tokens, hidden, intermediate, dtype, device):
+def test_unscaled_input_is_scaled(tokens, hidden, intermediate, dtype, device):
     torch.manual_seed(tokens)
     x = (4 * torch.randn(tokens, hidden, device=device)).to(dtype)
     gate_up = (8 * torch.randn(tokens, 2 * intermediate, device=device)).to(dtype)

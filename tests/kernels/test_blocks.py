@@ -1,4 +1,4 @@
-"""The kernel that copies KV blocks between two memories against its twin."""
+"""The kernel that copies KV blocks between two memories against its reference."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ VALUES = (12, 4096, 5000, 16384)
 
 
 def memories(parts: int, values: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The device's, parts apart, and the host's, a block's parts together: random values."""
+    """Random blocks of the device, parts first, and of the host, where parts of a block adjoin."""
     generator = torch.Generator().manual_seed(values)
     blocks = torch.randn(parts, 9, values, generator=generator).to(dtype)
     host_blocks = torch.randn(7, parts, values, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""The cases of `pagewire bench kernels`, tiny, and what the command makes of results."""
+"""The cases of `pagewire bench kernels` in small sizes, and the table of results."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ CEILINGS = Ceilings(copy_tb_per_s=4.0, matmul_tflop_per_s=800.0)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_runs_and_computes_what_its_twin_does(name: str) -> None:
+def test_a_case_runs_and_computes_the_reference(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
     assert case.work > 0
     assert len(case.inputs) == 2
     assert any(one is not other for one, other in zip(*case.inputs, strict=True))
-    twins = copy.deepcopy(case).calls(load_ops("torch"))
-    for kernel, twin in zip(case.calls(load_ops("triton")), twins, strict=True):
-        assert_near(kernel(), twin(), 1e-5)
+    references = copy.deepcopy(case).calls(load_ops("torch"))
+    for kernel, reference in zip(case.calls(load_ops("triton")), references, strict=True):
+        assert_near(kernel(), reference(), 1e-5)
 
 
 def test_work_counts_each_byte_and_operation_once() -> None:
@@ -66,17 +66,17 @@ def test_inputs_outgrow_the_cache() -> None:
 def test_every_model_has_a_case_of_each_kernel() -> None:
     for shapes in MODELS.values():
         names = [name for name, _ in CaseMaker(shapes, Sizes(), DEVICE).all()]
-        assert len(set(names)) == 16
+        assert len(set(names)) == 15
         assert max(map(len, names)) <= 58, "the table's first column"
 
 
-def test_twins_that_read_on_the_host_are_neither_captured_nor_compiled(
+def test_references_that_read_on_the_host_are_neither_captured_nor_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled = []
     monkeypatch.setattr(timed, "graph_us", lambda calls: 2.0 if calls[0]() is not None else 0)
     monkeypatch.setattr(timed, "stream_us", lambda calls: 50.0 if calls[0]() is not None else 0)
-    monkeypatch.setattr(torch, "compile", lambda twin, dynamic: compiled.append(twin) or twin)
+    monkeypatch.setattr(torch, "compile", lambda op, dynamic: compiled.append(op) or op)
 
     norm = measure("norm", CASES["RMSNorm, 5 tokens"], True, CEILINGS)
     assert (norm.microseconds, norm.eager_microseconds, norm.compiled_microseconds) == (2, 2, 2)

@@ -1,4 +1,4 @@
-"""The small-batch linear kernels against their twins."""
+"""The linear kernels for few tokens against their references."""
 
 from functools import partial
 
@@ -37,12 +37,12 @@ if FULL_SIZE:
         (16, 2048, 1000, SkinnyConfig(rows=64, block_k=128, warps=4, stages=4)),
         (40, 14336, 4096, SkinnyConfig(rows=128, block_k=64, warps=4, stages=5)),
     ]
-# The fused forms multiply by the unnormalized input and round once, their twins twice or more.
+# Fused kernels multiply by the unnormalized input and round once; references round several times.
 FUSED_TOLERANCE = {dtype: 2 * tolerance for dtype, tolerance in TOLERANCE.items()}
 
 
 class Inputs:
-    """Random inputs of one case; weights are scaled so that outputs stay near 1."""
+    """Random inputs of one case; weights are scaled so that outputs are near 1."""
 
     def __init__(self, tokens: int, k: int, features: int, dtype: torch.dtype, device) -> None:
         torch.manual_seed(tokens + k + features)
@@ -58,28 +58,28 @@ class Inputs:
         self.residual = draw(tokens, features).to(dtype)
 
 
-def twin(function, *arguments):
-    """A reference on the CPU, whose products are not those of cuBLAS."""
+def on_cpu(function, *arguments):
+    """Run a reference on the CPU, where GEMMs are not those of cuBLAS."""
     out = function(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in arguments))
     return out.to(arguments[0].device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "k", "features", "config"), CASES)
-class TestAgainstTwin:
+class TestAgainstReference:
     def test_linear(self, tokens, k, features, config, dtype, device):
         a = Inputs(tokens, k, features, dtype, device)
         for bias in (None, a.bias):
             with poisoned_outputs():
                 out = linear.linear(a.x, a.weight, bias, config=config)
-            assert_near(out, twin(reference.linear, a.x, a.weight, bias), TOLERANCE[dtype])
+            assert_near(out, on_cpu(reference.linear, a.x, a.weight, bias), TOLERANCE[dtype])
 
     def test_norm_linear(self, tokens, k, features, config, dtype, device):
         a = Inputs(tokens, k, features, dtype, device)
         for bias in (None, a.bias):
             with poisoned_outputs():
                 out = linear.norm_linear(a.x, a.norm, EPS, a.weight, bias, config=config)
-            expected = twin(reference.norm_linear, a.x, a.norm, EPS, a.weight, bias)
+            expected = on_cpu(reference.norm_linear, a.x, a.norm, EPS, a.weight, bias)
             assert_near(out, expected, FUSED_TOLERANCE[dtype])
 
     def test_linear_add(self, tokens, k, features, config, dtype, device):
@@ -87,20 +87,20 @@ class TestAgainstTwin:
         stream = a.residual.clone()
         out = linear.linear_add(a.x, a.weight, stream, config=config)
         assert out is stream
-        expected = twin(reference.linear_add, a.x, a.weight, a.residual)
+        expected = on_cpu(reference.linear_add, a.x, a.weight, a.residual)
         assert_near(stream, expected, FUSED_TOLERANCE[dtype])
 
     def test_norm_gate_up_silu_mul(self, tokens, k, features, config, dtype, device):
         a = Inputs(tokens, k, features, dtype, device)
         with poisoned_outputs():
             out = linear.norm_gate_up_silu_mul(a.x, a.norm, EPS, a.gate_up, config=config)
-        expected = twin(reference.norm_gate_up_silu_mul, a.x, a.norm, EPS, a.gate_up)
+        expected = on_cpu(reference.norm_gate_up_silu_mul, a.x, a.norm, EPS, a.gate_up)
         assert_near(out, expected, 2 * FUSED_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 70])
 def test_dispatch_computes_the_same(tokens, device):
-    """Whatever the tables choose, also for shapes that no table names, and with folded norms."""
+    """For every choice of the table, shapes without an entry, and folded norms."""
     dtype = DTYPES[0]
     a = Inputs(tokens, 96, 48, dtype, device)
     tolerance = 2 * FUSED_TOLERANCE[dtype]
@@ -119,7 +119,7 @@ def test_dispatch_computes_the_same(tokens, device):
 
 
 @pytest.mark.parametrize("config", [*dict.fromkeys(config for *_, config in CASES[:6]), None])
-def test_output_goes_where_it_is_told(config, device):
+def test_output_is_written_to_out(config, device):
     a = Inputs(1 if isinstance(config, VectorConfig) else 3, 128, 40, DTYPES[0], device)
     for bias in (None, a.bias):
         expected = reference.norm_linear(a.x, a.norm, EPS, a.weight, bias)
@@ -146,7 +146,7 @@ def test_tables_fit_their_shapes():
 
 
 def test_only_tabled_token_counts_take_the_vector_kernel():
-    """Each number of tokens is a compilation of it, which must not happen while serving."""
+    """Each number of tokens is compiled separately, which must not happen while serving."""
     assert isinstance(linear_config(4, 1024, 2048, item_size=2), VectorConfig)
     assert linear_config(3, 1024, 2048, item_size=2) is None
     assert isinstance(linear_config(9, 1024, 2048, item_size=2), SkinnyConfig)

@@ -1,4 +1,4 @@
-"""Log probabilities of some rows of a step, packed for their way to the host."""
+"""Log probabilities of some rows of a step, packed for the copy to the host."""
 
 import numpy as np
 import pytest
@@ -9,15 +9,15 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("ops", ["torch", "triton"])
 @pytest.mark.parametrize(("num_top", "vocabulary"), [(0, 3000), (3, 3000), (20, 3000), (7, 9)])
-def test_rows_are_chosen_and_packed(backend, num_top, vocabulary, device):
+def test_rows_are_chosen_and_packed(ops, num_top, vocabulary, device):
     torch.manual_seed(0)
     logits = torch.randn(5, vocabulary, device=device).bfloat16()
     logits[0] = torch.nan
     tokens = torch.tensor([-1, 3, 2, 1, 0], dtype=torch.int32, device=device)
     wanted = LogprobRows(np.array([0, 1, 4], np.int32), num_top)
-    packed = compute(load_ops(backend), logits, tokens, wanted)
+    packed = compute(load_ops(ops), logits, tokens, wanted)
     got = PendingLogprobs(wanted, packed.cpu()).read()
     expected = logits[[1, 4]].float().log_softmax(-1)
     best = expected.topk(num_top).values

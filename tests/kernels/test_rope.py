@@ -1,4 +1,4 @@
-"""The fused QK-norm, RoPE and KV-write kernel against its twin, and the twin against Llama."""
+"""The kernel of QK norm, RoPE and KV write against its reference, and that against Llama."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_arguments(
     device: torch.device,
     norms: tuple[bool, bool] = (True, True),
 ) -> tuple:
-    """Tokens of several sequences at positions in no order, each at most once."""
+    """Tokens of several sequences at distinct positions in random order."""
     query_heads, kv_heads, head_dim = heads
     torch.manual_seed(tokens + head_dim)
     max_blocks = max(MAX_BLOCKS, -(-tokens // BLOCK_SIZE))
@@ -48,7 +48,7 @@ def make_arguments(
 
 
 def empty_caches(arguments: tuple, heads: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
-    """Caches full of NaN, so that a write to a wrong place shows, and so does a missing one."""
+    """Caches full of NaN, so that a wrong and a missing write are found."""
     tables = arguments[-1]
     shape = (1 + tables.numel(), heads[1], BLOCK_SIZE, heads[2])
     return [torch.full(shape, torch.nan, dtype=dtype, device=tables.device) for _ in range(2)]
@@ -75,7 +75,7 @@ def assert_same_writes(caches: list[Tensor], expected: list[Tensor], tolerance: 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_matches_twin(tokens, heads, dtype, device):
+def test_matches_the_reference(tokens, heads, dtype, device):
     compare(make_arguments(tokens, heads, dtype, device), heads, dtype)
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_scaled_yet_is_scaled(hidden, config, dtype, device):
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("biased", [False, True])
 def test_projection_and_what_follows_it(tokens, biased, device):
-    """Normalized, projected and rotated: the parts one after another, and the backends' ways."""
+    """Both implementations give the result of norm, projection and rotation one after another."""
     heads, dtype = (4, 2, 32), torch.float32
     _, *norms, eps, cos_sin, positions, slots, tables = make_arguments(tokens, heads, dtype, device)
     x = 3 * torch.randn(tokens, 64, device=device)
@@ -131,7 +131,7 @@ def test_projection_and_what_follows_it(tokens, biased, device):
         assert torch.equal(given, q)
 
 
-def test_twin_rotates_as_llama_does(device):
+def test_the_reference_rotates_as_llama_does(device):
     heads = (4, 2, 64)
     arguments = make_arguments(9, heads, torch.float32, device, (False, False))
     caches = empty_caches(arguments, heads, torch.float32)

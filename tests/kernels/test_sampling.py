@@ -1,4 +1,4 @@
-"""Sampling: the noise and its statistics, the filters' kept sets, and kernels against twins."""
+"""Sampling: noise and its statistics, tokens that filters keep, and kernels against references."""
 
 import math
 from dataclasses import replace
@@ -7,17 +7,20 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.triton import adjustments as adjusting
-from pagewire.worker.ops.triton import sampling, sampling_filters
-from pagewire.worker.protocol.steps.adjustments import (
+from pagewire.worker.ops.contract.noise import GREEDY_BELOW, GROUP
+from pagewire.worker.ops.contract.sampling import (
     BIASED,
     IN_PROMPT,
     MAX_COUNTED,
     NO_TOKEN,
     PENALIZED,
+    Adjustments,
+    SamplingState,
 )
+from pagewire.worker.ops.reference import sampling as reference
+from pagewire.worker.ops.triton import adjustments as adjusting
+from pagewire.worker.ops.triton import sampling, sampling_filters
+from pagewire.worker.ops.triton.logprobs import logprobs
 from support.kernels.comparison import DTYPES, FULL_SIZE, poisoned_outputs
 
 # A ragged last chunk, one chunk, and several.
@@ -33,7 +36,7 @@ ROWS = len(TOP_K)
 
 
 def make_state(rows: int, device: torch.device, **given) -> SamplingState:
-    """Sample at temperature 1 with no filter, but for what is given."""
+    """Return rows at temperature 1 without filters, except for the columns `given`."""
 
     def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
         values = torch.as_tensor(given.get(name, default), dtype=dtype, device=device)
@@ -54,7 +57,7 @@ def make_state(rows: int, device: torch.device, **given) -> SamplingState:
 
 
 def filtered_state(device: torch.device, seed: int = 3) -> SamplingState:
-    """One row of each kind of filter and mixture."""
+    """Return one row for each kind of filter and mixture."""
     seeds = torch.arange(ROWS) * 0x123456789AB - seed
     return make_state(
         ROWS,
@@ -73,26 +76,26 @@ def assert_same_draws(
     logits: torch.Tensor,
     state: SamplingState,
 ) -> None:
-    """Tokens equal the twin's, but for groups and ids that tie to a rounding of the score."""
+    """Tokens equal the reference's, except groups and ids that tie up to rounding of the score."""
     assert out.dtype == torch.int32
     expected = reference.sample(logits, state)
-    drawn = state.temperature[:, None] >= reference.GREEDY_BELOW
+    drawn = state.temperature[:, None] >= GREEDY_BELOW
     scores = reference.adjusted_logits(logits, state)
     scores = scores.masked_fill(drawn & ~kept_set(logits, state), -torch.inf)
     scores /= state.temperature.clamp(min=1e-5)[:, None]
-    group = out.long() // reference.GROUP
+    group = out.long() // GROUP
     groups, keys = reference.in_groups(scores), reference.noise_keys(state.seed, state.index)
     of_groups = reference.noisy_groups(groups, keys)
     of_ids = reference.noisy_ids(groups, group, keys)
     for row in (out != expected).nonzero()[:, 0].tolist():
-        best = of_groups[row, expected[row] // reference.GROUP]
+        best = of_groups[row, expected[row] // GROUP]
         short = abs(best - of_groups[row, group[row]])
-        within = of_ids[row].max() - of_ids[row, out[row] % reference.GROUP]
+        within = of_ids[row].max() - of_ids[row, out[row] % GROUP]
         assert max(short, within) < 1e-4, f"row {row}: drew {out[row]}, not {expected[row]}"
 
 
 def kept_set(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
-    """What the sort-based twin keeps of each row, `[rows, vocabulary]`."""
+    """Return which tokens the sort-based reference keeps, `[rows, vocabulary]`."""
     rows = torch.arange(len(logits), device=logits.device)
     scores = reference.adjusted_logits(logits, state)
     thresholds = reference.kept_thresholds(scores, state, rows, logits.dtype)
@@ -100,7 +103,7 @@ def kept_set(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
 
 
 def finalize(x: int) -> int:
-    """MurmurHash3's finalizer, of one integer."""
+    """The finalizer of MurmurHash3 for one integer."""
     x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
     return x ^ x >> 16
@@ -121,23 +124,23 @@ def test_noise_bits_equal_plain_integers(seed, index, device):
 
 
 @pytest.mark.parametrize("rows", [16, 256])
-def test_noise_kernel_has_the_twins_bits(rows, device):
-    """With equal logits the token is the argmax of the hash, so its bits decide alone."""
+def test_noise_of_the_kernel_has_the_bits_of_the_reference(rows, device):
+    """With equal logits the token is the argmax of the noise, so the bits of the hash decide."""
     groups = 375
     seed = torch.arange(rows) * 0x9876543210F
     state = make_state(rows, device, seed=seed, index=torch.arange(rows))
     keys = reference.noise_keys(state.seed, state.index)
 
     def smallest(numbers: torch.Tensor) -> torch.Tensor:
-        """A draw takes the smallest of -log(1 - v), v the upper 31 bits."""
+        """A draw takes the smallest -log(1 - v), where v is the upper 31 bits."""
         bits = reference.noise_bits(keys, numbers)
         return (bits >> 1).bitwise_and(0x7FFFFFFF).argmin(-1).int()
 
     group = smallest(~torch.arange(groups, dtype=torch.int32, device=device))
-    first = (group * reference.GROUP)[:, None]
-    ids = first + torch.arange(reference.GROUP, dtype=torch.int32, device=device)
+    first = (group * GROUP)[:, None]
+    ids = first + torch.arange(GROUP, dtype=torch.int32, device=device)
     expected = first[:, 0] + smallest(ids)
-    logits = torch.zeros(rows, groups * reference.GROUP, device=device)
+    logits = torch.zeros(rows, groups * GROUP, device=device)
     assert torch.equal(sampling.sample(logits, state, filtered=False), expected)
     assert torch.equal(reference.sample(logits, state), expected)
 
@@ -180,8 +183,8 @@ def test_uniform_bins_are_even_and_independent_over_index(device):
     ids=["lower half of seed", "upper half of seed", "index"],
 )
 def test_equal_tokens_win_equally_often(varied, device):
-    """Of whole groups and of a last one that has fewer ids."""
-    vocabulary = 7 * reference.GROUP + 5
+    """The vocabulary has whole groups and a last one with fewer ids."""
+    vocabulary = 7 * GROUP + 5
     state = make_state(20000, device, **varied)
     tokens = reference.sample(torch.zeros(20000, vocabulary, device=device), state)
     counts = torch.bincount(tokens.long(), minlength=vocabulary)
@@ -238,28 +241,28 @@ def test_kept_tokens_of_known_distribution(device):
 
 @pytest.mark.parametrize("dtype", list(dict.fromkeys([*DTYPES, torch.float32])))
 @pytest.mark.parametrize("vocabulary", [50, sampling_filters.CHUNK + 77, *VOCABULARIES[3:]])
-def test_pivot_search_keeps_the_sorts_set(vocabulary, dtype, device):
+def test_pivot_search_keeps_the_tokens_of_the_sort(vocabulary, dtype, device):
     torch.manual_seed(vocabulary)
     spread = torch.tensor([0.5, 4.0], device=device).repeat(ROWS // 2)[:, None]
     logits = (spread * torch.randn(ROWS, vocabulary, device=device)).to(dtype)
     logits[:, ::7] = logits[:, :1]  # ties
     logits[:, 1::9] = 0.0
     logits[:, 2::9] = -0.0
-    logits[3:5] -= 100  # negative alone
-    logits[5:, sampling_filters.CHUNK :] -= 30  # chunks below every likely pivot
+    logits[3:5] -= 100  # only negative values
+    logits[5:, sampling_filters.CHUNK :] -= 30  # chunks below every possible pivot
     state = filtered_state(device)
     with poisoned_outputs():
         thresholds = sampling_filters.kept_thresholds(logits, state)
     kept = kept_set(logits, state)
     differ = (logits.float() >= thresholds[:, None]) != kept
-    # Exactly the same set, but for what lies within a rounding of the mass that top-p keeps.
+    # The same tokens, except those within a rounding error of the mass that top-p keeps.
     exact = state.top_p >= 1
     assert not differ[exact].any()
     mass = (logits.float() / state.temperature[:, None]).softmax(-1)
     assert (mass * differ).sum(-1).max() < (2e-6 if dtype == torch.float32 else 1e-30)
 
 
-def test_filtered_draws_equal_the_twins(device):
+def test_filtered_draws_equal_those_of_the_reference(device):
     torch.manual_seed(1)
     logits = (3 * torch.randn(ROWS, sampling.CHUNK + 77, device=device)).to(torch.float16)
     state = filtered_state(device)
@@ -289,20 +292,20 @@ def test_plain_rows_beside_greedy_ones(vocabulary, dtype, device):
     assert torch.equal(plain[greedy], logits[greedy].float().argmax(-1).int())
 
 
-@pytest.mark.parametrize("backend", [reference, sampling])
-def test_draw_does_not_depend_on_the_batch(backend, device):
+@pytest.mark.parametrize("ops", [reference, sampling])
+def test_draw_does_not_depend_on_the_batch(ops, device):
     torch.manual_seed(4)
     logits = torch.randn(ROWS, 500, device=device).half()
     state = filtered_state(device)
-    together = backend.sample(logits, state)
+    together = ops.sample(logits, state)
     for row in (3, 7):
         tensors = set(SamplingState.__slots__) - {"adjustments"}
         alone = SamplingState(**{name: getattr(state, name)[row : row + 1] for name in tensors})
-        assert backend.sample(logits[row : row + 1], alone)[0] == together[row]
+        assert ops.sample(logits[row : row + 1], alone)[0] == together[row]
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_rows_without_numbers_draw_a_token_of_their_own(filtered, device):
+def test_rows_of_nan_or_infinity_draw_a_token_of_the_vocabulary(filtered, device):
     vocabulary = sampling.CHUNK + 3
     logits = torch.randn(6, vocabulary, device=device)
     logits[0:2] = torch.nan
@@ -314,8 +317,8 @@ def test_rows_without_numbers_draw_a_token_of_their_own(filtered, device):
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-@pytest.mark.parametrize("backend", [reference, sampling])
-def test_stop_tokens_wait_for_min_tokens(backend, filtered, device):
+@pytest.mark.parametrize("ops", [reference, sampling])
+def test_stop_tokens_wait_for_min_tokens(ops, filtered, device):
     vocabulary = sampling.CHUNK + 500
     logits = torch.zeros(4, vocabulary, device=device)
     best, second, third = vocabulary - 1, 7, 9
@@ -331,7 +334,7 @@ def test_stop_tokens_wait_for_min_tokens(backend, filtered, device):
         top_k=5 if filtered else 0,
         stop_token_ids=stops,
     )
-    assert backend.sample(logits, state, filtered).tolist() == [third, third, best, best]
+    assert ops.sample(logits, state, filtered).tolist() == [third, third, best, best]
 
 
 @pytest.mark.parametrize("column", [0, MAX_STOP_IDS - 1])
@@ -344,13 +347,13 @@ def test_each_row_has_stop_tokens_of_its_own(column, device):
     assert sampling.sample(logits, state, False).tolist() == [7, 9, 7]
 
 
-# Kind of each row, in slots that are in no order.
+# The kind of each row; slots are in random order.
 KINDS = [0, BIASED, PENALIZED, BIASED | PENALIZED, 0, BIASED | PENALIZED, PENALIZED, BIASED, 3, 3]
 ADJUSTED_SLOTS = [9, 4, 0, 11, 2, 7, 1, 10, 3, 5]
 
 
 def make_adjustments(vocabulary: int, device: torch.device) -> Adjustments:
-    """Random ones for `ROWS` rows; biased ids lie at both edges of every chunk, for one row 300."""
+    """Random adjustments of ROWS rows; biased ids are at both edges of chunks, one row has 300."""
     generator = torch.Generator().manual_seed(vocabulary)
 
     def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
@@ -379,7 +382,7 @@ def make_adjustments(vocabulary: int, device: torch.device) -> Adjustments:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocabulary", [50, adjusting.CHUNK, adjusting.CHUNK + 77])
-def test_adjusted_rows_beside_others(vocabulary, dtype, device, monkeypatch):
+def test_adjusted_rows_in_a_batch_with_others(vocabulary, dtype, device, monkeypatch):
     """Greedy, drawn, filtered, with and without bans, penalties and biases, in one batch."""
     monkeypatch.setattr(adjusting, "RUNS", 4)  # of 3 rows, and one
     torch.manual_seed(vocabulary)
@@ -404,9 +407,9 @@ def test_adjusted_rows_beside_others(vocabulary, dtype, device, monkeypatch):
     assert_same_draws(drawn, logits, state)
 
 
-@pytest.mark.parametrize("backend", [reference, sampling])
-def test_adjustments_are_those_of_the_formula(backend, device):
-    """By hand: of a greedy row the best token after biases, bans and penalties, in this order."""
+@pytest.mark.parametrize("ops", [reference, sampling])
+def test_adjustments_are_those_of_the_formula(ops, device):
+    """A greedy row takes the best token after biases, bans and penalties, in this order."""
     counts = [0, 3, IN_PROMPT, IN_PROMPT + 1, 0, 2]
     logits = [1.0, 4.0, 3.0, -2.0, 2.5, 6.0]
     biases = {0: 0.5, 3: 5.0, 5: 1.0}
@@ -438,11 +441,11 @@ def test_adjustments_are_those_of_the_formula(backend, device):
     given = torch.tensor([logits], device=device)
     expected = torch.tensor([[adjust(token) for token in range(6)]], device=device)
     torch.testing.assert_close(reference.adjusted_logits(given, state), expected)
-    assert backend.sample(given, state).item() == expected.argmax()
+    assert ops.sample(given, state).item() == expected.argmax()
 
 
-def test_filters_tie_adjusted_logits_that_no_model_tells_apart(device):
-    """Biases below the precision of the logits' type do not decide what top-k keeps."""
+def test_filters_tie_adjusted_logits_that_differ_below_the_precision_of_the_model(device):
+    """Biases below the precision of the logits' dtype do not decide which tokens top-k keeps."""
     logits = torch.tensor([[-8.0, 8.0, 8.0, 7.0]], device=device).half()
     adjustments = make_adjustments(4, device)
     adjustments.kinds.fill_(BIASED)
@@ -455,11 +458,11 @@ def test_filters_tie_adjusted_logits_that_no_model_tells_apart(device):
     seeds = torch.arange(draws)
     state = make_state(draws, device, top_k=1, seed=seeds, adjustments=replace(adjustments, **one))
     rows = logits.expand(draws, -1).contiguous()
-    for backend in (reference, sampling):
-        assert set(backend.sample(rows, state).tolist()) == {1, 2}
+    for ops in (reference, sampling):
+        assert set(ops.sample(rows, state).tolist()) == {1, 2}
 
 
-def test_rows_may_lie_apart(device):
+def test_rows_may_have_any_stride(device):
     logits = torch.randn(3, 5000, device=device)
     state = make_state(3, device, top_k=4, seed=torch.arange(3))
     near = logits[:, :4500].contiguous()
@@ -475,24 +478,24 @@ def test_logprobs(vocabulary, k, device):
     logits = order.float() * (8 / vocabulary) - 4
     tokens = torch.tensor([0, vocabulary - 1, vocabulary // 2], dtype=torch.int32, device=device)
     with poisoned_outputs():
-        out = sampling.logprobs(logits, tokens, k)
+        out = logprobs(logits, tokens, k)
     expected = reference.logprobs(logits, tokens, k)
     assert torch.equal(out[1], expected[1])
     torch.testing.assert_close(out[0], expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[2], expected[2], rtol=1e-5, atol=1e-5)
 
 
-def test_logprobs_of_rows_without_numbers_stay_within_their_row(device):
+def test_logprobs_of_rows_of_nan_or_infinity_stay_within_their_row(device):
     logits = torch.randn(3, VOCABULARIES[-1], device=device)
     logits[1] = torch.nan
     logits[2] = -torch.inf
     tokens = torch.zeros(3, dtype=torch.int32, device=device)
-    _, ids, _ = sampling.logprobs(logits, tokens, 20)
+    _, ids, _ = logprobs(logits, tokens, 20)
     expected = reference.logprobs(logits[:1], tokens[:1], 20)[1]
     assert torch.equal(ids[:1], expected)
     assert ((ids >= 0) & (ids < logits.shape[1])).all()
 
 
-def test_logprobs_refuses_more_than_it_has(device):
+def test_too_many_logprobs_are_refused(device):
     with pytest.raises(ValueError, match="k is 21"):
-        sampling.logprobs(torch.zeros(1, 50, device=device), torch.zeros(1).int(), 21)
+        logprobs(torch.zeros(1, 50, device=device), torch.zeros(1).int(), 21)

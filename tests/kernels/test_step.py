@@ -1,4 +1,4 @@
-"""The kernels at the two ends of a decode step against their twins."""
+"""The kernels at the beginning and the end of a decode step against their references."""
 
 from dataclasses import replace
 from types import ModuleType
@@ -7,26 +7,33 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.ops.contract import step as contract
+from pagewire.worker.ops.contract.sampling import (
+    BIASED,
+    IN_PROMPT,
+    MAX_COUNTED,
+    PENALIZED,
+    Adjustments,
+    SamplingState,
+)
 from pagewire.worker.ops.reference import step as reference
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.triton import step as kernels
-from pagewire.worker.protocol.steps.adjustments import BIASED, IN_PROMPT, MAX_COUNTED, PENALIZED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, MAX_BLOCKS, VOCAB = 12, 9, 50
 
 
 def make_inputs(rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Distinct slots; a block table write for every second row, the others name the padding."""
-    inputs = torch.zeros(reference.NUM_INPUTS, rows, dtype=torch.int32)
-    inputs[reference.SLOTS] = torch.randperm(SLOTS - 1, generator=generator)[:rows]
-    inputs[reference.POSITIONS] = torch.randint(0, 100, (rows,), generator=generator)
-    inputs[reference.INDICES] = torch.randint(0, 100, (rows,), generator=generator)
-    inputs[reference.WRITE_SLOTS] = SLOTS - 1
-    written = inputs[reference.SLOTS, ::2]
-    inputs[reference.WRITE_SLOTS, ::2] = written
-    inputs[reference.WRITE_COLUMNS, ::2] = 1 + written % (MAX_BLOCKS - 1)
-    inputs[reference.WRITE_BLOCKS, ::2] = 100 + written
+    """Distinct slots; every second row writes to its block table, others name the padding."""
+    inputs = torch.zeros(contract.NUM_INPUTS, rows, dtype=torch.int32)
+    inputs[contract.SLOTS] = torch.randperm(SLOTS - 1, generator=generator)[:rows]
+    inputs[contract.POSITIONS] = torch.randint(0, 100, (rows,), generator=generator)
+    inputs[contract.INDICES] = torch.randint(0, 100, (rows,), generator=generator)
+    inputs[contract.WRITE_SLOTS] = SLOTS - 1
+    written = inputs[contract.SLOTS, ::2]
+    inputs[contract.WRITE_SLOTS, ::2] = written
+    inputs[contract.WRITE_COLUMNS, ::2] = 1 + written % (MAX_BLOCKS - 1)
+    inputs[contract.WRITE_BLOCKS, ::2] = 100 + written
     return inputs.to(DEVICE)
 
 
@@ -115,8 +122,8 @@ def test_end_decode(hidden: int, dtype: torch.dtype) -> None:
     assert torch.equal(last, want_last)
 
 
-@pytest.mark.parametrize("backend", [reference, kernels])
-def test_end_decode_counts_tokens_of_slots_with_penalties(backend: ModuleType) -> None:
+@pytest.mark.parametrize("ops", [reference, kernels])
+def test_end_decode_counts_tokens_of_slots_with_penalties(ops: ModuleType) -> None:
     hidden = torch.zeros(6, 64, device=DEVICE)
     hidden[1, 5] = float("nan")
     tokens = torch.tensor([7, 7, 7, VOCAB - 1, 0, 9], dtype=torch.int32, device=DEVICE)
@@ -128,8 +135,8 @@ def test_end_decode_counts_tokens_of_slots_with_penalties(backend: ModuleType) -
     counts[1, VOCAB - 1], counts[9, 0] = IN_PROMPT, IN_PROMPT + MAX_COUNTED
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     for _ in range(2):
-        backend.end_decode(tokens, hidden, slots, last, adjustments)
+        ops.end_decode(tokens, hidden, slots, last, adjustments)
     assert counts[3, 7] == 2
     assert counts[1, VOCAB - 1] == IN_PROMPT + 2
-    assert counts[9, 0] == IN_PROMPT + MAX_COUNTED == -1, "it counts no further"
-    assert counts.count_nonzero() == 3, "neither failed rows nor slots without penalties count"
+    assert counts[9, 0] == IN_PROMPT + MAX_COUNTED == -1, "the count stops at its maximum"
+    assert counts.count_nonzero() == 3, "failed rows and slots without penalties are not counted"

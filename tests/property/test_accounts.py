@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pagewire.auth.accounts import Account, Visit
+from pagewire.auth.accounts import Account, AccountedRequest
 from pagewire.auth.callers import Callers
 from pagewire.auth.costs import Cost
 from pagewire.auth.keys import ApiKey, KeyRing
@@ -34,7 +34,7 @@ class Request:
     """One request as a server sees it."""
 
     account: Account
-    visit: Visit
+    visit: AccountedRequest
     prompts: int
     admitted: bool = False
 
@@ -76,7 +76,7 @@ class Accounts(RuleBasedStateMachine):
         before = _levels(account, self.now)
         places = account.running
         try:
-            visit = account.enter(self.now, generates)
+            visit = account.begin_request(self.now, generates)
         except RequestError as error:
             refused = error
         else:
@@ -103,7 +103,7 @@ class Accounts(RuleBasedStateMachine):
             return None
         most = request.account.key.limits.max_concurrent
         try:
-            request.visit.admit(prompts, cost, self.now)
+            request.visit.reserve(prompts, cost, self.now)
         except RequestError as error:
             no_use = error.code is Code.INVALID_ARGUMENT
             self._leave(request, 0)
@@ -192,7 +192,7 @@ class Accounts(RuleBasedStateMachine):
             assert account.charged == self.used[account]
 
     def _leave(self, request: Request, used: int) -> None:
-        request.visit.leave(used, self.now)
+        request.visit.end(used, self.now)
         self.open.remove(request)
         self.used[request.account] += used
 

@@ -298,7 +298,7 @@ class Batching(RuleBasedStateMachine):
     def lose_worker(self) -> None:
         loss = Loss("process")
         self.admission.lose_worker(self.batch, loss, self.now)
-        loss.met("another")
+        loss.resolve("another")
         for deadly in self.admission.remove_deadly():
             deadly.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits, self.now)

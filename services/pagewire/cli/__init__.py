@@ -1,1 +1,1 @@
-"""The `pagewire` command: `main` puts together what `commands` define."""
+"""The `pagewire` command line: `main` assembles the commands in `commands`."""

@@ -9,20 +9,20 @@ from typing import Any
 from pagewire.cli.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-# In the environment only: a flag would show it to everybody on this machine.
+# A flag would show the key to every user of the machine.
 KEY_VARIABLE = "PAGEWIRE_API_KEY"
 
 
 def authorization() -> dict[str, str]:
-    """The headers that show the API key in PAGEWIRE_API_KEY; none without one."""
+    """The header with the API key in PAGEWIRE_API_KEY; no header without a key."""
     key = os.environ.get(KEY_VARIABLE)
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 class Answer:
-    """One streamed answer: iterate for its text, then read what was measured.
+    """One streamed answer. Iterate over it for its text; then read its figures.
 
-    Times are in seconds from sending the request; `tokens` is what the server counted.
+    Times are in seconds since the request was sent. `tokens` are counted by the server.
     """
 
     def __init__(self, url: str, path: str, body: dict[str, Any]) -> None:
@@ -48,12 +48,12 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed: tokens after the first over the time after the first; 0 without any."""
+        """Tokens after the first, over the time after the first; 0 for fewer than two tokens."""
         decoding = self.duration - (self.ttft or 0.0)
         return (self.tokens - 1) / decoding if self.tokens > 1 and decoding > 0 else 0.0
 
     def _take(self, event: dict[str, Any]) -> str:
-        """The new text of an event; its other news are noted."""
+        """The new text of an event. Keeps the event's usage and finish reason."""
         if "error" in event:
             raise CommandError(f"the answer failed: {_message(event)}")
         if event.get("usage"):
@@ -68,18 +68,18 @@ class Answer:
 
 
 def chat_answer(url: str, model: str, messages: list[dict[str, str]], **options: Any) -> Answer:
-    """The answer to a conversation; options that are None are left to the server."""
+    """The answer to a conversation. Options that are None are not sent."""
     body = {"model": model, "messages": messages, **_given(options)}
     return Answer(url, "/v1/chat/completions", body)
 
 
 def text_answer(url: str, model: str, prompt: str, **options: Any) -> Answer:
-    """The continuation of a text; options that are None are left to the server."""
+    """The continuation of a text. Options that are None are not sent."""
     return Answer(url, "/v1/completions", {"model": model, "prompt": prompt, **_given(options)})
 
 
 async def served_models(url: str) -> list[str] | None:
-    """Names of the models that a server serves; None when no server answers at the URL."""
+    """The names of the models that a server serves; None if no server answers at the URL."""
     import httpx
 
     try:
@@ -93,14 +93,30 @@ async def served_models(url: str) -> list[str] | None:
         raise CommandError(
             f"{url} answers with HTTP status {response.status_code}: {response.text}"
         )
-    return [str(model["id"]) for model in response.json()["data"]]
+    try:
+        return [str(model["id"]) for model in response.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{url}/v1/models is not a list of models; check the URL") from error
+
+
+async def first_model(url: str) -> str:
+    """The first model that a server serves; CommandError if there is no server or no model."""
+    models = await served_models(url)
+    if models is None:
+        raise CommandError(
+            f"no server answers at {url}; start one with `pagewire run`, or give another address "
+            "with --url"
+        )
+    if not models:
+        raise CommandError(f"the server at {url} serves no model yet; try again in a moment")
+    return models[0]
 
 
 async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The server-sent events of a response, parsed."""
+    """The parsed server-sent events of a response."""
     import httpx
 
-    # No limit on time: a request may wait in the server's queue for long, and rightly so.
+    # No timeout: a request may wait long in the server's queue.
     client = httpx.AsyncClient(timeout=None, trust_env=False, headers=authorization())
     try:
         async with client, client.stream("POST", url, json=body) as response:

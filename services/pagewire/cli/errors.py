@@ -1,5 +1,5 @@
-"""Failures that end a command with a message and no traceback."""
+"""The error that ends a command with a message instead of a traceback."""
 
 
 class CommandError(Exception):
-    """What went wrong and what to do about it, for people; the command ends with status 1."""
+    """Ends the command with status 1. The message says what is wrong and what to do."""

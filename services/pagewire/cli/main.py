@@ -9,9 +9,9 @@ from pagewire.cli.commands import bench, demo, generate, keys, run, services
 from pagewire.cli.commands import chat as chat_command
 from pagewire.cli.commands import simulate as simulate_command
 from pagewire.cli.errors import CommandError
-from pagewire.cli.launch.parent import die_with_parent
+from pagewire.parent_process import end_with_supervisor
 
-# Of its usage errors (exit status 2) typer exports this one; their common base is what to catch.
+# The base class of typer's usage errors (exit status 2), which typer does not export.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -46,8 +46,8 @@ def make_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Runs the command line; failures become one message and an exit status."""
-    die_with_parent()
+    """Runs the command line. An error is printed as one message and sets the exit status."""
+    end_with_supervisor()
     try:
         status = make_app()(standalone_mode=False)
     except _UsageError as error:
@@ -63,7 +63,7 @@ def _fail(error: Exception, status: int) -> NoReturn:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "pagewire"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
-    if text:  # without any the help text has been shown instead
+    if text:  # empty if the help text has been shown
         print(f"{command}: {text}", file=sys.stderr)
     sys.exit(status)
 
@@ -80,7 +80,7 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

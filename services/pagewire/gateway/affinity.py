@@ -1,7 +1,8 @@
-"""Which scheduler a prompt belongs to, so that a conversation returns to the cache that knows it.
+"""Which scheduler a prompt prefers, so that a conversation returns to the cache that has its KV.
 
-Rendezvous hashing: a prompt's head orders the schedulers, and one that comes or goes moves only
-the prompts that are its own. The gateway has no tokenizer, so what is hashed is text.
+Rendezvous hashing: the head of a prompt orders the schedulers. A scheduler that joins or leaves
+changes the preferred scheduler of its own prompts only. The gateway has no tokenizer, so it hashes
+text.
 """
 
 from collections.abc import Sequence
@@ -9,16 +10,16 @@ from hashlib import blake2b
 
 from pagewire.v1 import inference_pb2 as pb
 
-# Of a plain prompt. Shorter prompts have next to nothing to find in a cache.
+# The head of a plain prompt. A shorter prompt has almost nothing to reuse from a cache.
 HEAD_CHARACTERS = 512
 HEAD_TOKENS = 128
 
 
-def head(request: pb.GenerateRequest) -> bytes:
-    """A digest of what a prompt has in common with those that continue it; empty if that is short.
+def prompt_head(request: pb.GenerateRequest) -> bytes:
+    """A digest of the beginning that a prompt shares with its continuations; empty if too short.
 
-    Of a conversation these are the messages up to the user's first, which every later turn
-    repeats; system prompts alone would send everybody to the same scheduler.
+    For a conversation it covers the messages up to the user's first one, which every later request
+    repeats. A system prompt alone would send all conversations to the same scheduler.
     """
     kind = request.WhichOneof("input")
     if kind == "chat":
@@ -39,11 +40,11 @@ def head(request: pb.GenerateRequest) -> bytes:
     return blake2b(key, digest_size=16).digest()
 
 
-def in_order(key: bytes, targets: Sequence[str]) -> list[str]:
-    """The targets, those first that the key prefers."""
+def by_preference(head: bytes, targets: Sequence[str]) -> list[str]:
+    """The targets, the one that the head prefers most first."""
 
     def weight(target: str) -> bytes:
-        return blake2b(key, digest_size=8, person=_digest(target)).digest()
+        return blake2b(head, digest_size=8, person=_digest(target)).digest()
 
     return sorted(targets, key=weight)
 

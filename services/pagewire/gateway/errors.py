@@ -1,4 +1,4 @@
-"""Failures as HTTP answers: OpenAI's error bodies and statuses."""
+"""Errors as HTTP answers: OpenAI's error bodies and statuses."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,9 @@ from pagewire.errors import Code, RequestError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
-CLIENT_GONE_STATUS = 499  # counted only: there is nobody left to read it
+CLIENT_GONE_STATUS = 499  # appears in metrics only: the client has left
 RETRY_AFTER = {"retry-after": "1"}
-# OpenAI's clients repeat what ends with 5xx unless told otherwise; a deadline that has passed has
-# passed for the repetition too.
+# OpenAI's clients retry a 5xx unless told otherwise. Do not retry a 504: the deadline has passed.
 NO_RETRY = {"x-should-retry": "false"}
 
 # gRPC code: HTTP status, OpenAI type, OpenAI code.
@@ -28,7 +27,7 @@ _KINDS: dict[int, tuple[int, str, str | None]] = {
 }
 _INTERNAL = (500, SERVER, "internal_error")
 
-# Fields of the gRPC request whose name differs over HTTP.
+# gRPC fields that have another name over HTTP.
 _PARAMS = {
     "prompt_token_ids": "prompt",
     "chat": "messages",
@@ -44,7 +43,7 @@ class ClientGoneError(Exception):
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """A request that ends with an error body. `param` is the JSON field at fault."""
+    """An error that an HTTP client gets. `param` is the JSON field that caused it."""
 
     status: int
     message: str
@@ -55,7 +54,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: RequestError) -> "ApiError":
-        """The HTTP view of an error that gateway and scheduler share."""
+        """The HTTP form of an error that gateway and scheduler share."""
         status, kind, code = _KINDS.get(error.code, _INTERNAL)
         param = _PARAMS.get(error.field, error.field) or None
         headers = {429: RETRY_AFTER, 503: RETRY_AFTER, 504: NO_RETRY}.get(status)
@@ -64,7 +63,7 @@ class ApiError(Exception):
         return cls(status, error.message, kind, param, code, headers)
 
     def body(self) -> dict[str, Any]:
-        """`{"error": ...}` as OpenAI writes it."""
+        """`{"error": ...}` in OpenAI's form."""
         return {
             "error": {
                 "message": self.message,
@@ -75,5 +74,5 @@ class ApiError(Exception):
         }
 
     def response(self) -> JSONResponse:
-        """The whole HTTP answer."""
+        """The HTTP answer: status, headers and body."""
         return JSONResponse(self.body(), self.status, headers=self.headers)

@@ -1,6 +1,6 @@
 """Prometheus metrics of a gateway."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +16,7 @@ _REFUSAL_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class GatewayMetrics:
-    """What the gateway counts itself. Times are in seconds."""
+    """Counters and histograms of one gateway. Times are in seconds."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -24,51 +24,38 @@ class GatewayMetrics:
         registry.register(CORRUPT_MESSAGES)
         self.requests = Counter(
             f"{PREFIX}_requests",
-            "HTTP requests answered, by route and by status; `client_gone` left before the end, "
-            "`failed` were ended by an error inside a stream.",
+            "HTTP requests answered, by route and outcome: the status, `client_gone` if the client "
+            "left before the end, or `failed` if an error ended a stream.",
             ("route", "outcome"),
             registry=registry,
         )
         self.open_requests = Gauge(
             f"{PREFIX}_open_requests", "HTTP requests being answered.", registry=registry
         )
-        self.request_seconds = Histogram(
-            f"{PREFIX}_request_seconds",
+        self.request_seconds = self._histogram(
+            "request_seconds",
             "From the head of a successful generating request to the end of its answer.",
-            ("route",),
-            buckets=REQUEST_SECONDS,
-            registry=registry,
+            labels=("route",),
         )
-        self.refusal_seconds = Histogram(
-            f"{PREFIX}_refusal_seconds",
-            "From the head of a generating request to the end of its answer, of those that ended "
-            "with status 429.",
-            buckets=_REFUSAL_SECONDS,
-            registry=registry,
+        self.refusal_seconds = self._histogram(
+            "refusal_seconds",
+            "From the head of a generating request to the end of its answer with status 429.",
+            _REFUSAL_SECONDS,
         )
-        self.generation_seconds = Histogram(
-            f"{PREFIX}_generation_seconds",
-            "From a prompt's dispatch to its last token: its time in flight at the schedulers.",
-            buckets=REQUEST_SECONDS,
-            registry=registry,
+        self.generation_seconds = self._histogram(
+            "generation_seconds",
+            "From a prompt's dispatch to its last token: its time at the schedulers.",
         )
-        self.time_to_first_token = Histogram(
-            f"{PREFIX}_time_to_first_token_seconds",
-            "From a prompt's dispatch to its first token.",
-            buckets=REQUEST_SECONDS,
-            registry=registry,
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From a prompt's dispatch to its first token."
         )
-        self.time_per_output_token = Histogram(
-            f"{PREFIX}_time_per_output_token_seconds",
-            "Mean time between the tokens of a generation, its first one aside.",
-            buckets=TOKEN_SECONDS,
-            registry=registry,
+        self.time_per_output_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Mean time between the tokens of a generation, without the first token.",
+            TOKEN_SECONDS,
         )
-        self.queue_seconds = Histogram(
-            f"{PREFIX}_queue_seconds",
-            "From a prompt's arrival at a scheduler to its first admission.",
-            buckets=REQUEST_SECONDS,
-            registry=registry,
+        self.queue_seconds = self._histogram(
+            "queue_seconds", "From a prompt's arrival at a scheduler to its first admission."
         )
         self.prompt_tokens = Counter(
             f"{PREFIX}_prompt_tokens", "Prompt tokens of started generations.", registry=registry
@@ -78,17 +65,28 @@ class GatewayMetrics:
         )
         self.resumed = Counter(
             f"{PREFIX}_resumed",
-            "Generations that went on at another scheduler or after one came back.",
+            "Generations that continued at another scheduler, or at one that returned.",
             registry=registry,
         )
 
+    def _histogram(
+        self,
+        name: str,
+        help_text: str,
+        buckets: Sequence[float] = REQUEST_SECONDS,
+        labels: Sequence[str] = (),
+    ) -> Histogram:
+        return Histogram(
+            f"{PREFIX}_{name}", help_text, labels, buckets=buckets, registry=self.registry
+        )
+
     def observe_generation(self, generation: Generation) -> None:
-        """Records the times of a generation that was completed."""
+        """Records the times of a completed generation."""
         self.generation_seconds.observe(generation.ended_at - generation.started_at)
         if generation.finish is not None and generation.finish.HasField("queue_seconds"):
             self.queue_seconds.observe(generation.finish.queue_seconds)
         if generation.finish is not None and generation.request.HasField("beam_search"):
-            # A search tells its tokens at its end only.
+            # The tokens of a beam search arrive with its end.
             self.prompt_tokens.inc(generation.finish.usage.prompt_tokens)
             self.generated_tokens.inc(generation.finish.usage.completion_tokens)
             return
@@ -102,17 +100,17 @@ class GatewayMetrics:
 
 
 class LoadCollector(Collector):
-    """What the schedulers last reported, read when metrics are scraped.
+    """The latest load reports of the schedulers, read when metrics are scraped.
 
-    `loads` gives, for each scheduler's address, its report and whether it takes requests.
+    `loads` gives each scheduler's address, its report, and whether it is ready.
     """
 
     def __init__(self, loads: Callable[[], Iterable[tuple[str, pb.Load, bool]]]) -> None:
         self._loads = loads
 
     def collect(self) -> Iterable[Metric]:
-        """One sample a scheduler of each figure."""
-        ready = _gauge("scheduler_ready", "1 if the scheduler takes requests.")
+        """One sample of each metric for each scheduler."""
+        ready = _gauge("scheduler_ready", "1 if the scheduler accepts requests.")
         running = _gauge("running", "Requests running on the scheduler's workers.")
         waiting = _gauge("waiting", "Requests waiting for admission at the scheduler.")
         kv_use = _gauge("kv_utilization", "Fraction of the scheduler's KV blocks in use.")

@@ -1,11 +1,11 @@
-"""Which of the served models a request means."""
+"""Which served model a request gets."""
 
 from collections.abc import Iterable
 
 from pagewire.errors import Code, RequestError, invalid
 
 
-def model_of(name: str | None, served: Iterable[str]) -> str:
+def find_model(name: str | None, served: Iterable[str]) -> str:
     """The model that a request names, or the only one; RequestError if there is none."""
     names = sorted(served)
     if not names:

@@ -1,4 +1,4 @@
-"""The gateway's process: listen, serve, drain."""
+"""The gateway's process: it listens, serves and drains."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from functools import partial
 
 import uvicorn
 
-from pagewire.addresses import parse_addresses
-from pagewire.auth.keys import ENVIRONMENT, read_keys
+from pagewire.addresses import is_loopback, parse_addresses, with_port
+from pagewire.auth.keys import KEYS_VARIABLE, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.limits import BodyLimits
@@ -24,7 +24,6 @@ from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
 from pagewire.gateway.routing.schedulers import Schedulers
-from pagewire.hosts import is_loopback, with_port
 from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
@@ -36,19 +35,19 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep idle connections
 _FIRST_CONTACT_SECONDS = 2.0
-_LAST_WORDS_SECONDS = 5  # for connections to close once their requests have ended
+_CLOSE_SECONDS = 5  # for connections to close after their requests have ended
 _MAX_OPEN_REQUESTS = 8192
-_OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, connections that are being refused
+_OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, refused connections
 
 
 def run_gateway(config: GatewayConfig) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. SystemExit 1 with a line if it cannot start."""
+    """Serves until SIGTERM or SIGINT, then drains. Exits with status 1 if it cannot start."""
     configure("gateway", config.log_level)
     try:
         addresses = parse_addresses(config.schedulers)
-        # Keys are no setting: a flag would show them to everybody on this machine.
-        guard = AccessControl(
-            partial(read_keys, config.api_keys_file, os.environ.get(ENVIRONMENT, ""))
+        # Keys are not a setting: every user of the machine can see the flags of a process.
+        access = AccessControl(
+            partial(read_keys, config.api_keys_file, os.environ.get(KEYS_VARIABLE, ""))
         )
         credentials = Credentials.of(config).with_token(
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
@@ -67,32 +66,32 @@ def run_gateway(config: GatewayConfig) -> None:
             credentials=credentials,
             max_resumes=config.max_resumes,
         )
-        run_service(partial(_serve, config, schedulers, metrics, guard, listener))
+        run_service(partial(_serve, config, schedulers, metrics, access, listener))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, saying when it answers."""
+    """uvicorn without its signal handlers, and with an event for its start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.answering = asyncio.Event()
+        self.started_listening = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the process, which drains first."""
+        """Does nothing: `run_service` handles signals, as the gateway drains first."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts listening."""
+        """Starts listening, and sets the event."""
         await super().startup(sockets)
-        self.answering.set()
+        self.started_listening.set()
 
 
 async def _serve(
     config: GatewayConfig,
     schedulers: Schedulers,
     metrics: GatewayMetrics,
-    guard: AccessControl,
+    access: AccessControl,
     listener: socket.socket,
     stop: asyncio.Event,
 ) -> None:
@@ -100,32 +99,34 @@ async def _serve(
         schedulers,
         metrics,
         config.max_body_bytes,
-        most_open_requests(config),
-        guard,
-        _origins(config),
-        config.openapi,
-        config.max_open_body_bytes,
-        BodyLimits.of(config),
-        config.parser_processes,
-        config.parse_timeout,
+        max_open_requests(config),
+        access=access,
+        cors_origins=_origins(config),
+        describe=config.openapi,
+        max_open_body_bytes=config.max_open_body_bytes,
+        limits=BodyLimits.of(config),
+        parser_processes=config.parser_processes,
+        parse_timeout=config.parse_timeout,
     )
     metrics.registry.register(
-        LoadCollector(lambda: [(s.target, s.load, s.ready) for s in [*schedulers.links.values()]])
+        LoadCollector(
+            lambda: [(link.target, link.load, link.ready) for link in [*schedulers.links.values()]]
+        )
     )
     count_tasks(metrics.registry)
     measure_loop_lag(metrics.registry)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
     await schedulers.start()
-    # Connections wait in the listener's backlog meanwhile: a gateway that was started again gives
-    # nobody an error for not knowing its schedulers yet.
+    # Connections wait in the listener's backlog meanwhile. So a restarted gateway does not refuse
+    # requests because it has not met its schedulers yet.
     await schedulers.wait_until_ready(_FIRST_CONTACT_SECONDS)
     server = _Server(_uvicorn_config(gateway, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await server.answering.wait()
+    await server.started_listening.wait()
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.https_cert else "http"
     log.info("ready on %s://%s", scheme, with_port(host, port))
-    _say_who_may_ask(guard, host)
+    _log_access(access, host)
     await gateway.parser.start()
     await stop.wait()
     await _drain(gateway, config.drain_timeout)
@@ -136,7 +137,7 @@ async def _serve(
 
 
 def _check_https(config: GatewayConfig) -> None:
-    """ValueError or OSError where HTTPS could not begin."""
+    """ValueError or OSError if the certificate or its key cannot be used."""
     if (config.https_cert is None) != (config.https_key is None):
         raise ValueError("https_cert and https_key belong together; give both or neither")
     if config.https_cert is not None:
@@ -151,8 +152,8 @@ def _check_https(config: GatewayConfig) -> None:
             ) from error
 
 
-def most_open_requests(config: GatewayConfig) -> int:
-    """How many requests may be open; as many connections as that are allowed first."""
+def max_open_requests(config: GatewayConfig) -> int:
+    """How many requests may be open at once. Raises the file descriptor limit to its maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -167,15 +168,17 @@ def _origins(config: GatewayConfig) -> tuple[str, ...]:
     return tuple(origin.strip() for origin in config.cors_origins.split(",") if origin.strip())
 
 
-def _say_who_may_ask(guard: AccessControl, host: str) -> None:
-    if guard.num_keys:
-        log.info("%d API keys", guard.num_keys)
+def _log_access(access: AccessControl, host: str) -> None:
+    if access.num_keys:
+        log.info("%d API keys", access.num_keys)
     elif not is_loopback(host):
-        log.warning("no API keys: everybody who reaches %s may ask (--api-keys-file)", host)
+        log.warning(
+            "no API keys: anyone who can reach %s may send requests; set --api-keys-file", host
+        )
 
 
 async def _drain(gateway: Gateway, seconds: float) -> None:
-    """Refuses new requests while the open ones finish; those that do not are told why."""
+    """Refuses new requests while the open ones finish; ends the rest with an error in time."""
     gateway.draining = True
     log.info("draining for at most %g s", seconds)
     if not await gateway.traffic.wait_until_idle(seconds):
@@ -198,7 +201,7 @@ def _uvicorn_config(gateway: Gateway, config: GatewayConfig) -> uvicorn.Config:
         proxy_headers=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
         ssl_certfile=config.https_cert,
         ssl_keyfile=config.https_key,
     )

@@ -1,6 +1,6 @@
-"""How busy a scheduler is: read when it is asked for, which costs a step nothing.
+"""The models and the load of a scheduler, computed when they are read: steps cost nothing.
 
-Metrics are asked for on a thread of their own: what they call must allow that.
+Prometheus reads metrics on its own thread: the functions here that it calls must allow that.
 """
 
 import math
@@ -11,12 +11,13 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.requests.open_requests import OpenRequests
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.v1 import inference_pb2 as pb
 
 
 def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb.Load:
-    """What gateways choose schedulers by."""
+    """The load by which gateways choose schedulers."""
     batches = workers.batches()
     full = bounds.refusal(moved=False, tokens=1)
     return pb.Load(
@@ -30,8 +31,25 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
     )
 
 
+def list_models(
+    name: str, created: int, tokenizer: Tokenizer | TokenIdsOnly, workers: ReadyWorkers
+) -> pb.ListModelsResponse:
+    """The model, once a worker has been ready to serve it."""
+    limits = workers.limits
+    if limits is None:
+        return pb.ListModelsResponse()
+    model = pb.Model(
+        id=name,
+        created=created,
+        max_model_len=limits.max_tokens,
+        vocab_size=limits.vocab_size,
+        has_chat_template=tokenizer.chat_template is not None,
+    )
+    return pb.ListModelsResponse(models=[model])
+
+
 def publish(requests: OpenRequests, workers: ReadyWorkers, admission: Admission) -> None:
-    """Lets metrics read the state of an engine."""
+    """Connects the metrics with the state of an engine."""
     for state in (State.PENDING, State.PREFILL, State.DECODE):
         gauge = metrics.OPEN_REQUESTS.labels(state.name.lower())
         gauge.set_function(partial(requests.in_state, state))

@@ -20,7 +20,7 @@ LOADED_BLOCKS = Counter(
 )
 KV_WASTE = Gauge(
     "pagewire_scheduler_kv_waste",
-    "Fraction of the token places in held KV blocks that no known token needs.",
+    "Fraction of the token places in used KV blocks that hold no known token.",
 )
 READY_WORKERS = Gauge("pagewire_scheduler_ready_workers", "Workers connected and ready.")
 PROMPT_TOKENS = Counter("pagewire_scheduler_prompt_tokens", "Prompt tokens of admitted requests.")
@@ -37,7 +37,7 @@ RETURNS = Counter(
 )
 HANDED_BACK = Counter(
     "pagewire_scheduler_handed_back",
-    "Requests given back to their gateways, to go on elsewhere, because no worker could run them.",
+    "Requests given back to their gateways, which continue them elsewhere.",
 )
 WORKER_LOSSES = Counter("pagewire_scheduler_worker_losses", "Connections to workers that broke.")
 QUEUE_SECONDS = Histogram(

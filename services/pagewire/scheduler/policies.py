@@ -1,8 +1,10 @@
-"""The scheduling policies by name: those that come along, and those that others install."""
+"""The scheduling policies by name: built-in ones, and those that other distributions install."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from pagewire.config import SchedulerConfig
+from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.queue.fair_share import FairShare
 from pagewire.scheduler.core.queue.longest_prefix import LongestPrefix
 from pagewire.scheduler.core.queue.policy import (
@@ -11,6 +13,7 @@ from pagewire.scheduler.core.queue.policy import (
     Priority,
     SchedulingPolicy,
 )
+from pagewire.scheduler.core.routing import ROUTERS
 
 ENTRY_POINTS = "pagewire.scheduling_policies"
 
@@ -24,10 +27,10 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
 
 
 def make_policy(name: str) -> SchedulingPolicy:
-    """A fresh policy; ValueError if none of that name is known or it is not a policy.
+    """A fresh policy; ValueError for an unknown name, or an installed object that is no policy.
 
-    Another distribution adds one with an entry point in the group ENTRY_POINTS that names a
-    subclass of SchedulingPolicy without constructor arguments. Names above cannot be replaced.
+    Another distribution adds a policy by an entry point in the group ENTRY_POINTS. It names a
+    subclass of SchedulingPolicy without constructor arguments. Built-in names cannot be replaced.
     """
     if name in POLICIES:
         return POLICIES[name]()
@@ -39,3 +42,8 @@ def make_policy(name: str) -> SchedulingPolicy:
     if not isinstance(policy, SchedulingPolicy):
         raise ValueError(f"policy {name!r} is a {type(policy).__name__}, not a SchedulingPolicy")
     return policy
+
+
+def make_admission(config: SchedulerConfig, policy: SchedulingPolicy) -> Admission:
+    """An empty queue in the order of the policy, and no workers."""
+    return Admission(policy, ROUTERS[config.routing](), max(1, config.max_retry_attempts))

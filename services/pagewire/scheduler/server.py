@@ -5,10 +5,9 @@ import logging
 import signal
 import sys
 
-from pagewire.addresses import parse_worker_addresses
+from pagewire.addresses import parse_worker_addresses, with_port
 from pagewire.config import SchedulerConfig
 from pagewire.errors import RequestError
-from pagewire.hosts import with_port
 from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
@@ -66,13 +65,14 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     measure_loop_lag()
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
-    await engine.helpers.start()
+    await engine.intake.helpers.start()
     log.info("listening on %s", with_port(config.grpc_host, port))
     if callers.have_keys:
         log.info("%d API keys", callers.num_keys)
-        if not public.refuses_strangers:
+        if not public.authenticates_clients:
             log.warning(
-                "no token: whoever is on this machine may call as a gateway (%s)", SCHEDULER_TOKEN
+                "no token: any process on this machine may call as a gateway; set %s",
+                SCHEDULER_TOKEN,
             )
     workers = Workers(
         addresses,
@@ -87,20 +87,20 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     ]
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)
-    engine.draining = True
+    engine.intake.draining = True
     changed.set()
     await _drain(engine, config.drain_timeout)
     for task in tasks:
         task.cancel()
     await server.stop(grace=0.5)
-    await engine.helpers.close()
+    await engine.intake.helpers.close()
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:
     while True:
         await changed.wait()
         changed.clear()
-        serving = engine.ready and not engine.draining
+        serving = engine.ready and not engine.intake.draining
         if serving != health.serving:
             log.info("ready" if serving else "not ready")
         await health.set_serving(serving)
@@ -109,6 +109,6 @@ async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Eve
 async def _drain(engine: Engine, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
-            await engine.all_closed.wait()
+            await engine.endings.open.all_closed.wait()
     except TimeoutError:
         log.warning("%d requests did not finish within %g s", engine.num_open, seconds)

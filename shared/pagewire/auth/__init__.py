@@ -1,4 +1,4 @@
-"""API keys, what each may ask for, and what it has used.
+"""API keys, their limits, and an account of each key's use.
 
-Both servers that clients reach use it. Nothing in here knows HTTP or gRPC.
+Gateways and schedulers use it. HTTP and gRPC are left to them: a refusal is a RequestError here.
 """

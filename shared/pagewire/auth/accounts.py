@@ -1,7 +1,6 @@
-"""What each key has used of its limits.
+"""What each API key has used of its limits.
 
-Nothing here knows HTTP or gRPC: a refusal is a RequestError, which each server translates. The
-caller has the clock; times are in seconds and never go back.
+The caller gives the time in seconds, on a clock that never goes back.
 """
 
 import math
@@ -13,34 +12,34 @@ from pagewire.errors import Code, RequestError, invalid
 
 
 class Account:
-    """The use of one key. `running` and `open` are at least 0."""
+    """The use of one key. `open` and `running` are never negative."""
 
     __slots__ = ("charged", "key", "open", "requests", "running", "tokens")
 
     def __init__(self, key: ApiKey, now: float) -> None:
         self.key = key
-        self.open = 0  # requests that have not left
-        self.running = 0  # prompts being answered, and one for each request still on its way
-        self.charged = 0  # tokens, since the account was opened
+        self.open = 0  # requests that have not ended
+        self.running = 0  # prompts of reserved requests, and one for each request that is not
+        self.charged = 0  # tokens since the account was made
         self.requests = _bucket(key.limits.requests_per_minute, None, now)
         self.tokens = _bucket(key.limits.tokens_per_minute, None, now)
 
     def renew(self, key: ApiKey, now: float) -> None:
-        """The key was read again. What it has used still counts, under a changed limit too."""
+        """Takes the limits of a key that was read again. What it has used still counts."""
         self.key = key
         self.requests = _bucket(key.limits.requests_per_minute, self.requests, now)
         self.tokens = _bucket(key.limits.tokens_per_minute, self.tokens, now)
 
-    def at_rest(self, now: float) -> bool:
-        """Whether a new account would be the same."""
+    def is_unused(self, now: float) -> bool:
+        """Whether a new account would be the same, so that this one can be dropped."""
         buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
         return self.open == 0 and all(b.level(now) >= b.per_minute for b in buckets)
 
-    def enter(self, now: float, generates: bool = True) -> "Visit":
-        """Lets a request in by its head, and counts it.
+    def begin_request(self, now: float, generates: bool = True) -> "AccountedRequest":
+        """Counts a request whose body has not been read yet.
 
-        RESOURCE_EXHAUSTED for one that would be refused whatever its body says; that one does not
-        count. A request that does not generate has no part in tokens and prompts.
+        RESOURCE_EXHAUSTED if any body would be refused; such a request does not count. A request
+        that does not generate counts against the requests a minute only.
         """
         if generates:
             self._check_running(1)
@@ -51,10 +50,10 @@ class Account:
             self._check_tokens(1, now)
         if self.requests is not None:
             self.requests.take(1, now)
-        return Visit(self, int(generates))
+        return AccountedRequest(self, int(generates))
 
     def headers(self, now: float) -> list[tuple[str, str]]:
-        """What is left, under the names that OpenAI's clients read."""
+        """Response headers with the limits and what is left of them, named as OpenAI's."""
         found: list[tuple[str, str]] = []
         for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -68,11 +67,12 @@ class Account:
         return found
 
     def _check_running(self, more: int, own: int = 0) -> None:
-        """Whether `more` prompts may run beside those of other requests; `own` are its own."""
-        most, others = self.key.limits.max_concurrent, self.running - own
-        if most is not None and others + more > most:
+        """RESOURCE_EXHAUSTED if a request may not run `more` prompts. `own` are those of them that
+        `running` has already."""
+        limit, others = self.key.limits.max_concurrent, self.running - own
+        if limit is not None and others + more > limit:
             raise _too_many(
-                f"{others} prompts of this API key are being answered and {most} may be", 1
+                f"this API key may run {limit} prompts at once and {others} are running", 1
             )
 
     def _check_tokens(self, tokens: int, now: float) -> None:
@@ -81,38 +81,39 @@ class Account:
             raise _too_many(f"this API key may use {limit} tokens a minute", wait)
 
 
-class Visit:
-    """One request of a key, from its head to its end.
+class AccountedRequest:
+    """One request of a key, from its beginning to its end.
 
-    `charged` are the tokens that it costs its key at this moment: what it may use while it runs,
-    then what it has used.
+    `charged` are the tokens charged to the key for it: while it runs, the most that it may use;
+    after its end, what it has used.
     """
 
-    __slots__ = ("_account", "_bucket", "_left", "charged", "prompts")
+    __slots__ = ("_account", "_bucket", "_ended", "charged", "prompts")
 
     def __init__(self, account: Account, prompts: int) -> None:
         self._account = account
-        # A limit that is new since then has not been charged for it, and gets nothing back.
+        # Kept, so that a bucket that is made later is not credited for tokens it was not charged.
         self._bucket = account.tokens
-        self._left = False
+        self._ended = False
         self.charged = 0
         self.prompts = prompts
         account.open += 1
         account.running += prompts
 
-    def admit(self, prompts: int, cost: Cost, now: float) -> None:
-        """Reserves what the request asks for; called once, before it runs.
+    def reserve(self, prompts: int, cost: Cost, now: float) -> None:
+        """Charges the most that the request may use; called once, before it runs.
 
-        RESOURCE_EXHAUSTED says how long to wait, INVALID_ARGUMENT that waiting does not help.
+        RESOURCE_EXHAUSTED if the key has too little left now, INVALID_ARGUMENT if the request has
+        more prompts than the key may ever run.
         """
-        assert not self._left
+        assert not self._ended
         assert self.charged == 0
         account = self._account
-        most = account.key.limits.max_concurrent
-        if most is not None and prompts > most:
+        limit = account.key.limits.max_concurrent
+        if limit is not None and prompts > limit:
             raise invalid(
                 "prompt",
-                f"the request has {prompts} prompts; this API key may have {most} at once, send "
+                f"the request has {prompts} prompts; this API key may have {limit} at once, send "
                 "fewer in a request",
             )
         account._check_running(prompts, self.prompts)
@@ -123,10 +124,10 @@ class Visit:
         rest = 0.0 if self._bucket is None else self._bucket.level(now) - cost.least
         self._charge(cost.least + max(0, min(cost.without_limit, int(rest))), now)
 
-    def leave(self, used: int, now: float) -> None:
-        """The request has ended and has used so many tokens; called once."""
-        assert not self._left
-        self._left = True
+    def end(self, used: int, now: float) -> None:
+        """The request has ended and used so many tokens; called once."""
+        assert not self._ended
+        self._ended = True
         self._account.open -= 1
         self._account.running -= self.prompts
         assert self._account.open >= 0
@@ -134,12 +135,12 @@ class Visit:
         self._charge(used, now)
 
     def correct(self, used: int, now: float) -> None:
-        """What a request that has left had used is known better now."""
-        assert self._left
+        """Charges a better number for a request that has ended."""
+        assert self._ended
         self._charge(used, now)
 
     def _charge(self, tokens: int, now: float) -> None:
-        """`tokens` in place of what it was charged before."""
+        """Replaces the tokens charged before."""
         difference, self.charged = tokens - self.charged, tokens
         self._account.charged += difference
         if self._bucket is not None:

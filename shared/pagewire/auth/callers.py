@@ -1,4 +1,4 @@
-"""The keys that open a server, and the account of each."""
+"""The API keys of a server, and the account of each."""
 
 import logging
 import time
@@ -11,20 +11,23 @@ log = logging.getLogger(__name__)
 
 
 def no_keys() -> KeyRing | None:
-    """For a server that asks for no key."""
+    """The keys of a server that needs none."""
     return None
 
 
 class Callers:
-    """Finds the account of a key. An account belongs to a key's name, so a key that is replaced,
-    or removed and added again, has used what it had used."""
+    """Finds the account of a key.
+
+    An account belongs to the key's name. A key that is replaced, or removed and added again, keeps
+    what it has used.
+    """
 
     def __init__(
         self,
         read: Callable[[], KeyRing | None] = no_keys,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` gives the keys, now and at each `reload`; OSError or ValueError if it cannot."""
+        """`read` returns the keys, now and at each `reload`; it may raise OSError or ValueError."""
         self.clock = clock
         self._read = read
         self._keys = read()
@@ -32,20 +35,20 @@ class Callers:
 
     @property
     def have_keys(self) -> bool:
-        """Whether a key is asked for."""
+        """Whether callers need a key."""
         return self._keys is not None
 
     @property
     def num_keys(self) -> int:
-        """How many keys there are; 0 if none is asked for."""
+        """The number of keys; 0 if callers need none."""
         return 0 if self._keys is None else len(self._keys)
 
     def reload(self) -> None:
-        """Reads the keys again; keys that cannot be read leave those there are."""
+        """Reads the keys again; if that fails, the present keys stay in use."""
         try:
             keys = self._read()
         except (OSError, ValueError) as error:
-            log.error("the API keys stay as they were: %s", error)
+            log.error("the API keys stay as they were, reading them again failed: %s", error)
             return
         self._keys = keys
         names = set() if keys is None else keys.names
@@ -53,12 +56,12 @@ class Callers:
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
-            if name in names or not account.at_rest(now)
+            if name in names or not account.is_unused(now)
         }
         log.info("%d API keys", self.num_keys)
 
     def find(self, presented: bytes | None) -> Account | None:
-        """The account of the key that was presented; None if it is none of these."""
+        """The account of a presented key; None if the key is unknown."""
         key = None if presented is None or self._keys is None else self._keys.find(presented)
         if key is None:
             return None

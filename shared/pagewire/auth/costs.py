@@ -1,19 +1,19 @@
-"""What a request may cost its key, before its prompt has been tokenized."""
+"""Estimates of the tokens that a request may use, before its prompt has been tokenized."""
 
 from dataclasses import dataclass
 
 from pagewire.v1 import inference_pb2 as pb
 
-# A rough count for text that has not been tokenized yet; the true one replaces it at the end.
+# An estimate; the true number of tokens replaces it at the end of the request.
 _BYTES_A_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Tokens of a prompt and its outputs. A prompt counts once, however many outputs it has.
+    """Tokens of a prompt and of its outputs. A prompt counts once for all its outputs.
 
-    `output` are those that `max_tokens` allows. Without it they are `without_limit`: as many as
-    the model's length leaves.
+    `output` are the tokens that `max_tokens` allows. For a request without `max_tokens` they are
+    in `without_limit` instead: as many as the model's context has room for.
     """
 
     prompt: int
@@ -22,7 +22,7 @@ class Cost:
 
     @property
     def least(self) -> int:
-        """What the key must have left."""
+        """Tokens that the key must have left for the request to be admitted."""
         return self.prompt + self.output
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -37,9 +37,9 @@ NO_COST = Cost(0, 0)
 
 
 def cost_of(request: pb.GenerateRequest, prompt: int, max_model_len: int, outputs: int = 1) -> Cost:
-    """The cost of a prompt of about so many tokens, of which `outputs` choices are made.
+    """The cost of a prompt of about `prompt` tokens with `outputs` outputs.
 
-    A beam search says itself how many it makes.
+    For a beam search the number of outputs is taken from the request.
     """
     if request.HasField("beam_search"):
         outputs = request.beam_search.num_returned or request.beam_search.width
@@ -50,13 +50,13 @@ def cost_of(request: pb.GenerateRequest, prompt: int, max_model_len: int, output
 
 
 def usage_of(finish: pb.Finish) -> pb.Usage:
-    """What a request has used by its end, well or badly: nothing if it was never admitted."""
+    """The usage of a request that has ended; none if it failed before it was admitted."""
     completed = finish.reason in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
     return finish.usage if completed or finish.HasField("queue_seconds") else pb.Usage()
 
 
 def estimate_prompt(request: pb.GenerateRequest) -> int:
-    """About how many tokens a prompt has."""
+    """The number of tokens of a prompt, estimated if it is text."""
     if request.WhichOneof("input") == "prompt_token_ids":
         return len(request.prompt_token_ids.ids)
     texts = [request.prompt, *(message.content for message in request.chat.messages)]
@@ -64,5 +64,5 @@ def estimate_prompt(request: pb.GenerateRequest) -> int:
 
 
 def text_tokens(size: int) -> int:
-    """About how many tokens a text of so many bytes has."""
+    """The estimated number of tokens of a text of `size` bytes."""
     return size // _BYTES_A_TOKEN

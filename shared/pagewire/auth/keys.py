@@ -1,7 +1,7 @@
-"""API keys: made, stored as digests, and found again.
+"""API keys: how they are made, stored as digests and looked up.
 
-A key is 256 random bits, so a plain SHA-256 of it is as good as secret: there is nothing to guess
-that a salt or a slow hash would protect, and every request pays for the hash.
+A generated key has 256 random bits. It cannot be guessed from its plain SHA-256, so a salt or a
+slow hash would add nothing but time to every request.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ from typing import Any
 
 from pagewire.auth.rate_limits import RateLimits
 
-ENVIRONMENT = "PAGEWIRE_API_KEYS"
+KEYS_VARIABLE = "PAGEWIRE_API_KEYS"
 _PREFIX = "pw-"
-# Keys that people choose are shorter, and a digest would not hide them.
-SHORTEST_KEY = 20
+# Shorter keys could be guessed from their digests.
+MIN_KEY_LENGTH = 20
 _LIMITS = tuple(field.name for field in fields(RateLimits))
 _FIELDS = ("name", "sha256", "tenant", *_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key: whose it is and what it may ask for, never the key itself."""
+    """An entry of a key file: the digest of a key, its owner and its limits."""
 
     name: str
     digest: bytes  # SHA-256
@@ -34,21 +34,21 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys that open a server."""
+    """The keys that a server accepts."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
-        """ValueError for two keys of one name or of one digest."""
-        # A dict compares in a time that depends on its keys. These are digests under a secret of
-        # this process, of which a caller can learn nothing by the time an answer takes.
+        """ValueError for two keys with the same name or digest."""
+        # The time of a dict lookup depends on its keys. Digests are hashed with a secret of this
+        # process, so a caller learns nothing about them from response times.
         self._secret = secrets.token_bytes(32)
         self._keys: dict[bytes, ApiKey] = {}
         names: set[str] = set()
         for key in keys:
-            blinded = self._blind(key.digest)
-            if key.name in names or blinded in self._keys:
-                raise ValueError(f"the key {key.name!r} is there twice; remove one")
+            hashed = self._hash_digest(key.digest)
+            if key.name in names or hashed in self._keys:
+                raise ValueError(f"the key {key.name!r} is given twice; remove one")
             names.add(key.name)
-            self._keys[blinded] = key
+            self._keys[hashed] = key
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -59,27 +59,27 @@ class KeyRing:
         return {key.name for key in self._keys.values()}
 
     def find(self, presented: bytes) -> ApiKey | None:
-        """The key that was presented, None if it is none of these."""
-        return self._keys.get(self._blind(hashlib.sha256(presented).digest()))
+        """The entry of a presented key, None if the key is unknown."""
+        return self._keys.get(self._hash_digest(hashlib.sha256(presented).digest()))
 
-    def _blind(self, digest: bytes) -> bytes:
+    def _hash_digest(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
 
 
 def bearer(authorization: str | bytes) -> bytes | None:
-    """The key in the text of an `authorization`; None if its scheme is not Bearer."""
+    """The key in an `authorization` header or metadata; None if its scheme is not Bearer."""
     given = authorization.encode() if isinstance(authorization, str) else authorization
     scheme, _, key = given.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else None
 
 
 def new_key() -> str:
-    """A key that nobody has."""
+    """A new random key."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 
 def entry_of(name: str, key: str, tenant: str | None, limits: RateLimits) -> str:
-    """The line of a key file for a key; JSON, which is YAML too."""
+    """The line of a key file for a key: an item of a YAML list, written as JSON."""
     given = {name: getattr(limits, name) for name in _LIMITS}
     entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
     if tenant is not None:
@@ -88,11 +88,11 @@ def entry_of(name: str, key: str, tenant: str | None, limits: RateLimits) -> str
 
 
 def read_keys(file: str | None, environment: str) -> KeyRing | None:
-    """The keys of a file and of an environment variable; None where neither is given.
+    """The keys of a file and of the value of an environment variable; None if neither is given.
 
-    The file is a YAML or JSON list of entries as `entry_of` writes them. The variable has keys
-    themselves, separated by commas, each as KEY or NAME=KEY, without limits.
-    OSError or ValueError say what is wrong; neither has a key in its message.
+    The file is a YAML or JSON list of entries as `entry_of` writes them. The variable holds keys
+    without limits, separated by commas, each as KEY or NAME=KEY. OSError or ValueError say what is
+    wrong, without quoting a key.
     """
     if not file and not environment.strip():
         return None
@@ -105,7 +105,7 @@ def read_keys(file: str | None, environment: str) -> KeyRing | None:
 
 def keys_in(text: str, path: str) -> list[ApiKey]:
     """The keys in the text of a file; ValueError names `path` and what is wrong."""
-    import yaml  # here, because `pagewire --help` need not wait for it
+    import yaml  # here, so that `pagewire --help` starts faster
 
     try:
         entries = yaml.safe_load(text)
@@ -126,7 +126,7 @@ def keys_in(text: str, path: str) -> list[ApiKey]:
 
 def _parse(entry: Any) -> ApiKey:
     if not isinstance(entry, dict):
-        raise ValueError("it must be a mapping with name and sha256")
+        raise ValueError("an entry must be a mapping with name and sha256")
     for field in entry:
         if field not in _FIELDS:
             raise ValueError(f"unknown field {field!r}; known are {', '.join(_FIELDS)}")
@@ -145,7 +145,7 @@ def _parse(entry: Any) -> ApiKey:
 def _text(entry: dict[str, Any], field: str) -> str:
     value = entry.get(field)
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise ValueError(f"{field} must be a text that is not empty")
+        raise ValueError(f"{field} must be a text, printable and not empty")
     return value
 
 
@@ -163,12 +163,16 @@ def _of_environment(text: str) -> list[ApiKey]:
     for number, part in enumerate((part.strip() for part in text.split(",")), 1):
         if not part:
             continue
-        # A key may end in the padding of base64.
+        # A key may end with base64 padding.
         named, equals, _ = part.rstrip("=").partition("=")
         name, key = (named, part[len(named) + 1 :]) if equals else (f"environment-{number}", part)
-        if len(key) < SHORTEST_KEY:
+        if not name or not name.isprintable():
             raise ValueError(
-                f"the key {number} of {ENVIRONMENT} has fewer than {SHORTEST_KEY} characters; "
+                f"the key {number} of {KEYS_VARIABLE} has no printable name before its `=`"
+            )
+        if len(key) < MIN_KEY_LENGTH:
+            raise ValueError(
+                f"the key {number} of {KEYS_VARIABLE} has fewer than {MIN_KEY_LENGTH} characters; "
                 "make one with `pagewire keys new NAME`"
             )
         keys.append(ApiKey(name, hashlib.sha256(key.encode()).digest(), name, RateLimits()))

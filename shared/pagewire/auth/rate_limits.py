@@ -1,25 +1,23 @@
-"""How much a key may ask for, and the buckets that keep count. Pure: the caller has the clock."""
+"""Limits of an API key, and the token bucket that enforces them. Pure: the time is given."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What one API key may ask for; None is no limit.
-
-    A prompt's tokens are those it is made of and those generated for it.
-    """
+    """Limits of one API key; None is no limit."""
 
     requests_per_minute: int | None = None
+    # Of prompts and of what is generated for them.
     tokens_per_minute: int | None = None
-    # Prompts being answered at once, over all requests.
+    # Prompts that run at once, in all requests together.
     max_concurrent: int | None = None
 
 
 class TokenBucket:
-    """Fills with `per_minute` units a minute, up to as many; may be in debt.
+    """A bucket that holds up to `per_minute` units, and gains as many in a minute.
 
-    Times are in seconds on any clock that never goes back.
+    Its level may be negative. Times are in seconds, on a clock that never goes back.
     """
 
     __slots__ = ("_at", "_level", "per_minute")
@@ -30,22 +28,22 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> None:
-        """Takes units, whether they are there or not; a negative amount gives some back."""
+        """Takes units, even if there are too few; a negative amount gives some back."""
         self._level = min(self.level(now) - amount, float(self.per_minute))
         self._at = max(self._at, now)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Changes the rate; what has been taken and not filled up again stays taken."""
+        """Changes the rate; units that were taken and have not been regained stay taken."""
         missing = self.per_minute - self.level(now)
         self.per_minute = per_minute
         self._level, self._at = per_minute - missing, max(self._at, now)
 
     def level(self, now: float) -> float:
-        """Units there are; below 0 in debt."""
+        """Units in the bucket; negative if more were taken than it held."""
         filled = self._level + max(0.0, now - self._at) * self.per_minute / 60
         return min(filled, float(self.per_minute))
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """How long until `amount` is there, or the bucket is full if it never holds as much."""
+        """Seconds until the bucket holds `amount`, or is full if it cannot hold as much."""
         missing = min(amount, float(self.per_minute)) - self.level(now)
         return max(0.0, missing) * 60 / self.per_minute

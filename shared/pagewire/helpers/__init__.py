@@ -1,4 +1,5 @@
-"""Helper processes of a service: they compute what would hold its event loop up.
+"""Helper processes of a service: they compute what would block its event loop.
 
-`pool` is the service's side, `process` the helper's. What a helper computes belongs to the service.
+`pool` is the service's side, `process` the helper's. The functions that helpers call belong to the
+services.
 """

@@ -1,4 +1,4 @@
-"""The helper processes of one service, and who of them computes what."""
+"""The helper processes of one service, and the queue of their tasks."""
 
 import asyncio
 import bisect
@@ -17,19 +17,19 @@ from pagewire.helpers.process import ANSWER, HEAD, READY, REFUSAL, SIZE
 
 log = logging.getLogger(__name__)
 
-# A task that is no longer wanted may end by itself for so long; then its helper is replaced.
+# After this time the helper of a cancelled task that has not finished is killed and replaced.
 GRACE_SECONDS = 0.5
 RESTART_SECONDS = 1.0
 START_SECONDS = 60.0
 _PIECE_BYTES = 1 << 18
 
-# Told of each task: how it ended ("answered", "refused", "failed" or "cancelled") and the seconds
-# from `run` to its end.
+# Called for each task with its outcome ("answered", "refused", "failed" or "cancelled") and the
+# seconds from `run` to its end.
 Observe = Callable[[str, float], None]
 
 
 class HelperError(Exception):
-    """A task has no answer: its helper failed, died or took too long. The message says which."""
+    """A task has no answer: its helper failed, ended or took too long. The message says which."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,13 +41,13 @@ class _Task:
 
     @property
     def magnitude(self) -> int:
-        """Tasks of one magnitude take about as long as each other."""
+        """The power of two of its size. Tasks of one magnitude take about as long."""
         return len(self.data).bit_length()
 
 
 @dataclass(slots=True, eq=False)
 class _Helper:
-    """One process. `task` is what it computes; `wake` is set when it has been given something."""
+    """One process. `task` is what it computes; `wake` is set when it gets a task."""
 
     process: asyncio.subprocess.Process
     connection: socket.socket
@@ -58,9 +58,9 @@ class _Helper:
 class HelperPool:
     """Processes that answer tasks: bytes in, bytes out.
 
-    Each computes one task at a time. With two or more, one of them is always left for tasks that
-    are not `large`. Smaller tasks go first, by powers of two, and the oldest first among those of
-    about one size. A helper that dies or takes too long costs its task alone and is replaced.
+    Each computes one task at a time. With two or more helpers, one is kept free of `large` tasks.
+    Tasks are ordered by the power of two of their size, smaller first, and then by age. A helper
+    that ends or takes too long fails its own task only, and is replaced.
     """
 
     def __init__(
@@ -73,40 +73,41 @@ class HelperPool:
         timeout: float,
         observe: Observe = lambda _outcome, _seconds: None,
     ) -> None:
-        """`target` is "package.module:function". A helper calls function(argument) once. What that
-        returns takes the bytes of a task and returns those of its answer; it may raise
-        RequestError. `size` is the most processes, `timeout` the seconds that a task may take.
+        """`target` is "package.module:function". A helper calls function(argument) once; it must
+        return a function from the bytes of a task to the bytes of its answer, which may raise
+        RequestError. `size` is the maximum number of processes, `timeout` the seconds that a task
+        may take.
         """
         self._name = name
         self._setup = pickle.dumps((target, argument))
         self._size = size
         self._timeout = timeout
         self._observe = observe
-        self._waiting: list[_Task] = []  # in the order in which they go
+        self._waiting: list[_Task] = []  # in the order in which they are given to helpers
         self._idle: list[_Helper] = []
         self._large = 0
-        self._keepers: set[asyncio.Task[None]] = set()
+        self._runners: set[asyncio.Task[None]] = set()
         self._starting = 0
         self._closed = False
 
     async def start(self) -> None:
-        """Starts the first process, without waiting for it; others start when they are needed."""
+        """Starts the first process without waiting for it. Others start when they are needed."""
         self._start_helper()
 
     async def close(self) -> None:
-        """Ends all processes; tasks that have no answer fail."""
+        """Ends all processes; tasks without an answer fail."""
         self._closed = True
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for runner in self._runners:
+            runner.cancel()
+        await asyncio.gather(*self._runners, return_exceptions=True)
         for task in self._waiting:
             _fail(task, f"{self._name} is shutting down")
         self._waiting.clear()
 
     async def run(self, task: bytes, large: bool = False) -> bytes:
-        """The answer to a task. RequestError of the helper's function, or HelperError.
+        """The answer to a task; RequestError from the helper's function, or HelperError.
 
-        Whoever cancels this frees the helper: a process that does not end by itself is killed.
+        Cancelling this frees the helper, if need be by killing its process.
         """
         if self._closed:
             raise HelperError(f"{self._name} is shutting down")
@@ -131,7 +132,7 @@ class HelperPool:
             self._observe(outcome, time.monotonic() - work.began)
 
     def _assign(self) -> None:
-        """Gives waiting tasks, in their order, to helpers that are free; starts one if none is."""
+        """Gives waiting tasks in their order to idle helpers; starts a helper if none is idle."""
         at = 0
         while at < len(self._waiting) and self._idle:
             task = self._waiting[at]
@@ -149,24 +150,24 @@ class HelperPool:
             self._start_helper()
 
     def _start_helper(self) -> None:
-        if self._closed or len(self._keepers) >= self._size:
+        if self._closed or len(self._runners) >= self._size:
             return
         self._starting += 1
-        keeper = asyncio.create_task(self._keep_helper())
-        self._keepers.add(keeper)
-        keeper.add_done_callback(self._forget)
+        runner = asyncio.create_task(self._run_helper())
+        self._runners.add(runner)
+        runner.add_done_callback(self._helper_ended)
 
-    def _forget(self, keeper: asyncio.Task[None]) -> None:
-        self._keepers.discard(keeper)
-        if not keeper.cancelled() and (error := keeper.exception()) is not None:
-            log.error("a helper of %s could not be kept", self._name, exc_info=error)
+    def _helper_ended(self, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            log.error("a helper of %s failed", self._name, exc_info=error)
         if not self._closed:
             self._assign()
-            if not self._keepers:
+            if not self._runners:
                 self._start_helper()  # the next task should not wait for a process to start
 
-    async def _keep_helper(self) -> None:
-        """One process, from its start to its end."""
+    async def _run_helper(self) -> None:
+        """Runs one process from its start to its end."""
         try:
             helper = await self._launch()
         finally:
@@ -191,16 +192,16 @@ class HelperPool:
         finally:
             if helper in self._idle:
                 self._idle.remove(helper)
-            if helper.task is not None:  # it was given one, and ends before it began it
+            if helper.task is not None:  # the helper ends before it has begun its task
                 _fail(helper.task, f"{self._name} is shutting down")
             helper.connection.close()
             await _end(helper.process)
 
     async def _launch(self) -> _Helper | None:
-        """A process that is ready for tasks; None if it did not get so far."""
+        """A process that is ready for tasks; None if it did not start."""
         try:
             process, ours = await _spawn()
-        except OSError as error:  # no descriptors, processes or memory are left
+        except OSError as error:  # no file descriptors, processes or memory left
             log.error("a helper of %s did not start: %s", self._name, error)
             return None
         helper = _Helper(process, ours)
@@ -217,11 +218,11 @@ class HelperPool:
             raise
         ours.close()
         await _end(process)
-        log.error("a helper of %s did not start: status %s", self._name, process.returncode)
+        log.error("a helper of %s did not start: exit status %s", self._name, process.returncode)
         return None
 
     async def _compute(self, helper: _Helper, task: _Task) -> bool:
-        """Passes the answer on; False if the helper is of no use any more."""
+        """Computes a task; False if the helper must be replaced."""
         abandoned: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
 
@@ -243,8 +244,8 @@ class HelperPool:
             _fail(task, f"it took longer than {self._timeout:g} s")
         except (OSError, EOFError):
             if not task.answer.cancelled():
-                log.error("a helper of %s has died", self._name)
-            _fail(task, "the process that computed it has died")
+                log.error("a helper of %s ended while it computed a task", self._name)
+            _fail(task, "the process that computed it ended")
         except asyncio.CancelledError:
             _fail(task, f"{self._name} is shutting down")
             raise
@@ -258,7 +259,7 @@ class HelperPool:
 
 
 async def _spawn() -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """A process, and our end of the connection to it."""
+    """A new process, and this side's end of the connection to it."""
     ours, its = socket.socketpair()
     ours.setblocking(False)
     try:
@@ -278,7 +279,7 @@ async def _spawn() -> tuple[asyncio.subprocess.Process, socket.socket]:
 
 
 def _settle(task: _Task, kind: bytes, data: bytes) -> None:
-    """Hands an answer, or what a helper says instead, to whoever waits for it."""
+    """Sets the result of a task: its answer, or the error that the helper reports."""
     if task.answer.done():
         return
     if kind == ANSWER:
@@ -301,14 +302,14 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kills a process, if it lives, and waits for it: none is left behind."""
+    """Kills a process if it runs, and waits for its end."""
     if process.returncode is None:
         _kill(process)
     await process.wait()
 
 
 async def _send(connection: socket.socket, data: bytes) -> None:
-    """A frame, in pieces: a large one must not hold the loop up."""
+    """Sends a frame in pieces, so that a large one does not block the event loop."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connection, SIZE.pack(len(data)))
     view = memoryview(data)
@@ -317,7 +318,7 @@ async def _send(connection: socket.socket, data: bytes) -> None:
 
 
 async def _receive(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The kind and the bytes of the next frame; EOFError where there is none."""
+    """The kind and the bytes of the next frame; EOFError at the end of the connection."""
     size, kind = HEAD.unpack(await _read(connection, HEAD.size))
     return kind, bytes(await _read(connection, size))
 

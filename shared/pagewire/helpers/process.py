@@ -1,14 +1,14 @@
-"""A helper process: one task after the other, until its service closes the connection.
+"""A helper process: answers one task after the other until its service closes the connection.
 
     python -m pagewire.helpers.process FD
 
-FD is one end of a socket pair. Each message is a frame: its size as eight bytes, little-endian,
-then its bytes. The first frame in is what to compute (see HelperPool), pickled by the service that
-started this process. Each further one is a task. Frames out have their kind behind the size.
+FD is one end of a socket pair. Messages are frames: the size as eight little-endian bytes, then so
+many bytes. The first frame in holds the pickled target and argument (see HelperPool), from the
+service that started this process. Each further one is a task. A frame out has a byte for its kind
+after the size.
 """
 
 import contextlib
-import ctypes
 import importlib
 import os
 import pickle
@@ -20,25 +20,25 @@ import traceback
 from collections.abc import Callable
 
 from pagewire.errors import RequestError
+from pagewire.parent_process import end_with_parent
 
 SIZE = struct.Struct("<Q")
 HEAD = struct.Struct("<Qc")
 READY, ANSWER, REFUSAL, FAILURE = b"R", b"A", b"E", b"F"
 
-# Below the service's event loop, which should find a CPU on a small machine too.
+# A lower priority than the service's event loop, which matters on a machine with few CPUs.
 _NICE = 5
-_PR_SET_PDEATHSIG = 1
 
 Compute = Callable[[bytes], bytes]
 
 
 def main() -> None:
     """Answers tasks until the connection ends."""
-    # What is sent to a whole group is for the service, which drains first and then ends this.
+    # A signal to the whole group is for the service, which drains and then ends its helpers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
-    _end_with(os.getppid())
+    end_with_parent(os.getppid())
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         setup = _receive(connection)
         if setup is None:
@@ -47,13 +47,6 @@ def main() -> None:
         _send(connection, READY, b"")
         while (task := _receive(connection)) is not None:
             _send(connection, *_answer(compute, task))
-
-
-def _end_with(parent: int) -> None:
-    """Lets the kernel end this process with its service, whatever it computes at that time."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit()
 
 
 def _load(setup: bytes) -> Compute:
@@ -71,14 +64,14 @@ def _answer(compute: Compute, task: bytes) -> tuple[bytes, bytes]:
     except MemoryError:
         return FAILURE, b"MemoryError"
     except Exception as error:
-        # The message may quote what a client sent, which no log may hold.
+        # The exception's message may quote a client's input, which must not be logged.
         frames = traceback.extract_tb(error.__traceback__)
         where = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
         return FAILURE, f"{type(error).__name__} in {where}".encode()
 
 
 def _receive(connection: socket.socket) -> bytes | None:
-    """The next frame; None when the service is gone."""
+    """The next frame; None when the service has closed the connection."""
     head = _read(connection, SIZE.size)
     return None if head is None else _read(connection, SIZE.unpack(head)[0])
 

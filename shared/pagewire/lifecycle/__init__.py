@@ -1,1 +1,1 @@
-"""What the process of every service has: signals, watchdog, logs, metrics, measured loop lag."""
+"""What the process of every service needs: signals, watchdog, logs, metrics, loop lag."""

@@ -1,4 +1,4 @@
-"""Logging: one line a record on standard error. Prompts and outputs are never logged."""
+"""Logging to standard error. Log records never contain prompts or outputs."""
 
 import logging
 import sys
@@ -7,7 +7,7 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s {service} %(name)s: %(message)
 
 
 def configure(service: str, level: str) -> None:
-    """Sends log records of this process to standard error under the name of its service."""
+    """Writes log records of this process to standard error, with the name of its service."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.upper(),

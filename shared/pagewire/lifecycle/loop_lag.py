@@ -1,4 +1,4 @@
-"""How late an event loop makes its calls, and who is the cause: the loop or the machine."""
+"""The lateness of an event loop's calls, and its cause: the loop itself or the machine."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,17 @@ LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5
 
 
 def measure_loop_lag(registry: CollectorRegistry = REGISTRY) -> None:
-    """Measures the running event loop, called on its thread, for as long as the loop lives.
+    """Measures the running event loop until it is closed. Must be called on the loop's thread.
 
-    A call is due every 20 ms. The part of its lateness in which the thread was ready to run and
-    had no CPU has the cause "machine". The rest has the cause "loop": a long call, a lock, another
-    thread with the interpreter's lock. A hold of the loop shows with up to 20 ms less.
+    A call is due every 20 ms. The time in which the thread was ready to run and had no CPU has the
+    cause "machine". The rest of the lateness has the cause "loop": a long call, a lock, or another
+    thread that holds the interpreter's lock. A block of the loop is measured up to 20 ms too short.
     """
     LoopLag(asyncio.get_running_loop(), _cpu_wait(), registry).start()
 
 
 class LoopLag:
-    """Notes the lateness of a call that schedules itself again."""
+    """Measures the lateness of a call that schedules itself again and again."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LoopLag:
         cpu_wait: Callable[[], float],
         registry: CollectorRegistry,
     ) -> None:
-        """`cpu_wait` returns the seconds that the thread has waited for a CPU so far."""
+        """`cpu_wait` returns the seconds that the loop's thread has waited for a CPU so far."""
         self._loop = loop
         self._cpu_wait = cpu_wait
         lag = Histogram(
@@ -64,9 +64,9 @@ class LoopLag:
 
     def _schedule(self) -> None:
         self._due = time.monotonic() + INTERVAL_SECONDS
-        self._loop.call_later(INTERVAL_SECONDS, self._note)
+        self._loop.call_later(INTERVAL_SECONDS, self._measure)
 
-    def _note(self) -> None:
+    def _measure(self) -> None:
         late = max(0.0, time.monotonic() - self._due)
         waited = self._cpu_wait()
         machine = min(late, waited - self._waited)
@@ -82,16 +82,18 @@ class LoopLag:
 
 
 def _cpu_wait() -> Callable[[], float]:
-    """Reads how long this thread has been ready to run without a CPU, in seconds.
+    """A function that returns how long this thread has been ready to run without a CPU, in seconds.
 
-    Always 0 where the kernel does not say so (no /proc/PID/task/TID/schedstat).
+    It returns 0 if the kernel has no /proc/PID/task/TID/schedstat.
     """
     path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     with contextlib.suppress(OSError, ValueError, IndexError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
         def read() -> float:
-            return int(os.pread(descriptor, 64, 0).split()[1]) / 1e9  # CPU time, wait, slices
+            return (
+                int(os.pread(descriptor, 64, 0).split()[1]) / 1e9
+            )  # time on a CPU, time waiting for one, time slices
 
         read()
         return read

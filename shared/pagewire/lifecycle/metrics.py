@@ -1,4 +1,4 @@
-"""Prometheus metrics: buckets that every service shares, and their HTTP endpoint."""
+"""Prometheus metrics: buckets that all services share, and the HTTP endpoint."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ REQUEST_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 def serve_metrics(host: str, port: int | None, registry: CollectorRegistry = REGISTRY) -> None:
-    """Serves this process's metrics on `http://host:port/metrics`; nothing when port is None.
+    """Serves this process's metrics on `http://host:port/metrics`, unless `port` is None.
 
-    They have a port of their own because they tell more than clients should know.
+    Metrics have a port of their own, because clients of the service must not see them.
     """
     if port is None:
         return
@@ -24,8 +24,8 @@ def serve_metrics(host: str, port: int | None, registry: CollectorRegistry = REG
 
 
 def count_tasks(registry: CollectorRegistry = REGISTRY) -> None:
-    """Publishes how many tasks the running event loop has: those of requests must not outlive
-    them."""
+    """Publishes the number of tasks of the running event loop. A number that only grows shows tasks
+    that outlive their requests."""
     loop = asyncio.get_running_loop()
     gauge = Gauge("pagewire_tasks", "Tasks of the event loop.", registry=registry)
     gauge.set_function(lambda: len(asyncio.all_tasks(loop)))

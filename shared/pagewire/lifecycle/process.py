@@ -1,4 +1,4 @@
-"""How a service's process runs: uvloop, signals, exit status."""
+"""How the process of a service runs: event loop, signals, exit status."""
 
 import asyncio
 import gc
@@ -14,18 +14,18 @@ from pagewire.lifecycle.watchdog import Watchdog, event_loop
 
 log = logging.getLogger(__name__)
 
-
-# An event loop that is stuck for so long has its stacks in the log; for twice as long, it ends.
+# When the event loop is stuck for this long, the stacks are logged; after twice as long the process
+# ends.
 LOOP_SECONDS = 10.0
 
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Runs `main(stop)` on uvloop; SIGTERM and SIGINT set `stop`, a second one ends at once.
+    """Runs `main(stop)` on uvloop. SIGTERM and SIGINT set `stop`; a second one ends the process.
 
-    A process whose event loop is stuck ends with status 1: whoever keeps it starts a sound one.
+    A process whose event loop is stuck ends with status 1, so that its supervisor restarts it.
     """
-    # What was imported stays for good. A collection that goes through it all holds the event loop
-    # up for 20 to 40 ms, again and again.
+    # Imported modules are never freed. Without freeze, every full collection would go through them
+    # and block the event loop for 20 to 40 ms.
     gc.collect()
     gc.freeze()
     uvloop.run(_with_signals(main))
@@ -52,9 +52,10 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 def essential(
     task: "asyncio.Task[None]", on_fatal: Callable[[BaseException], object] | None = None
 ) -> "asyncio.Task[None]":
-    """A task without which the process is of no use: better none than one that looks healthy.
+    """Marks a task without which the process cannot work, and returns it.
 
-    `on_fatal` gets what the task raises; by default it ends the process.
+    If the task raises an exception, `on_fatal` gets it; by default that ends the process, because
+    it would look healthy otherwise.
     """
 
     def on_done(done: "asyncio.Task[None]") -> None:
@@ -67,7 +68,7 @@ def essential(
 
 
 def end_process(error: BaseException) -> NoReturn:
-    """Ends the process at once: without its device or its threads it must not look healthy."""
+    """Logs an error that the process cannot recover from, and exits with status 1 at once."""
     log.critical("fatal: %s: %s", type(error).__name__, error, exc_info=error)
     logging.shutdown()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""A thread that notices when something in its process stands still, and says so while it does."""
+"""A thread that notices when an event loop or another thread of its process stalls."""
 
 import asyncio
 import faulthandler
@@ -9,28 +9,32 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pagewire.lifecycle.stall import Stall
+from pagewire.lifecycle.stall_detector import StallDetector
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class StalledError(RuntimeError):
-    """Something has stood still for so long that it will not move again."""
+    """Something has stalled for so long that the process has to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Something that must move: `moves` grows when it does, `waiting` is whether it has to."""
+    """Something that must make progress while it is busy.
+
+    `progress` returns a number that grows, `busy` whether there is something to do. Both are called
+    on the watchdog's thread.
+    """
 
     name: str
-    moves: Callable[[], int]
-    waiting: Callable[[], bool]
+    progress: Callable[[], int]
+    busy: Callable[[], bool]
 
 
 class Watchdog:
-    """Looks at each thing twice a second, from a thread of its own."""
+    """Polls each watched thing, at least twice a second, from a thread of its own."""
 
     def __init__(
         self,
@@ -39,23 +43,25 @@ class Watchdog:
         on_fatal: Callable[[BaseException], None],
         on_change: Callable[[bool], None] = lambda _: None,
         *,
-        doubt_seconds: float | None = None,
-        on_doubt: Callable[[bool], None] = lambda _: None,
+        slow_seconds: float | None = None,
+        on_slow: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """After `seconds` without a move all stacks are written to the log and `on_change(False)`
-        is called, `on_change(True)` when everything moves again; after twice the time `on_fatal`.
-        After `doubt_seconds`, which are fewer, `on_doubt(True)`, and then `on_doubt(False)`.
-        All are called on the watchdog's thread.
+        """After `slow_seconds` without progress, `on_slow(True)` is called, and `on_slow(False)`
+        when everything makes progress again. After `seconds`, the log gets the stacks of all
+        threads and `on_change(False)` is called, later `on_change(True)`. After twice `seconds`,
+        `on_fatal` is called. All of them run on the watchdog's thread.
         """
-        self._interval = min(LOOK_SECONDS, (doubt_seconds or seconds) / 4)
-        looks = math.ceil(seconds / self._interval)
-        doubtful = math.ceil((doubt_seconds or seconds) / self._interval)
+        shortest = slow_seconds or seconds
+        self._interval = min(POLL_SECONDS, shortest / 4)
+        slow_polls = math.ceil(shortest / self._interval)
+        polls = math.ceil(seconds / self._interval)
         self._watched = [
-            (thing, Stall(doubtful), Stall(looks), Stall(2 * looks)) for thing in watched
+            (thing, StallDetector(slow_polls), StallDetector(polls), StallDetector(2 * polls))
+            for thing in watched
         ]
         self._seconds = seconds
-        self._on_doubt = on_doubt
-        self._doubted = False
+        self._on_slow = on_slow
+        self._slow = False
         self._on_fatal = on_fatal
         self._on_change = on_change
         self._stalled: set[str] = set()
@@ -64,51 +70,53 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; nothing is called any more."""
+        """Ends the thread; no callback is called after this."""
         self._closed.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval):
-            doubted = False
-            for thing, slow, stall, hopeless in self._watched:
-                moves, waiting = thing.moves(), thing.waiting()
-                doubted |= slow.look(moves, waiting)
-                self._note(thing.name, stall.look(moves, waiting))
-                if hopeless.look(moves, waiting):
+            any_slow = False
+            for thing, slow, stalled, fatal in self._watched:
+                progress, busy = thing.progress(), thing.busy()
+                any_slow |= slow.poll(progress, busy)
+                self._note(thing.name, stalled.poll(progress, busy))
+                if fatal.poll(progress, busy):
                     seconds = 2 * self._seconds
-                    self._on_fatal(StalledError(f"{thing.name} has not moved for {seconds:g} s"))
+                    self._on_fatal(
+                        StalledError(f"{thing.name} has made no progress for {seconds:g} s")
+                    )
                     return
-            if doubted != self._doubted:
-                self._doubted = doubted
-                self._on_doubt(doubted)
+            if any_slow != self._slow:
+                self._slow = any_slow
+                self._on_slow(any_slow)
 
     def _note(self, name: str, stalled: bool) -> None:
         if stalled and name not in self._stalled:
             self._stalled.add(name)
-            log.critical("%s has not moved for %g s; the stacks:", name, self._seconds)
+            log.critical("%s has made no progress for %g s; stacks follow", name, self._seconds)
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
             if len(self._stalled) == 1:
                 self._on_change(False)
         elif not stalled and name in self._stalled:
             self._stalled.remove(name)
-            log.warning("%s moves again", name)
+            log.warning("%s makes progress again", name)
             if not self._stalled:
                 self._on_change(True)
 
 
 def event_loop(loop: asyncio.AbstractEventLoop) -> Watched:
-    """An event loop, which must always find time for one more call."""
-    turns = 0
+    """An event loop, which is always busy: each poll gives it one more call to make."""
+    calls = 0
 
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
+    def count() -> None:
+        nonlocal calls
+        calls += 1
 
-    def moves() -> int:
-        seen = turns
+    def progress() -> int:
+        seen = calls
         if not loop.is_closed():
-            loop.call_soon_threadsafe(turn)
+            loop.call_soon_threadsafe(count)
         return seen
 
-    return Watched("the event loop", moves, lambda: not loop.is_closed())
+    return Watched("the event loop", progress, lambda: not loop.is_closed())

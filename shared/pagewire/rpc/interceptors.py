@@ -1,4 +1,4 @@
-"""What every gRPC server asks of a call before the service sees it."""
+"""Interceptors of every gRPC server: for the token, and for messages that do not decode."""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,9 +12,11 @@ from grpc_health.v1 import health
 from pagewire.errors import RequestError
 from pagewire.rpc.credentials import Credentials
 
-# Asked by load balancers and orchestrators, which know no token; they tell nothing about anybody.
+# Load balancers and orchestrators ask for health without a token.
 _OPEN_SERVICE = f"/{health.SERVICE_NAME}/"
-UNDECODABLE = "the message is not valid protobuf of its type; generate the client anew"
+UNDECODABLE = (
+    "the message is not valid protobuf of its type; generate the client again from the .proto files"
+)
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -22,7 +24,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
-    """Ends a call with an error, and a trailer that says when to come back where that is known."""
+    """Ends a call with an error. A known `retry_after` is sent as `grpc-retry-pushback-ms`."""
     if error.retry_after is not None:
         milliseconds = str(round(1000 * error.retry_after))
         context.set_trailing_metadata((("grpc-retry-pushback-ms", milliseconds),))
@@ -31,7 +33,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Request
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token, before their first message is read."""
+    """Refuses calls without the token before their first message is read."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -39,26 +41,28 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a call that shows the token, or one that refuses."""
+        """The handler of a call with the token, or one that refuses the call."""
         shown = [value for name, value in details.invocation_metadata if name == "authorization"]
         known = len(shown) == 1 and self._credentials.accepts(shown[0])
         if known or details.method.startswith(_OPEN_SERVICE):
             return await continuation(details)
-        # As a stream of any kind, since one that is unary waits for its message first.
-        return grpc.stream_stream_rpc_method_handler(_refuse)
+        return refusing(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "this server accepts calls with its token only; start both sides with the same token",
+        )
 
 
 class DecodeInterceptor(grpc.aio.ServerInterceptor):
-    """Answers a request that does not decode with INVALID_ARGUMENT where it is the only one.
+    """Answers a single request that does not decode with INVALID_ARGUMENT.
 
-    gRPC itself answers INTERNAL and logs a traceback, at the will of whoever sends garbage.
-    Methods that read a stream meet `DecodeError` where they read it.
+    gRPC itself would answer INTERNAL and log a traceback. Methods that read a stream of requests
+    get DecodeError from the read instead.
     """
 
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Any:
-        """The method's handler, with its deserializer made to raise nothing."""
+        """The method's handler with a deserializer that returns errors instead of raising them."""
         handler = await continuation(details)
         if handler is None or handler.request_streaming or handler.request_deserializer is None:
             return handler
@@ -72,11 +76,15 @@ class DecodeInterceptor(grpc.aio.ServerInterceptor):
         return handler._replace(**changed)
 
 
-async def _refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "this server takes calls with its token only; start both sides with the same one",
-    )
+def refusing(status: grpc.StatusCode, message: str) -> Any:
+    """A handler that ends any call with a status, before its first message is read."""
+
+    async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+        await context.abort(status, message)
+        raise AssertionError("abort returned")
+
+    # A unary handler would wait for the message first.
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _never_raising(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -90,7 +98,7 @@ def _never_raising(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any
 
 
 def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` for requests that were decoded."""
+    """`method`, called for decoded requests only."""
     if inspect.isasyncgenfunction(method):
 
         async def stream(

@@ -1,34 +1,35 @@
-"""API keys at a gRPC server: which calls are let in, and the bounds of those with a key."""
+"""API keys at a gRPC server: which calls are accepted, and the limits of those with a key."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from pagewire.auth.accounts import Account, Visit
+from pagewire.auth.accounts import Account, AccountedRequest
 from pagewire.auth.callers import Callers
 from pagewire.auth.costs import Cost
 from pagewire.auth.keys import ApiKey, bearer
 from pagewire.errors import Code, RequestError
 from pagewire.rpc.credentials import Credentials
-from pagewire.rpc.interceptors import Continuation, abort_with
+from pagewire.rpc.interceptors import Continuation, abort_with, refusing
 
-# Health is asked for by load balancers, which have no key; reflection tells what is public anyway.
+# Load balancers ask for health without a key. Reflection describes a public protocol.
 _OPEN_SERVICES = (f"/{health.SERVICE_NAME}/", f"/{reflection.SERVICE_NAME}/")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRules:
-    """What the methods of a service are, by their paths, and the bounds of calls with a key.
+    """The kinds of a service's methods, by path, and the limits of calls with a key.
 
-    `generating` methods count as requests and against all limits of a key, `counted` ones as
-    requests only. `peers_only` methods take no key.
+    `generating` methods count against all limits of a key, `counted` ones against its requests a
+    minute only. `peers_only` methods cannot be called with a key. A call may take `message_seconds`
+    to send its message, and `unread_seconds` to read a part of the answer.
     """
 
     generating: frozenset[str]
@@ -43,34 +44,34 @@ class KeyRules:
 
 @dataclass(slots=True)
 class Caller:
-    """The maker of a call with a key. The method called sets `used`, the tokens that it used."""
+    """A call with a key. The method that answers it sets `used`, the tokens that it has used."""
 
     key: ApiKey
-    visit: Visit | None
+    request: AccountedRequest | None  # None for methods that do not count
     callers: Callers
     message_bytes: int = 0
     used: int = 0
 
     def admit(self, cost: Cost) -> None:
-        """Reserves what a prompt may cost; RequestError if the key does not have as much."""
-        assert self.visit is not None
-        self.visit.admit(1, cost, self.callers.clock())
+        """Reserves the cost of a prompt; RequestError if the key has too little left."""
+        assert self.request is not None
+        self.request.reserve(1, cost, self.callers.clock())
 
 
 _CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def current_caller() -> Caller | None:
-    """The caller whose call this task answers; None for peers, and on servers without keys."""
+    """The call with a key that this task answers; None for peers, and on servers without keys."""
     return _CALLER.get()
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Lets peers in without limits, and callers with a key within its limits.
+    """Accepts peers without limits, and callers with a key within the limits of the key.
 
-    A peer shows the token. On a server without a token, a peer is a caller whose certificate was
-    verified and who shows no key. A server with neither must listen for its own machine only; there
-    a caller without a key may call the methods for peers.
+    A peer shows the token. On a server without a token, a peer is a client with a verified
+    certificate and no key. A server with neither must listen on its own machine only; there,
+    clients without a key may call the `peers_only` methods.
     """
 
     def __init__(self, callers: Callers, credentials: Credentials, rules: KeyRules) -> None:
@@ -84,7 +85,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a call that may come in, or one that refuses."""
+        """The handler of a call that is accepted, or one that refuses the call."""
         method = details.method
         shown = [value for name, value in details.invocation_metadata if name == "authorization"]
         if method.startswith(_OPEN_SERVICES) or self._is_peer(shown, method):
@@ -92,15 +93,15 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         account = self._callers.find(bearer(shown[0])) if len(shown) == 1 else None
         if account is None:
             what = "this API key is not valid" if shown else "the call has no API key"
-            return _refusing(
+            return refusing(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"{what}; send one as metadata, `authorization: Bearer KEY`",
             )
         if method in self._rules.peers_only:
-            return _refusing(
+            return refusing(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{method} is for gateways, which show the scheduler's token; API keys open the "
-                "other methods",
+                f"{method} is for gateways, which show the scheduler's token; with an API key call "
+                "the other methods",
             )
         handler = await continuation(details)
         if handler is None or handler.request_streaming:
@@ -110,12 +111,12 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     def _is_peer(self, shown: list[str], method: str) -> bool:
         if self._credentials.token is not None:
             return len(shown) == 1 and self._credentials.accepts(shown[0])
-        verified = self._credentials.refuses_strangers
+        verified = self._credentials.authenticates_clients
         return not shown and (verified or method in self._rules.peers_only)
 
     def _limited(self, handler: Any, account: Account, method: str) -> Any:
-        """`handler` within the limits. It reads the message itself, so that a call counts from its
-        head on and its message has a bound in time."""
+        """`handler` within the limits. It reads the message itself, so that a call counts before
+        its message arrives, and the message has a time limit."""
 
         async def stream(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._call(account, method, context) as caller:
@@ -143,7 +144,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             if self._calls >= rules.max_calls:
                 raise _too_many(f"{self._calls} calls are being answered already")
             if method in rules.generating or method in rules.counted:
-                caller.visit = account.enter(clock(), method in rules.generating)
+                caller.request = account.begin_request(clock(), method in rules.generating)
         except RequestError as error:
             await abort_with(context, error)
         self._calls += 1
@@ -153,8 +154,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         finally:
             self._calls -= 1
             self._bytes -= caller.message_bytes
-            if caller.visit is not None:
-                caller.visit.leave(caller.used, clock())
+            if caller.request is not None:
+                caller.request.end(caller.used, clock())
 
     async def _message(
         self,
@@ -198,7 +199,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             async with asyncio.timeout(self._rules.unread_seconds):
                 await context.write(response)
         except TimeoutError:
-            # The status waits behind what is not read, and the call's memory must not.
+            # The status cannot be sent before the unread messages. The call ends here, so that its
+            # memory is freed now.
             task = asyncio.create_task(_end_unread(context, self._rules.unread_seconds))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
@@ -209,18 +211,9 @@ async def _end_unread(context: grpc.aio.ServicerContext[Any, Any], seconds: floa
     with suppress(grpc.aio.AbortError):
         await context.abort(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"nothing of the answer was read for {seconds:g} s; it was given up",
+            f"nothing of the answer was read for {seconds:g} s; the call has ended",
         )
 
 
 def _too_many(reason: str) -> RequestError:
     return RequestError(Code.RESOURCE_EXHAUSTED, f"{reason}; try again in 1 s", retry_after=1)
-
-
-def _refusing(status: grpc.StatusCode, message: str) -> Any:
-    async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        await context.abort(status, message)
-        raise AssertionError("abort returned")
-
-    # As a stream of any kind, since one that is unary waits for its message first.
-    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,7 +1,4 @@
-"""gRPC servers and channels as every service sets them up: limits, keep-alive, health, reflection.
-
-Health follows grpc.health.v1: the empty service name and the service's own name share one state.
-"""
+"""gRPC servers and channels with the options that every service uses, and health checks."""
 
 from collections.abc import Sequence
 
@@ -9,27 +6,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pagewire.addresses import is_listen_address
 from pagewire.rpc.checksums import SealGate
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.interceptors import DecodeInterceptor, TokenInterceptor
+from pagewire.rpc.protocol import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_BYTES = 64 << 20
-# Of what clients send to a scheduler: a prompt of 4 Mi characters takes 16 MiB at most.
-LARGEST_REQUEST_BYTES = 32 << 20
-# Of worker.proto. Version 2 has checksums and signs of life.
-PROTOCOL_VERSION = 2
-
-# Schedulers and workers have something to say on every stream at least this often.
-HEARTBEAT_SECONDS = 1.0
-# A peer that was silent for so many heartbeats is lost: stopped, stuck or cut off.
-SILENT_HEARTBEATS = 5
-
-# Pings find a peer that vanished without closing its connection: a lost machine, a cut cable, a
-# process that was stopped. gRPC answers them itself, so a busy interpreter is no reason to be late.
+# Pings detect a peer that vanished without closing its connection: a lost machine, a cut cable or a
+# stopped process. gRPC answers them on threads of its own, so a busy interpreter does not delay
+# them.
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),  # without it gRPC waits a minute, whatever is above
+    ("grpc.http2.ping_timeout_ms", 3_000),  # by default a minute, in spite of the timeout above
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -41,7 +30,7 @@ SERVER_OPTIONS = [
     *_KEEPALIVE,
     *_LIMITS,
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    # Two servers on one port would take turns at answering; a port in use must be an error.
+    # With this option two servers could share a port; a port in use must be an error.
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS = [
@@ -53,9 +42,9 @@ CHANNEL_OPTIONS = [
 
 
 def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Channel:
-    """A channel to `host:port`, encrypted where there is an authority, or to `unix:PATH`.
+    """A channel to `host:port`, encrypted if the credentials have an authority, or to `unix:PATH`.
 
-    Calls carry no token of themselves: pass `credentials.metadata` to them.
+    The channel does not add the token to calls: pass `credentials.metadata` to each call.
     """
     if credentials.authority is None or address.startswith("unix:"):
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -70,10 +59,10 @@ def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grp
 
 
 def end_call(call: grpc.aio.Call) -> None:
-    """Cancels a call, one included that gRPC takes to have ended because a write on it failed.
+    """Cancels a call, even one that gRPC counts as ended because a write on it failed.
 
-    Its `cancel` does nothing then, and the call, a task that waits for its status and its
-    connection would stay for good (grpc/grpc#41875).
+    For such a call `cancel` does nothing; the call, its connection and the task that waits for its
+    status would stay for ever (grpc/grpc#41875).
     """
     if not call.cancel():
         call._cython_call.cancel("the call is over")  # type: ignore[attr-defined]
@@ -81,28 +70,31 @@ def end_call(call: grpc.aio.Call) -> None:
 
 def make_server(
     credentials: Credentials = NO_CREDENTIALS,
-    gate: grpc.aio.ServerInterceptor | None = None,
+    access: grpc.aio.ServerInterceptor | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    largest_message: int = MAX_MESSAGE_BYTES,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
-    """A server without services and addresses; with a token it asks for it, but for health.
+    """A server without services and addresses, which takes messages of `max_message_bytes`.
 
-    A `gate` of its own decides in place of that who may call. `interceptors` are asked last;
-    `largest_message` are the most bytes that a client may send.
+    The interceptor `access` decides who may call. By default callers need the token, if there is
+    one, except for health checks. `interceptors` run after all others.
     """
-    gates: list[grpc.aio.ServerInterceptor] = [DecodeInterceptor(), SealGate(), *interceptors]
-    if gate is not None:
-        gates.insert(0, gate)
+    chain: list[grpc.aio.ServerInterceptor] = [DecodeInterceptor(), SealGate(), *interceptors]
+    if access is not None:
+        chain.insert(0, access)
     elif credentials.token is not None:
-        gates.insert(0, TokenInterceptor(credentials))
-    # Of an option that is there twice gRPC takes the first.
-    options = [("grpc.max_receive_message_length", largest_message), *SERVER_OPTIONS]
-    server: grpc.aio.Server = grpc.aio.server(interceptors=gates, options=options)
+        chain.insert(0, TokenInterceptor(credentials))
+    # gRPC takes the first of two options of the same name.
+    options = [("grpc.max_receive_message_length", max_message_bytes), *SERVER_OPTIONS]
+    server: grpc.aio.Server = grpc.aio.server(interceptors=chain, options=options)
     return server
 
 
 class Health:
-    """The health of one server, NOT_SERVING until said otherwise."""
+    """The health of one server by grpc.health.v1, NOT_SERVING at first.
+
+    The empty service name and the service's own name have the same state.
+    """
 
     def __init__(self, service_name: str) -> None:
         self._names = ("", service_name)
@@ -117,7 +109,7 @@ class Health:
         )
 
     async def set_serving(self, serving: bool) -> None:
-        """Answers SERVING or NOT_SERVING from now on."""
+        """Sets the answer of health checks: SERVING or NOT_SERVING."""
         self.serving = serving
         state = (
             health_pb2.HealthCheckResponse.SERVING
@@ -131,28 +123,23 @@ class Health:
 def bind(
     server: grpc.aio.Server, addresses: Sequence[str], credentials: Credentials = NO_CREDENTIALS
 ) -> list[int]:
-    """Listens on each address; the ports chosen. RuntimeError names one that is in use or wrong.
+    """Listens on each address and returns the ports; RuntimeError names an address that is in use
+    or not valid.
 
-    With a certificate TCP is encrypted. A socket file has no port; gRPC answers 1 for it.
+    With a certificate, TCP is encrypted. The port of a `unix:PATH` is 1.
     """
     ports = []
     for address in addresses:
-        if not _is_address(address):  # gRPC would take a port modulo 2^16, and 443 for none
-            raise RuntimeError(f"cannot listen on {address}: it is no host:port or unix:PATH")
+        # gRPC would take the port modulo 2^16, and 443 without a port.
+        if not is_listen_address(address):
+            raise RuntimeError(f"cannot listen on {address}: it is neither host:port nor unix:PATH")
         try:
             ports.append(_add_port(server, address, credentials))
         except RuntimeError as error:
             raise RuntimeError(
-                f"cannot listen on {address}: it is in use or not an address of this machine"
+                f"cannot listen on {address}: the address is in use, or not one of this machine"
             ) from error
     return ports
-
-
-def _is_address(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return address.startswith("unix:") or (
-        bool(host) and port.isascii() and port.isdigit() and int(port) < 65536
-    )
 
 
 def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials) -> int:

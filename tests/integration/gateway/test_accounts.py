@@ -1,4 +1,4 @@
-"""What keys are charged at a gateway under any mix of requests, over real connections."""
+"""What keys are charged for any mix of requests, over real connections."""
 
 import asyncio
 import json
@@ -40,8 +40,8 @@ def key_of(name: str, key: str, limits: RateLimits) -> ApiKey:
 
 
 @dataclass
-class Door:
-    """A gateway in this process behind a real port; its clock stands, so no bucket fills."""
+class GatewayWithAccounts:
+    """A gateway in this process at a real port. Its clock stands still, so no bucket fills."""
 
     peer: ScriptedScheduler
     gateway: Gateway
@@ -51,11 +51,11 @@ class Door:
     heads: dict[str, int] = field(default_factory=dict)  # sent, by the key's name
 
     def account(self, name: str) -> Account:
-        account = self.gateway.guard._callers.find(self.keys[name].encode())
+        account = self.gateway.access._callers.find(self.keys[name].encode())
         assert account is not None
         return account
 
-    async def ask(
+    async def post(
         self, name: str, body: bytes, path: str = "/v1/completions", cut: int | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Sends a request, or its head and `cut` bytes of its body."""
@@ -70,18 +70,18 @@ class Door:
         return reader, writer
 
     def used(self, name: str) -> int:
-        """Tokens by the scheduler's own count: each prompt once, all outputs."""
+        """Tokens as the scheduler counts them: each prompt once, and all outputs."""
         mine = [
             r for r in self.peer.submitted if r.tenant == name and r.request_id in self.peer.used
         ]
         total = 0
-        for _, family in groupby(mine, key=lambda r: (r.request_id[:40], r.prompt)):
-            usages = [self.peer.used[request.request_id] for request in family]
+        for _, candidates in groupby(mine, key=lambda r: (r.request_id[:40], r.prompt)):
+            usages = [self.peer.used[request.request_id] for request in candidates]
             total += usages[0].prompt_tokens + sum(u.completion_tokens for u in usages)
         return total
 
     async def settled(self) -> None:
-        """Until nothing runs and everything has been heard of."""
+        """Waits until nothing runs and all usage was reported."""
         accounts = [self.account(name) for name in self.keys]
         await eventually(lambda: self.peer.running == 0)
         await eventually(lambda: all(a.open == a.running == 0 for a in accounts))
@@ -89,7 +89,7 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(**limits: RateLimits) -> AsyncIterator[Door]:
+async def opened(**limits: RateLimits) -> AsyncIterator[GatewayWithAccounts]:
     peer = ScriptedScheduler(step=0.002)
     metrics = GatewayMetrics()
     schedulers = Schedulers(parse_addresses(await peer.start()), metrics)
@@ -97,8 +97,8 @@ async def opened(**limits: RateLimits) -> AsyncIterator[Door]:
     await eventually(lambda: schedulers.ready)
     keys = {name: new_key() for name in limits}
     ring = [key_of(name, keys[name], limits[name]) for name in limits]
-    guard = AccessControl(lambda: KeyRing(ring), lambda: 0.0)
-    gateway = Gateway(schedulers, metrics, MAX_BODY, 1000, guard)
+    access = AccessControl(lambda: KeyRing(ring), lambda: 0.0)
+    gateway = Gateway(schedulers, metrics, MAX_BODY, 1000, access=access)
     config = uvicorn.Config(
         create_app(gateway), ws="none", lifespan="off", interface="asgi3", log_config=None
     )
@@ -109,7 +109,7 @@ async def opened(**limits: RateLimits) -> AsyncIterator[Door]:
     )
     try:
         async with server:
-            yield Door(peer, gateway, server.sockets[0].getsockname(), keys, ring)
+            yield GatewayWithAccounts(peer, gateway, server.sockets[0].getsockname(), keys, ring)
     finally:
         await schedulers.close()
         await peer.stop()
@@ -135,8 +135,8 @@ def body_of(rng: random.Random) -> dict[str, Any]:
     return body
 
 
-def spoiled(rng: random.Random, body: dict[str, Any]) -> bytes:
-    """What is refused after its head: 400, 404, 413."""
+def invalid_body(rng: random.Random, body: dict[str, Any]) -> bytes:
+    """A body that is refused with 400, 404 or 413."""
     kind = rng.randrange(4)
     if kind == 0:
         return json.dumps(body).encode()[:-1]
@@ -149,27 +149,29 @@ def spoiled(rng: random.Random, body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode()
 
 
-async def one(door: Door, rng: random.Random, name: str, told: list[int]) -> None:
-    """One request and how its client behaves; `told` gets the usage of an answer."""
+async def send_one(
+    server: GatewayWithAccounts, rng: random.Random, name: str, reported: list[int]
+) -> None:
+    """One request of a client that may leave early; adds the usage of its answer to `reported`."""
     body = json.dumps(body_of(rng)).encode()
     kind = rng.random()
     if kind < 0.15:
-        body = spoiled(rng, json.loads(body))
+        body = invalid_body(rng, json.loads(body))
     cut = rng.randrange(len(body)) if 0.15 <= kind < 0.25 else None
-    reader, writer = await door.ask(name, body, cut=cut)
+    reader, writer = await server.post(name, body, cut=cut)
     try:
         if cut is not None:
             await asyncio.sleep(rng.choice((0, 0.01)))
-        elif kind < 0.35:  # gone while it waits for the answer
+        elif kind < 0.35:  # the client leaves before the answer
             await asyncio.sleep(rng.choice((0, 0.001, 0.003, 0.01)))
-        elif kind < 0.55:  # gone in the middle of the answer
+        elif kind < 0.55:  # the client leaves within the answer
             with suppress(ConnectionError):
                 await reader.read(rng.choice((1, 300, 2000)))
         else:
             answer = await reader.read()
             status = int(answer.split()[1])
             assert status in (200, 400, 404, 413, 429, 500, 504), answer
-            told += [
+            reported += [
                 int(re.match(rb"\d+", text)[0])
                 for text in answer.split(b'"total_tokens":')[1:]
                 if text[:1].isdigit()
@@ -179,86 +181,86 @@ async def one(door: Door, rng: random.Random, name: str, told: list[int]) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_charged_is_what_was_used(seed: int) -> None:
-    """Keys come and go meanwhile; one has so little that it is refused most of the time."""
+async def test_keys_are_charged_for_what_they_used(seed: int) -> None:
+    """Keys are removed and added meanwhile; the limits of one refuse most of its requests."""
     rng = random.Random(seed)
     rich = RateLimits(LIMIT, LIMIT)
-    async with opened(ada=rich, bob=RateLimits(LIMIT, 2000, 4)) as door:
-        told: list[int] = []
+    async with opened(ada=rich, bob=RateLimits(LIMIT, 2000, 4)) as server:
+        reported: list[int] = []
 
         async def client(lane: int) -> None:
             lane_rng = random.Random(f"{seed} {lane}")
             for _ in range(30):
-                await one(door, lane_rng, lane_rng.choice(("ada", "bob")), told)
+                await send_one(server, lane_rng, lane_rng.choice(("ada", "bob")), reported)
 
         async def reloads() -> None:
             for _ in range(20):
                 await asyncio.sleep(0.02)
-                gone = door.ring.pop(rng.randrange(len(door.ring)))
-                door.gateway.guard.reload()
-                door.ring.append(gone)
-                door.gateway.guard.reload()
+                gone = server.ring.pop(rng.randrange(len(server.ring)))
+                server.gateway.access.reload()
+                server.ring.append(gone)
+                server.gateway.access.reload()
 
         await asyncio.gather(reloads(), *(client(lane) for lane in range(6)))
-        await door.settled()
-        ada, bob = door.account("ada"), door.account("bob")
-        await eventually(lambda: ada.charged == door.used("ada"))
-        await eventually(lambda: bob.charged == door.used("bob"))
-        assert sum(told) <= ada.charged + bob.charged
-        assert sum(told) > 0
+        await server.settled()
+        ada, bob = server.account("ada"), server.account("bob")
+        await eventually(lambda: ada.charged == server.used("ada"))
+        await eventually(lambda: bob.charged == server.used("bob"))
+        assert sum(reported) <= ada.charged + bob.charged
+        assert sum(reported) > 0
         for account in (ada, bob):
             assert account.tokens is not None
             assert account.tokens.level(0.0) == account.tokens.per_minute - account.charged
         assert ada.requests is not None
-        assert LIMIT - ada.requests.level(0.0) == door.heads["ada"], "each head that was let in"
+        assert LIMIT - ada.requests.level(0.0) == server.heads["ada"], "each head counts"
         assert bob.requests is not None
         assert bob.charged > 0
 
 
-async def test_a_gateway_that_drains_settles_what_it_ends() -> None:
+async def test_requests_that_a_drain_ends_are_charged() -> None:
     rich = RateLimits(LIMIT, LIMIT)
-    async with opened(ada=rich) as door:
+    async with opened(ada=rich) as server:
         body = {"prompt": "abc abc abc", "max_tokens": 3000, "n": 2}
         connections = [
-            await door.ask("ada", json.dumps(body | {"stream": stream}).encode())
+            await server.post("ada", json.dumps(body | {"stream": stream}).encode())
             for stream in (True, False)
         ]
         readers = [reader for reader, _ in connections]
-        await eventually(lambda: door.peer.running == 4)
+        await eventually(lambda: server.peer.running == 4)
         await readers[0].readuntil(b"data: ")
-        ada = door.account("ada")
+        ada = server.account("ada")
         assert ada.charged == 2 * (11 // 4 + 2 * 3000)
         failure = RequestError(Code.UNAVAILABLE, "the gateway is shutting down")
-        door.gateway.schedulers.fail_all(failure)
+        server.gateway.schedulers.fail_all(failure)
         for reader in readers:
             assert b"shutting down" in await reader.read()
         for _, writer in connections:
             writer.close()
-        await door.settled()
-        await eventually(lambda: ada.charged == door.used("ada"))
+        await server.settled()
+        await eventually(lambda: ada.charged == server.used("ada"))
         assert ada.charged > 0
 
 
-async def test_what_goes_on_elsewhere_is_paid_for_once() -> None:
-    """A scheduler is lost twice; a client that leaves meanwhile pays for what it was sent."""
-    async with opened(ada=RateLimits(LIMIT, LIMIT), bob=RateLimits(LIMIT, LIMIT)) as door:
-        link = next(iter(door.gateway.schedulers.links.values()))
+async def test_a_request_that_resumes_is_charged_once() -> None:
+    """A scheduler is lost twice. A client that leaves meanwhile pays for what it received."""
+    async with opened(ada=RateLimits(LIMIT, LIMIT), bob=RateLimits(LIMIT, LIMIT)) as server:
+        link = next(iter(server.gateway.schedulers.links.values()))
         body = {"prompt": "abc " * 40, "max_tokens": 200, "n": 2, "stream": True}
         body["stream_options"] = {"include_usage": True}
-        stays, writer = await door.ask("ada", json.dumps(body).encode())
-        leaves, leaver = await door.ask("bob", json.dumps(body).encode())
+        stays, writer = await server.post("ada", json.dumps(body).encode())
+        leaves, leaver = await server.post("bob", json.dumps(body).encode())
         begun = await stays.readuntil(b" w")
         await leaves.readuntil(b" w")
         for _ in range(2):
-            await door.peer.stop()
+            await server.peer.stop()
             await eventually(lambda: not link.connected)
             leaver.close()
-            await asyncio.sleep(0.05)
-            await door.peer.start(link.target)
-            await eventually(lambda: door.peer.running == 2)
+            await eventually(lambda: server.account("bob").open == 0)
+            await server.peer.start(link.target)
+            await eventually(lambda: server.peer.running == 2)
         answer = begun + await stays.read()
         writer.close()
-        await door.settled()
-        assert door.account("ada").charged == 40 + 2 * 200
+        await server.settled()
+        assert server.account("ada").charged == 40 + 2 * 200
         assert b'"total_tokens":440' in answer
-        assert 40 < door.account("bob").charged < 40 + 2 * 200
+        assert 40 < server.account("bob").charged < 40 + 2 * 200

@@ -1,4 +1,4 @@
-"""The gateway's process over HTTP, with scripted schedulers behind it."""
+"""Answers over HTTP, with a gateway process in front of a scripted scheduler."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from support.processes.gateway_process import GatewayProcess, gateway, raw_request
+from support.processes.gateway_process import GatewayProcess, raw_request, ready_gateway
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import STOP_STRING, ScriptedScheduler, expected_text
 from support.waiting import eventually
@@ -28,18 +28,14 @@ async def only_peer() -> AsyncIterator[ScriptedScheduler]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(only_peer: ScriptedScheduler) -> AsyncIterator[GatewayProcess]:
-    """A gateway process in front of a scheduler that runs in this process."""
-    address = await only_peer.start()
-    manager = gateway(address, max_body_bytes=1 << 20)
-    process = await asyncio.to_thread(manager.__enter__)
-    await asyncio.to_thread(process.wait_ready)
-    yield process
-    await asyncio.to_thread(manager.__exit__, None, None, None)
+    """A gateway in front of this scheduler."""
+    async with ready_gateway(await only_peer.start(), max_body_bytes=1 << 20) as process:
+        yield process
 
 
 @pytest.fixture
 def peer(only_peer: ScriptedScheduler) -> ScriptedScheduler:
-    """The scheduler, without what the test before left on it."""
+    """The scheduler, without traces of the previous test."""
     only_peer.step = 0.001
     only_peer.submitted.clear()
     only_peer.aborted.clear()
@@ -107,7 +103,7 @@ async def test_openai_client_streams(client: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_batches(client: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_several_prompts(client: openai.AsyncOpenAI, stream: bool) -> None:
     """Each prompt is a choice; token ids are prompts too."""
     for prompts, names in ((["a b", "c"], ["a b", "c"]), ([[5, 6], [7]], ["5 6", "7"])):
         made = await client.completions.create(
@@ -126,10 +122,10 @@ async def test_batches(client: openai.AsyncOpenAI, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_choices_are_runs_with_seeds_one_apart(
+async def test_choices_have_consecutive_seeds(
     client: openai.AsyncOpenAI, peer: ScriptedScheduler, stream: bool
 ) -> None:
-    """Choice i of n is what the prompt alone gives with seed + i; the prompt is counted once."""
+    """Choice i of n equals what the prompt alone gives with seed + i. The prompt counts once."""
     made = await client.completions.create(
         model="scripted",
         prompt=["a b", "c"],
@@ -183,7 +179,7 @@ async def test_chat_choices(client: openai.AsyncOpenAI, stream: bool) -> None:
     assert reasons == ["length"] * 3
 
 
-async def test_stream_is_server_sent_events(http: httpx.AsyncClient) -> None:
+async def test_a_stream_has_server_sent_events(http: httpx.AsyncClient) -> None:
     body = {"prompt": "x", "stream": True, "max_tokens": 2, "seed": SEED}
     response = await http.post("/v1/completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -203,7 +199,7 @@ async def test_stream_is_server_sent_events(http: httpx.AsyncClient) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failures_before_the_first_byte(
+async def test_a_failure_before_the_first_byte_has_its_own_status(
     http: httpx.AsyncClient, code: int, status: int, kind: str, param: str, stream: bool
 ) -> None:
     body = {"prompt": f"fail={code}", "stream": stream}
@@ -216,7 +212,7 @@ async def test_failures_before_the_first_byte(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_every_scheduler_hands_back_fails_when_the_wait_is_over(stream: bool) -> None:
+async def test_a_request_that_all_schedulers_hand_back_gets_503(stream: bool) -> None:
     async with in_process_gateway(ScriptedScheduler(), resume_seconds=0.3) as http:
         response = await http.post("/v1/completions", json={"prompt": "fail=14", "stream": stream})
     assert response.status_code == 503
@@ -226,7 +222,7 @@ async def test_what_every_scheduler_hands_back_fails_when_the_wait_is_over(strea
     assert "retry-after" in response.headers
 
 
-async def test_failure_inside_a_stream(
+async def test_a_failure_within_a_stream_is_its_last_event(
     http: httpx.AsyncClient, client: openai.AsyncOpenAI, peer: ScriptedScheduler
 ) -> None:
     peer.step = 0.01
@@ -241,7 +237,7 @@ async def test_failure_inside_a_stream(
             pass
 
 
-async def test_a_deadline_that_passed_is_not_to_be_tried_again(
+async def test_a_request_past_its_deadline_is_not_retried(
     http: httpx.AsyncClient, served: GatewayProcess, peer: ScriptedScheduler
 ) -> None:
     body = {"prompt": "fail=4", "deadline_ms": 700}
@@ -249,14 +245,14 @@ async def test_a_deadline_that_passed_is_not_to_be_tried_again(
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
     assert peer.submitted[0].deadline_ms == 700
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as eager:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as retrying:
         with pytest.raises(openai.InternalServerError):
-            await eager.completions.create(model="scripted", prompt="fail=4")
+            await retrying.completions.create(model="scripted", prompt="fail=4")
     assert len(peer.submitted) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_disconnect_aborts(
+async def test_a_disconnect_aborts_the_request(
     served: GatewayProcess, peer: ScriptedScheduler, stream: bool
 ) -> None:
     peer.step = 0.01
@@ -271,10 +267,10 @@ async def test_disconnect_aborts(
     assert peer.running == 0
 
 
-async def test_reader_that_lags_gets_everything(
+async def test_a_slow_reader_gets_everything(
     served: GatewayProcess, peer: ScriptedScheduler
 ) -> None:
-    """The connection fills up, deltas merge into fewer chunks, nothing is lost."""
+    """Its connection fills up. Deltas merge into fewer chunks, and no text is lost."""
     peer.step = 0.0
     prompts, tokens = [f"prompt {i}" for i in range(128)], 400
     body = {"prompt": prompts, "stream": True, "max_tokens": tokens, "seed": SEED}
@@ -287,12 +283,14 @@ async def test_reader_that_lags_gets_everything(
             texts[choice["index"]] += choice["text"]
             chunks += 1
     assert texts == [expected_text(prompt, SEED, tokens) for prompt in prompts]
-    assert chunks < 0.8 * tokens * len(prompts), "every delta became a chunk: nothing lagged"
+    assert chunks < 0.8 * tokens * len(prompts), (
+        "every delta became a chunk: the reader was not slow"
+    )
     writer.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failure_of_one_prompt_ends_the_batch(
+async def test_the_failure_of_one_prompt_ends_the_request(
     http: httpx.AsyncClient, peer: ScriptedScheduler, stream: bool
 ) -> None:
     peer.step = 0.01
@@ -303,7 +301,7 @@ async def test_failure_of_one_prompt_ends_the_batch(
     await eventually(lambda: len(peer.aborted) == 1 and peer.running == 0, 2.0)
 
 
-async def test_large_body_is_refused_and_read(http: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_too_large_is_refused_and_read(http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/completions", json={"prompt": "x" * (8 << 20)})
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"

@@ -1,4 +1,4 @@
-"""What the gateway's process takes at most, and which pages may call it."""
+"""Limits on heads, bodies and connections, and which web pages may call the gateway."""
 
 import asyncio
 import json
@@ -22,6 +22,7 @@ from pagewire.gateway.http.paced_json import PacedJson
 from pagewire.gateway.http.protocol import HEAD_BYTES, HttpProtocol
 from support.processes.certificates import Authority
 from support.processes.gateway_process import GatewayProcess, gateway
+from support.waiting import until
 
 ORIGIN = "https://page.example"
 START = b"GET /healthz HTTP/1.1\r\nhost: x"
@@ -34,9 +35,8 @@ def served() -> Iterator[GatewayProcess]:
 
 
 def exchange(process: GatewayProcess, data: bytes) -> tuple[int, dict[str, object]]:
-    """The status and the body of the answer to raw bytes; the connection must end then."""
-    host, _, port = process.url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    """Sends raw bytes; the status and the body of the answer, after which the connection ends."""
+    with socket.create_connection(process.address, timeout=20) as connection:
         connection.sendall(data)
         received = b""
         try:
@@ -65,10 +65,10 @@ def test_large_heads_are_refused(served: GatewayProcess, head: bytes, end: bytes
     assert body["error"]["code"] == "headers_too_large"
 
 
-def test_heads_below_the_limit_are_taken(served: GatewayProcess) -> None:
+def test_heads_below_the_limit_are_accepted(served: GatewayProcess) -> None:
     headers = {"a": "y" * (HEAD_BYTES - 1000)}
     with httpx.Client(base_url=served.url) as client:
-        for _ in range(3):  # on one connection: each head counts alone
+        for _ in range(3):  # on one connection, where each head is counted separately
             assert client.get("/healthz", headers=headers).status_code == 200
 
 
@@ -76,22 +76,22 @@ def test_heads_below_the_limit_are_taken(served: GatewayProcess) -> None:
     "data",
     [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"],
 )
-def test_what_is_no_http_gets_an_error_body(served: GatewayProcess, data: bytes) -> None:
+def test_data_that_is_not_http_gets_an_error_body(served: GatewayProcess, data: bytes) -> None:
     status, body = exchange(served, data)
     assert status == 400
     assert body["error"]["code"] == "invalid_http"
 
 
 async def test_slow_heads_and_silent_connections_are_closed() -> None:
-    class Impatient(HttpProtocol):
+    class ShortTimeouts(HttpProtocol):
         head_seconds = 0.2
 
-    assert await _open_for(Impatient, b"") < 2
-    assert await _open_for(Impatient, b"GET / HTTP/1.1\r\nhost:") < 2
+    assert await _open_for(ShortTimeouts, b"") < 2
+    assert await _open_for(ShortTimeouts, b"GET / HTTP/1.1\r\nhost:") < 2
 
 
 async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
-    """Seconds until a server closes a connection on which so much was sent."""
+    """Seconds until a server closes a connection after receiving `data`."""
 
     async def app(scope: object, receive: object, send: object) -> None:
         raise AssertionError("no request was complete")
@@ -109,7 +109,7 @@ async def _open_for(protocol: type[HttpProtocol], data: bytes) -> float:
 async def _served(
     protocol: type[HttpProtocol], app: Any, keep_alive: float = 5, **tls: Any
 ) -> AsyncIterator[tuple[str, int]]:
-    """The address of a server of an application, over this protocol."""
+    """A server of this application and protocol; its address."""
     config = Config(app, ws="none", lifespan="off", interface="asgi3", log_config=None)
     config.load()
     config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
@@ -122,12 +122,12 @@ async def _served(
 
 
 @pytest.mark.parametrize("reads", [False, True])
-async def test_an_answer_that_nobody_reads_ends(reads: bool) -> None:
-    """One that is read slowly does not, though the kernel asks for nothing more for longer."""
+async def test_an_answer_that_is_not_read_ends(reads: bool) -> None:
+    """One that is read slowly goes on, though the kernel takes no more data for some time."""
     size, piece = 24 << 20, 1 << 20
     ended = asyncio.Event()
 
-    class Impatient(HttpProtocol):
+    class ShortTimeouts(HttpProtocol):
         unread_seconds = 0.5
 
     async def app(scope: object, receive: Any, send: Any) -> None:
@@ -139,7 +139,7 @@ async def test_an_answer_that_nobody_reads_ends(reads: bool) -> None:
             await send({**body, "more_body": number < size // piece - 1})
         ended.set()
 
-    async with _served(Impatient, app) as address:
+    async with _served(ShortTimeouts, app) as address:
         connection = socket.create_connection(address)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 19)
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 16)
@@ -154,15 +154,15 @@ async def test_an_answer_that_nobody_reads_ends(reads: bool) -> None:
             return
         await reader.readuntil(b"\r\n\r\n")
         began, got = time.monotonic(), 0
-        while time.monotonic() - began < 6 * Impatient.unread_seconds:
+        while time.monotonic() - began < 6 * ShortTimeouts.unread_seconds:
             got += len(await reader.readexactly(1 << 16))
             await asyncio.sleep(0.05)
         await reader.readexactly(size - got)
         writer.close()
 
 
-async def test_a_whole_answer_may_be_read_slowly_behind_tls(tmp_path: Path) -> None:
-    """For longer than a connection is kept and its end is waited for."""
+async def test_a_large_answer_may_be_read_slowly_over_tls(tmp_path: Path) -> None:
+    """For longer than the timeouts of idle and of closing connections."""
     size = 24 << 20
     identity = Authority(tmp_path).identity("gateway")
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -197,37 +197,44 @@ def test_the_bytes_of_all_bodies_are_bounded() -> None:
         b"content-length: 140000\r\n\r\n"
     )
     with gateway("127.0.0.1:1", **settings) as process:
-        host, _, port = process.url.removeprefix("http://").rpartition(":")
 
         def begin() -> socket.socket:
-            connection = socket.create_connection((host, int(port)), timeout=20)
+            connection = socket.create_connection(process.address, timeout=0.5)
             connection.sendall(head + bytes(120_000))
             return connection
 
-        with begin():
-            time.sleep(0.5)  # until it has been read
-            with begin() as second:
-                answer = b""
+        def refusal() -> bytes:
+            """The answer to another body; empty if the gateway waits for the rest of it."""
+            answer = b""
+            with begin() as second, suppress(TimeoutError):
                 while b"already" not in answer:
                     answer += second.recv(65536)
+            return answer
+
+        with begin():
+            until(refusal)  # the first body may not have been read before
+            answer = refusal()
             assert answer.startswith(b"HTTP/1.1 429 "), answer
             assert b"requests being answered have bodies of" in answer
             small = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x"})
-            assert small.status_code == 503, "there is room for a small one, and no scheduler"
-        time.sleep(0.5)
-        large = httpx.post(f"{process.url}/v1/completions", json={"prompt": "x" * 140_000})
-        assert large.status_code == 503, "the room was given back"
+            assert small.status_code == 503, "a small body fits; there is no scheduler"
+
+        def post_large() -> int:
+            body = {"prompt": "x" * 140_000}
+            return httpx.post(f"{process.url}/v1/completions", json=body).status_code
+
+        until(lambda: post_large() == 503)  # a large body fits again; there is no scheduler
 
 
 def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
     assert HIGH_WATER_LIMIT <= HEAD_BYTES
     body = {"prompt": "x" * (4 * HEAD_BYTES)}
     answer = httpx.post(f"{served.url}/v1/completions", json=body)
-    assert answer.status_code == 503, "no scheduler is there, so it was read"
+    assert answer.status_code == 503, "there is no scheduler, so the body was read"
 
 
-async def test_a_head_that_comes_with_the_body_before_it_counts_alone() -> None:
-    class Narrow(HttpProtocol):
+async def test_a_head_that_arrives_with_an_earlier_body_is_counted_separately() -> None:
+    class SmallHeads(HttpProtocol):
         head_bytes = 200
 
     async def app(_: object, receive: Any, send: Any) -> None:
@@ -237,7 +244,7 @@ async def test_a_head_that_comes_with_the_body_before_it_counts_alone() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     post = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 400\r\n\r\n" + b"x" * 400
-    async with _served(Narrow, app) as address:
+    async with _served(SmallHeads, app) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(post + START)
         received = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
@@ -247,41 +254,40 @@ async def test_a_head_that_comes_with_the_body_before_it_counts_alone() -> None:
     assert received.count(b"HTTP/1.1 200 ") == 2, received
 
 
-def test_no_more_requests_are_let_in_than_there_are_descriptors_for() -> None:
-    """The limit that shells set is raised first; an explicit number is taken as it is."""
+def test_open_requests_are_bounded_by_file_descriptors() -> None:
+    """The soft limit is raised first. A configured number is used as it is."""
     code = (
         "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, 1000)); "
         "from pagewire.config import GatewayConfig as C; "
-        "from pagewire.gateway.server import most_open_requests as most; "
-        "print(most(C()), most(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
+        "from pagewire.gateway.server import max_open_requests as limit; "
+        "print(limit(C()), limit(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "872 5000 (1000, 1000)"
 
 
-def test_pages_of_named_origins_may_call(served: GatewayProcess) -> None:
+def test_pages_of_configured_origins_may_call(served: GatewayProcess) -> None:
     asked = {"access-control-request-method": "POST", "origin": ORIGIN}
     allowed = httpx.options(f"{served.url}/v1/completions", headers=asked)
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == ORIGIN
     assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
-    stranger = httpx.get(f"{served.url}/healthz", headers={"origin": "https://evil.example"})
-    assert "access-control-allow-origin" not in stranger.headers
+    other = httpx.get(f"{served.url}/healthz", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_page_can_read_that_it_should_come_back_later() -> None:
+def test_a_page_can_read_the_headers_of_a_refusal() -> None:
     with gateway("127.0.0.1:1", cors_origins=ORIGIN, max_open_requests=1) as process:
-        asyncio.run(_refused_page(process.url))
+        asyncio.run(_refused_page(process))
 
 
-async def _refused_page(url: str) -> None:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    _, writer = await asyncio.open_connection(host, int(port))
+async def _refused_page(process: GatewayProcess) -> None:
+    _, writer = await asyncio.open_connection(*process.address)
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: 9\r\n\r\n"
     )
-    async with httpx.AsyncClient(base_url=url, headers={"origin": ORIGIN}) as http:
+    async with httpx.AsyncClient(base_url=process.url, headers={"origin": ORIGIN}) as http:
         async with asyncio.timeout(10):  # until the first one has been read
             while True:
                 refused = await http.post("/v1/completions", json={"prompt": "x"})
@@ -302,7 +308,7 @@ def test_no_page_may_call_by_default() -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_bodies_that_come_in_one_read_are_kept_apart() -> None:
+async def test_bodies_that_arrive_together_are_kept_apart() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True
         while more:

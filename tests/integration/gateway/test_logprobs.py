@@ -1,4 +1,4 @@
-"""Log probabilities over HTTP as OpenAI's client reads them, with a scripted scheduler behind."""
+"""Log probabilities as OpenAI's client reads them."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -69,7 +69,7 @@ def check_chat(content: list[Any], prompt: str, top: int) -> None:
 
 
 @pytest.mark.parametrize("top", [None, 0, 3, 20])
-async def test_chat(client: openai.AsyncOpenAI, top: int | None) -> None:
+async def test_chat_has_log_probabilities(client: openai.AsyncOpenAI, top: int | None) -> None:
     fields = {"logprobs": True} | ({} if top is None else {"top_logprobs": top})
     (choice,) = (await chat(client, "hello", **fields)).choices
     assert choice.message.content == expected_text("hello", SEED, COUNT)
@@ -77,7 +77,7 @@ async def test_chat(client: openai.AsyncOpenAI, top: int | None) -> None:
     assert choice.logprobs.refusal is None
 
 
-async def test_chat_streams_the_same(client: openai.AsyncOpenAI) -> None:
+async def test_a_chat_stream_has_the_same(client: openai.AsyncOpenAI) -> None:
     chunks = [
         chunk
         async for chunk in await chat(client, "hello", logprobs=True, top_logprobs=2, stream=True)
@@ -89,7 +89,7 @@ async def test_chat_streams_the_same(client: openai.AsyncOpenAI) -> None:
     check_chat([entry for piece in pieces for entry in piece], "hello", 2)
 
 
-async def test_nobody_gets_what_only_another_asked_for(client: openai.AsyncOpenAI) -> None:
+async def test_they_are_null_unless_requested(client: openai.AsyncOpenAI) -> None:
     (choice,) = (await chat(client, "hello")).choices
     assert choice.logprobs is None
     chunks = [chunk async for chunk in await chat(client, "hello", stream=True)]
@@ -113,13 +113,13 @@ def check_completion(logprobs: Any, prompt: str, top: int) -> None:
 
 
 @pytest.mark.parametrize("top", [0, 1, 5])
-async def test_completions(client: openai.AsyncOpenAI, top: int) -> None:
+async def test_completions_have_log_probabilities(client: openai.AsyncOpenAI, top: int) -> None:
     answer = await complete(client, ["one", "two"], logprobs=top)
     for choice, prompt in zip(answer.choices, ["one", "two"], strict=True):
         check_completion(choice.logprobs, prompt, top)
 
 
-async def test_completions_stream_the_same(client: openai.AsyncOpenAI) -> None:
+async def test_a_completion_stream_has_the_same(client: openai.AsyncOpenAI) -> None:
     whole = (await complete(client, "one", logprobs=2)).choices[0].logprobs.model_dump()
     streamed: dict[str, list[Any]] = {name: [] for name in whole}
     async for chunk in await complete(client, "one", logprobs=2, stream=True):
@@ -129,18 +129,18 @@ async def test_completions_stream_the_same(client: openai.AsyncOpenAI) -> None:
     assert streamed == whole
 
 
-async def test_a_repeated_delta_is_taken_once(client: openai.AsyncOpenAI) -> None:
+async def test_a_repeated_delta_is_dropped(client: openai.AsyncOpenAI) -> None:
     answer = await complete(client, "twice=4", logprobs=1)
     check_completion(answer.choices[0].logprobs, "twice=4", 1)
 
 
-async def test_an_output_without_them_is_an_error(client: openai.AsyncOpenAI) -> None:
+async def test_missing_log_probabilities_are_an_error(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="no log probabilities"):
         await complete(client, "mute=5", logprobs=1)
     assert (await complete(client, "mute=5")).choices[0].logprobs is None
 
 
-async def test_what_the_scheduler_is_asked(
+async def test_the_scheduler_is_asked_only_if_needed(
     client: openai.AsyncOpenAI, peer: ScriptedScheduler
 ) -> None:
     peer.submitted.clear()

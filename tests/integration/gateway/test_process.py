@@ -1,4 +1,4 @@
-"""The gateway's process: its metrics, its schedulers' deaths, its own end."""
+"""The gateway's process: its metrics, refusals, lost schedulers, and how it drains."""
 
 import asyncio
 import json
@@ -6,10 +6,8 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator
 
 import httpx
-import pytest
 
 from pagewire.cli.launch.ports import free_port
 from support.processes.gateway_process import (
@@ -17,6 +15,7 @@ from support.processes.gateway_process import (
     command,
     gateway,
     raw_request,
+    ready_gateway,
     scheduler,
 )
 from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text
@@ -25,31 +24,7 @@ from support.waiting import eventually
 SEED = 11
 
 
-@pytest.fixture
-async def peer() -> AsyncIterator[ScriptedScheduler]:
-    peer = ScriptedScheduler()
-    yield peer
-    await peer.stop()
-
-
-@pytest.fixture
-async def served(peer: ScriptedScheduler) -> AsyncIterator[GatewayProcess]:
-    """A gateway process in front of `peer`, which runs in this process."""
-    address = await peer.start()
-    manager = gateway(address)
-    process = await asyncio.to_thread(manager.__enter__)
-    await asyncio.to_thread(process.wait_ready)
-    yield process
-    await asyncio.to_thread(manager.__exit__, None, None, None)
-
-
-@pytest.fixture
-async def http(served: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
-        yield client
-
-
-async def test_metrics(
+async def test_metrics_of_completed_and_refused_requests(
     served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
 ) -> None:
     body = {"prompt": "a b c", "max_tokens": 6}
@@ -78,7 +53,7 @@ async def test_metrics(
     assert values[f'scheduler_ready{{scheduler="{scheduled[1]}"}}'] == "1.0"
 
 
-async def test_client_gone_is_counted(
+async def test_clients_that_leave_are_counted(
     served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
 ) -> None:
     peer.step = 0.01
@@ -94,16 +69,11 @@ async def test_client_gone_is_counted(
 
 
 async def test_not_ready_without_a_worker(peer: ScriptedScheduler) -> None:
-    address = await peer.start()
-    with gateway(address, resume_timeout=0.5) as served:
-        await asyncio.to_thread(served.wait_ready)
-        await check_not_ready_without_a_worker(served, peer)
-    await peer.stop()
-
-
-async def check_not_ready_without_a_worker(served: GatewayProcess, peer: ScriptedScheduler) -> None:
-    peer.ready_workers = 0
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with (
+        ready_gateway(await peer.start(), resume_timeout=0.5) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        peer.ready_workers = 0
         for _ in range(100):
             if (await http.get("/readyz")).status_code == 503:
                 break
@@ -116,14 +86,14 @@ async def check_not_ready_without_a_worker(served: GatewayProcess, peer: Scripte
 def test_too_many_open_requests_are_refused_at_once() -> None:
     with scheduler(0.01) as (address, _), gateway(address, max_open_requests=3) as process:
         process.wait_ready()
-        asyncio.run(_overload(process.url, process.metrics_url))
+        asyncio.run(_overload(process))
 
 
-async def _overload(url: str, metrics_url: str) -> None:
+async def _overload(process: GatewayProcess) -> None:
     body = {"prompt": "x", "max_tokens": 150}
-    async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=process.url, timeout=20) as http:
         first = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(3)]
-        await asyncio.sleep(0.3)
+        await eventually(lambda: process.metric("open_requests") == 3)
         began = time.perf_counter()
         refused = await asyncio.gather(
             *(http.post("/v1/completions", json=body) for _ in range(20))
@@ -132,17 +102,17 @@ async def _overload(url: str, metrics_url: str) -> None:
         assert {r.status_code for r in refused} == {429}
         assert {r.json()["error"]["code"] for r in refused} == {"rate_limit_exceeded"}
         assert all(1 <= int(r.headers["retry-after"]) <= 60 for r in refused)
-        assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
+        assert (await http.get("/readyz")).status_code == 200, "a busy gateway is ready"
         assert [r.status_code for r in await asyncio.gather(*first)] == [200] * 3
         assert (await http.post("/v1/completions", json=body)).status_code == 200
-        text = (await http.get(metrics_url)).text
+        text = (await http.get(process.metrics_url)).text
         assert 'requests_total{outcome="429",route="/v1/completions"} 20.0' in text
 
 
-async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
+async def test_a_request_that_schedulers_would_refuse_is_refused_by_its_head(
     served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
 ) -> None:
-    """Its body is not awaited, no scheduler hears of it, and what is open goes on."""
+    """Its body is not read, no scheduler gets it, and open requests go on."""
     peer.step = 0.01
     body = {"prompt": "x", "max_tokens": 100}
     running = asyncio.create_task(http.post("/v1/completions", json=body))
@@ -152,10 +122,9 @@ async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: 30\r\n\r\n"
     )
-    host, _, port = served.url.removeprefix("http://").rpartition(":")
     status = ""
-    for _ in range(100):  # until the gateway has heard of it
-        reader, writer = await asyncio.open_connection(host, int(port))
+    for _ in range(100):  # until the gateway has the new load report
+        reader, writer = await asyncio.open_connection(*served.address)
         writer.write(head)
         try:
             answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 0.2)
@@ -167,7 +136,7 @@ async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
             break
     assert status.startswith("HTTP/1.1 429 "), status
     assert "retry-after: 7\r\n" in status
-    assert (await http.get("/readyz")).status_code == 200, "busy is not unready"
+    assert (await http.get("/readyz")).status_code == 200, "a busy gateway is ready"
     assert len(peer.submitted) == 1
     assert (await running).status_code == 200
     peer.retry_after = 0
@@ -180,8 +149,8 @@ async def test_what_a_scheduler_would_refuse_is_refused_by_its_head(
     assert float(within) >= 1
 
 
-async def test_a_request_before_the_first_scheduler_is_known_gets_its_answer() -> None:
-    """Asked before the process listens, as by a client that hits a restart."""
+async def test_a_request_sent_while_the_gateway_starts_is_answered() -> None:
+    """As from a client that does not know about a restart."""
     with scheduler(0.001) as (address, _):
         port = free_port()
         log = asyncio.subprocess.DEVNULL
@@ -204,8 +173,8 @@ async def test_a_request_before_the_first_scheduler_is_known_gets_its_answer() -
             await process.wait()
 
 
-def test_scheduler_killed_in_mid_stream() -> None:
-    """One of two is killed by SIGKILL: every stream goes on at the other, complete."""
+def test_streams_survive_a_killed_scheduler() -> None:
+    """One of two is killed with SIGKILL: every stream continues at the other and completes."""
     with (
         scheduler(0.01) as (first, first_process),
         scheduler(0.01) as (second, _),
@@ -232,7 +201,9 @@ def test_scheduler_killed_in_mid_stream() -> None:
         assert int(resumed[1]) > 0
 
 
-async def test_drain(served: GatewayProcess, peer: ScriptedScheduler) -> None:
+async def test_a_drain_refuses_new_requests_and_completes_open_ones(
+    served: GatewayProcess, peer: ScriptedScheduler
+) -> None:
     peer.step = 0.02
     body = {"prompt": "x", "stream": True, "max_tokens": 60, "seed": SEED}
     async with httpx.AsyncClient(base_url=served.url, timeout=20) as http:
@@ -255,7 +226,7 @@ async def test_drain(served: GatewayProcess, peer: ScriptedScheduler) -> None:
     assert await asyncio.to_thread(served.process.wait, 10) == 0
 
 
-async def test_drain_ends_at_its_timeout(peer: ScriptedScheduler) -> None:
+async def test_a_drain_ends_at_its_timeout(peer: ScriptedScheduler) -> None:
     peer.step = 0.01
     address = await peer.start()
     process = await asyncio.to_thread(GatewayProcess, address, drain_timeout=0.3)
@@ -270,7 +241,7 @@ async def test_drain_ends_at_its_timeout(peer: ScriptedScheduler) -> None:
     assert peer.aborted
 
 
-def test_cannot_start() -> None:
+def test_a_gateway_that_cannot_start_says_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for settings in ({"port": port}, {"schedulers": "nowhere"}):

@@ -1,4 +1,4 @@
-"""A scheduler whose workers are gone: gateways get their requests back, other clients wait."""
+"""A scheduler without workers: gateways get their requests back, other clients wait."""
 
 import asyncio
 
@@ -24,9 +24,9 @@ async def lose_all(stack: Stack) -> None:
     await stack.wait_ready(0)
 
 
-async def test_what_no_worker_runs_goes_back_to_gateways(start, connect) -> None:
-    """Running and waiting requests and searches, in the stated time; text that was held back does
-    not come, for it comes from where they go on."""
+async def test_requests_without_a_worker_are_given_back_to_gateways(start, connect) -> None:
+    """Running and waiting requests, and searches. Text that is held back is not sent: the next
+    scheduler sends it."""
     stack = await start(worker_info(num_slots=2), hand_back_after=0.5)
     stack.workers[0].step_seconds = 0.02
     gateway = connect(stack)
@@ -53,7 +53,7 @@ async def test_what_no_worker_runs_goes_back_to_gateways(start, connect) -> None
     got = gateway.tokens[1]
     assert got == expected([5, 1], len(got))
     told = gateway.text[1].decode()
-    assert len(told) < len(stack.engine.tokenizer.decode(got)), "what is held back was told"
+    assert len(told) < len(stack.engine.tokenizer.decode(got)), "held text was sent"
     assert stack.engine.num_open == 0
     late = request([7], 5)
     await gateway.submit(20, late)
@@ -81,7 +81,9 @@ async def test_a_client_without_a_gateway_waits_up_to_the_bound(start) -> None:
     awaited = asyncio.create_task(collect(stack.stub.Generate(request([5], 60))))
     await eventually(lambda: stack.workers[0].steps > 5)
     await lose_all(stack)
-    await asyncio.sleep(0.4)
+    outage = stack.engine._workers.outage
+    await eventually(lambda: outage.longest_wait(moves=True) is not None)
+    assert outage.longest_wait(moves=False) is None
     await stack.workers[0].start(stack.addresses[0])
     assert (await awaited)[0] == expected([5], 60)
     failed = asyncio.create_task(collect(stack.stub.Generate(request([6], 190))))
@@ -96,8 +98,8 @@ async def test_a_client_without_a_gateway_waits_up_to_the_bound(start) -> None:
     assert stack.engine.num_open == 0
 
 
-async def test_what_the_workers_left_are_too_small_for_goes_back(start, connect) -> None:
-    """The others stay, and what no worker could ever take is refused as before."""
+async def test_requests_too_large_for_the_remaining_workers_are_given_back(start, connect) -> None:
+    """Smaller ones stay, and requests that are too large for any worker are refused."""
     stack = await start(worker_info(), worker_info(num_blocks=12))
     for worker in stack.workers:
         worker.step_seconds = 0.01
@@ -116,7 +118,7 @@ async def test_what_the_workers_left_are_too_small_for_goes_back(start, connect)
     assert gateway.finished[4].error.code == Code.INVALID_ARGUMENT
 
 
-async def test_a_draining_worker_ends_what_it_has_and_what_waits_goes_back(start, connect) -> None:
+async def test_a_draining_worker_ends_its_requests_and_gets_no_more(start, connect) -> None:
     stack = await start(worker_info(num_slots=1), hand_back_after=0.3)
     stack.workers[0].step_seconds = 0.02
     gateway = connect(stack)

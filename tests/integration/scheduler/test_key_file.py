@@ -1,4 +1,4 @@
-"""The door of a scheduler's process: when it starts, when it reads its keys again."""
+"""API keys of a scheduler's process: when it starts with them, when it reads them again."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def command(*flags: str, workers: str = "127.0.0.1:1") -> list[str]:
 
 
 def start_of(*flags: str, **environment: str) -> tuple[int | None, str]:
-    """The exit status of a scheduler that does not start, None of one that does; what it said."""
+    """The exit status of a scheduler, None if it has started, and its log."""
     process = subprocess.Popen(
         command(*flags), stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
@@ -50,7 +50,7 @@ def start_of(*flags: str, **environment: str) -> tuple[int | None, str]:
     return process.wait(20), said
 
 
-def test_keys_need_something_that_tells_gateways_from_strangers(tmp_path: Path) -> None:
+def test_keys_need_credentials_that_gateways_can_show(tmp_path: Path) -> None:
     keys = {"PAGEWIRE_API_KEYS": new_key()}
     everywhere = ("--grpc-host=0.0.0.0", "--grpc-port=0")
     status, said = start_of(*everywhere, **keys)
@@ -75,7 +75,7 @@ def test_bad_keys_keep_a_scheduler_from_starting(tmp_path: Path) -> None:
 
 
 async def outcome(address: str, shown: tuple[tuple[str, str], ...]) -> str:
-    """`OK` for an answer of some tokens, otherwise the name of the status."""
+    """`OK` for a response with tokens, otherwise the name of the status."""
     message = pb.GenerateRequest(prompt="Hello", stop=pb.StopConditions(max_tokens=3))
     async with open_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
@@ -94,7 +94,7 @@ def key_shown(key: str) -> tuple[tuple[str, str], ...]:
 def test_keys_are_read_again_and_a_gateway_gets_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway without keys of its own, by the token; a key at the scheduler, until it is gone."""
+    """A key works until it is removed; a gateway without a key calls with the token."""
     monkeypatch.setenv("PAGEWIRE_SCHEDULER_TOKEN", TOKEN)
     ada, bob, file, log = new_key(), new_key(), tmp_path / "keys.yaml", tmp_path / "log"
     of_ada = entry_of("ada", ada, None, RateLimits(requests_per_minute=3))
@@ -124,7 +124,7 @@ def test_keys_are_read_again_and_a_gateway_gets_through(
             assert asyncio.run(outcome(address, key_shown(bob))) == "OK"
             reload(f"{of_ada}\n{of_bob}", "2 API keys")
             assert asyncio.run(outcome(address, key_shown(ada))) == "OK"
-            # No fresh budget: three in this minute, with the removal in between.
+            # The budget is not renewed: three in this minute, with the removal in between.
             assert asyncio.run(outcome(address, key_shown(ada))) == "RESOURCE_EXHAUSTED"
             _through_a_gateway(address)
             assert all(secret not in log.read_text() for secret in (ada, bob, TOKEN))
@@ -146,8 +146,8 @@ def _through_a_gateway(address: str) -> None:
         assert httpx.post(f"{served.url}/v1/completions", json=body).status_code == 200
 
 
-def test_a_stack_with_keys_asks_for_one_at_both_doors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gateway calls the scheduler by a token that the stack makes."""
+def test_a_stack_with_keys_asks_for_one_over_http_and_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gateway calls the scheduler with a token that the stack makes."""
     import httpx
 
     key = new_key()

@@ -1,4 +1,4 @@
-"""Helper processes read large prompts: one that falls or hangs costs the request that it reads."""
+"""Large prompts: a helper process that dies or hangs costs the request that it reads."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ TEXT = "hello world " * 1000
 
 
 async def started(start: StartStack, **settings: object) -> Stack:
-    """A scheduler that takes the text, with one helper, which has read it once."""
+    """A scheduler with one helper process, which has read the text once."""
     info = worker_info(num_blocks=8000, budget=4096)
     info.max_model_len = 20_000
     stack = await start(info, max_prompt_chars=50_000, tokenizer_processes=1, **settings)
@@ -37,7 +37,7 @@ async def ended(stack: Stack) -> pb.Finish:
 
 
 def helper() -> int:
-    """The helper of this process that lives; its start may take a second."""
+    """The process id of the only helper process."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -53,9 +53,11 @@ def helper() -> int:
 
 
 async def being_read(stack: Stack) -> None:
-    await eventually(lambda: stack.engine.num_open == 1)
-    await asyncio.sleep(0.1)
-    assert stack.engine._bounds.parsing == 1
+    """Waits until the helper has been given the prompt."""
+    pool = stack.engine.intake.helpers._pool
+    await eventually(lambda: stack.engine.endings.open.num_parsing == 1)
+    await eventually(lambda: not pool._waiting and not pool._idle)
+    assert stack.engine.num_open == 1
 
 
 async def status_of(call: grpc.aio.UnaryStreamCall) -> tuple[grpc.StatusCode, str]:
@@ -65,13 +67,13 @@ async def status_of(call: grpc.aio.UnaryStreamCall) -> tuple[grpc.StatusCode, st
 
 
 async def at_rest(stack: Stack) -> None:
-    """Nothing is left behind, and the next large prompt is read."""
+    """The next large prompt is read, and no request or block is left."""
     assert (await ended(stack)).reason == pb.FINISH_REASON_LENGTH
     await stack.settle()
-    assert stack.engine._bounds.parsing == 0
+    assert stack.engine.endings.open.num_parsing == 0
 
 
-async def test_a_helper_that_is_killed_costs_the_request_that_it_read(start: StartStack) -> None:
+async def test_a_killed_helper_costs_the_request_that_it_read(start: StartStack) -> None:
     stack = await started(start)
     os.kill(helper(), signal.SIGSTOP)
     call = stack.stub.Generate(large())
@@ -80,11 +82,11 @@ async def test_a_helper_that_is_killed_costs_the_request_that_it_read(start: Sta
     os.kill(helper(), signal.SIGKILL)
     code, words = await status
     assert code is grpc.StatusCode.INTERNAL
-    assert "the process that computed it has died" in words
+    assert "the process that computed it ended" in words
     await at_rest(stack)
 
 
-async def test_a_helper_that_hangs_costs_the_request_that_it_read(start: StartStack) -> None:
+async def test_a_helper_without_an_answer_costs_the_request_that_it_read(start: StartStack) -> None:
     stack = await started(start, parse_timeout=1.0)
     before = helper()
     os.kill(before, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Log probabilities from a worker to a scheduler's clients: each once, and only to who asked."""
+"""Log probabilities from a worker to clients: each once, and only for requests that want them."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from support.scripted.scripted_worker import logprobs_at
 
 @dataclass
 class Received:
-    """All that a client got of one request."""
+    """Everything that a client got for one request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -83,8 +83,8 @@ async def test_without_detokenize_there_are_no_bytes(start) -> None:
 
 
 async def test_preemption_and_lost_workers_lose_and_repeat_none(start) -> None:
-    # Both workers may be lost while they compute one sequence alone: that is no fault of its own.
-    # How long they wait is not the question either: a machine that pauses may make it look long.
+    # Both workers may be lost while they compute one sequence alone: it must not fail for that. A
+    # machine that pauses may make waits look long: no request must be refused for that.
     stack = await start(
         worker_info(num_blocks=20, num_slots=6, budget=16),
         worker_info(),
@@ -174,7 +174,7 @@ async def test_one_message_carries_those_of_many(start) -> None:
     await stack.settle()
 
 
-async def test_more_than_there_are_is_refused(start) -> None:
+async def test_too_many_logprobs_are_refused(start) -> None:
     stack = await start(worker_info())
     with pytest.raises(grpc.aio.AioRpcError, match="logprobs is 21; at most 20"):
         await collect(stack.stub.Generate(request([1], 5, logprobs=21)))

@@ -1,13 +1,15 @@
-"""A scheduler under more load than it can bear, and requests that may not take for ever."""
+"""A scheduler under overload: bounds of the queue, deadlines, slow readers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 
-from pagewire.scheduler.requests import delivery
-from pagewire.scheduler.requests.large_requests import Arrival
+from pagewire.scheduler.requests import delivery, queue_bounds
+from pagewire.scheduler.requests.incoming_request import IncomingRequest
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.scheduler_stack import (
@@ -47,7 +49,7 @@ async def test_a_waiting_request_ends_at_its_deadline(start: StartStack) -> None
     await stack.settle()
 
 
-async def test_a_deadline_that_is_met_changes_nothing(start: StartStack) -> None:
+async def test_a_request_within_its_deadline_ends_as_usual(start: StartStack) -> None:
     stack = await start(worker_info())
     tokens, _, _ = await collect(stack.stub.Generate(request([3], 10, deadline_ms=5000)))
     assert tokens == expected([3], 10)
@@ -93,7 +95,7 @@ async def test_a_tenant_with_many_requests_does_not_delay_another(start: StartSt
     assert order.index("few") <= 2
 
 
-async def test_a_client_that_leaves_the_queue_leaves_nothing(start: StartStack) -> None:
+async def test_a_waiting_request_that_is_cancelled_is_removed(start: StartStack) -> None:
     stack = await start(worker_info(num_slots=1))
     stack.workers[0].step_seconds = 0.02
     running = asyncio.create_task(collect(stack.stub.Generate(request([3], 100))))
@@ -112,7 +114,7 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing(start: StartStack) 
     await stack.settle()
 
 
-async def test_a_full_queue_says_when_to_come_back(start: StartStack) -> None:
+async def test_a_full_queue_says_when_to_try_again(start: StartStack) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_requests=2)
     stack.workers[0].step_seconds = 0.01
     calls = [asyncio.create_task(collect(stack.stub.Generate(request([n], 20)))) for n in range(9)]
@@ -127,7 +129,7 @@ async def test_a_full_queue_says_when_to_come_back(start: StartStack) -> None:
 
 
 async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
-    """Ten requests a second are served, and forty come: each waits briefly or is refused."""
+    """Ten requests a second can be served, and forty come: each waits briefly or is refused."""
     stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.5)
     stack.workers[0].step_seconds = 0.01
     waits: list[float] = []
@@ -135,8 +137,8 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
 
     async def run(number: int) -> None:
         buffer = delivery.DeltaBuffer()
-        arrival = Arrival.of(request([number % 90 + 1], 10))
-        stack.engine.submit(arrival, buffer, 0)
+        arrival = IncomingRequest.of(request([number % 90 + 1], 10))
+        stack.engine.intake.submit(arrival, buffer, 0)
         finished: list[pb.StreamFinish] = []
         while not finished:
             await buffer.ready.wait()
@@ -160,8 +162,8 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
     await stack.settle()
 
 
-async def test_a_burst_is_no_standing_queue(start: StartStack) -> None:
-    """It waits for room in steps, not for slots, however slowly slots came free before."""
+async def test_a_burst_is_not_refused_for_its_wait(start: StartStack) -> None:
+    """A burst waits for room in steps, not for slots, which came free slowly before."""
     stack = await start(worker_info(num_slots=8, budget=16), max_waiting_seconds=0.8)
     stack.workers[0].step_seconds = 0.02
     slow = [asyncio.create_task(collect(stack.stub.Generate(request([n], 60)))) for n in range(12)]
@@ -173,7 +175,7 @@ async def test_a_burst_is_no_standing_queue(start: StartStack) -> None:
     await stack.settle()
 
 
-async def test_a_gateway_hears_that_new_requests_are_refused(start: StartStack) -> None:
+async def test_load_says_that_new_requests_are_refused(start: StartStack) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_requests=2)
     stack.workers[0].step_seconds = 0.01
     assert stack.engine.load().retry_after_seconds == 0
@@ -189,8 +191,8 @@ async def test_a_gateway_hears_that_new_requests_are_refused(start: StartStack) 
     await stack.settle()
 
 
-async def test_what_was_taken_once_is_not_refused_for_its_wait(start: StartStack) -> None:
-    """Its scheduler was lost while it waited there: it has no tokens that would show that."""
+async def test_a_moved_request_is_not_refused_for_its_wait(start: StartStack) -> None:
+    """It waited at a scheduler that was lost, so it has no tokens to resume from."""
     stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.01)
     stack.workers[0].step_seconds = 0.01
     running = asyncio.create_task(collect(stack.stub.Generate(request([1], 60))))
@@ -218,22 +220,33 @@ async def test_what_was_taken_once_is_not_refused_for_its_wait(start: StartStack
 
 
 async def _end(call: grpc.aio.StreamStreamCall) -> pb.Finish:
-    """How the only request of a stream ends."""
+    """The end of the only request of a stream."""
     while not (response := await call.read()).finished:
         pass
     finish: pb.Finish = response.finished[0].finish
     return finish
 
 
-async def test_whoever_waits_for_a_worker_is_not_refused(start: StartStack) -> None:
-    """Without a worker nothing says how long the wait will be."""
+async def test_requests_that_wait_for_a_worker_are_not_refused(
+    start: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a worker the rate of the queue says nothing about the wait."""
+    passed = 0.0
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return time.monotonic() + passed
+
+    monkeypatch.setattr(queue_bounds, "time", Clock)
     stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.01)
     await stack.workers[0].stop()
     await eventually(lambda: not stack.engine.ready)
     calls = []
     for number in range(4):
         calls.append(asyncio.create_task(collect(stack.stub.Generate(request([number], 5)))))
-        await asyncio.sleep(0.1)
+        await eventually(lambda n=number: stack.engine.load().waiting == n + 1)
+        passed += 10.0
     assert stack.engine.load().retry_after_seconds == 0
     await stack.workers[0].start(stack.addresses[0])
     for number, call in enumerate(calls):
@@ -241,7 +254,7 @@ async def test_whoever_waits_for_a_worker_is_not_refused(start: StartStack) -> N
     await stack.settle()
 
 
-async def test_what_has_room_is_admitted_however_slow_the_last_queue_was(
+async def test_a_request_with_room_is_admitted_after_a_slow_queue(
     start: StartStack,
 ) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.01)
@@ -254,13 +267,19 @@ async def test_what_has_room_is_admitted_however_slow_the_last_queue_was(
     await stack.settle()
 
 
-async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
-    stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
+async def _fill(stack: Stack, waiting: pb.GenerateRequest) -> list[asyncio.Task[Any]]:
+    """Two requests: one runs on the only slot, `waiting` waits for it."""
     stack.workers[0].step_seconds = 0.01
     running = asyncio.create_task(collect(stack.stub.Generate(request([1], 100))))
-    await eventually(lambda: stack.engine.load().running == 1)
-    alone = asyncio.create_task(collect(stack.stub.Generate(request([2] * 100, 5))))
-    await eventually(lambda: stack.engine.load().waiting == 1)
+    await eventually(lambda: _counts(stack) == (1, 0))
+    second = asyncio.create_task(collect(stack.stub.Generate(waiting)))
+    await eventually(lambda: _counts(stack) == (1, 1))
+    return [running, second]
+
+
+async def test_a_queue_is_bounded_in_tokens(start: StartStack) -> None:
+    stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
+    running, alone = await _fill(stack, request([2] * 100, 5))
     with pytest.raises(grpc.aio.AioRpcError, match="100 tokens are waiting") as caught:
         await collect(stack.stub.Generate(request([3], 5)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -277,15 +296,11 @@ async def test_the_bound_counts_the_tokens_that_would_be_queued(
     start: StartStack, more: dict[str, object]
 ) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_tokens=60)
-    stack.workers[0].step_seconds = 0.01
-    running = asyncio.create_task(collect(stack.stub.Generate(request([1], 100))))
-    await eventually(lambda: stack.engine.load().running == 1)
-    waiting = asyncio.create_task(collect(stack.stub.Generate(request([2] * 50, 5))))
-    await eventually(lambda: stack.engine.load().waiting == 1)
+    calls = await _fill(stack, request([2] * 50, 5))
     with pytest.raises(grpc.aio.AioRpcError, match="50 tokens are waiting") as caught:
         await collect(stack.stub.Generate(request([3] * 20, 5, **more)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await asyncio.gather(running, waiting)
+    await asyncio.gather(*calls)
     await stack.settle()
 
 
@@ -315,8 +330,9 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
     service = InferenceService(stack.engine)
     serving = asyncio.create_task(service.Multiplex(requests(), Context()))
     await eventually(lambda: taken > 1 and stack.engine.num_open == 0)
-    await asyncio.sleep(0.2)
-    assert taken <= 2 * 8, "it took requests although nobody reads the answers"
+    for _ in range(200):  # turns of the event loop, in which a request would be taken
+        await asyncio.sleep(0)
+    assert taken <= 2 * 8, "it took requests although the deltas are not read"
     assert stack.engine.num_open == 0, "what was taken runs to its end"
     reads.set()
     await serving
@@ -326,9 +342,7 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
 
 
 @pytest.mark.parametrize("slo", [None, 20.0])
-async def test_chunks_beside_decodes_keep_to_the_target(
-    start: StartStack, slo: float | None
-) -> None:
+async def test_chunks_beside_decodes_keep_the_target(start: StartStack, slo: float | None) -> None:
     stack = await start(worker_info(num_blocks=400, budget=160), tpot_slo_ms=slo)
     worker = stack.workers[0]
     worker.step_seconds, worker.token_seconds = 0.01, 0.0005

@@ -15,7 +15,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.packing import pack
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.large_requests import Arrival
+from pagewire.scheduler.requests.incoming_request import IncomingRequest
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.v1 import inference_pb2 as inference_pb
@@ -82,7 +82,7 @@ async def test_a_worker_stuck_in_a_step_is_not_ready_until_it_moves(tmp_path: Pa
             assert (code, "stuck in a step" in details) == (grpc.StatusCode.UNAVAILABLE, True)
             with pytest.raises(grpc.aio.AioRpcError, match="stuck in a step"):
                 await GrpcStream.open(channel, epoch=2)
-            assert "the launcher has not moved" in worker.log
+            assert "the launcher has made no progress" in worker.log
             assert "most recent call first" in worker.log, "no stacks"
             (tmp_path / "stuck").unlink()
             await worker.until_serving(channel)
@@ -108,7 +108,7 @@ async def test_a_slow_step_keeps_new_requests_away_and_what_runs_goes_on(tmp_pat
                 stop=inference_pb.StopConditions(max_tokens=20, ignore_eos=True),
                 detokenize=False,
             )
-            engine.submit(Arrival.of(message), buffer, stream=1)
+            engine.intake.submit(IncomingRequest.of(message), buffer, stream=1)
 
             async def is_not_serving() -> bool:
                 return await worker.health(channel) == NOT_SERVING
@@ -134,7 +134,7 @@ async def test_a_worker_that_stays_stuck_ends(tmp_path: Path) -> None:
             (tmp_path / "stuck").touch()
             await stream.send(first_step())
             assert await asyncio.wait_for(worker.exit_status(), 20) == 1
-            assert "the launcher has not moved for 2 s" in worker.log
+            assert "the launcher has made no progress for 2 s" in worker.log
 
 
 async def test_a_worker_without_its_device_ends_within_two_seconds(tmp_path: Path) -> None:
@@ -162,6 +162,6 @@ process.run_service(main)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
     assert ended.returncode == 1
-    assert "the event loop has not moved for 0.8 s" in ended.stderr
+    assert "the event loop has made no progress for 0.8 s" in ended.stderr
     assert "most recent call first" in ended.stderr
     assert "in main" in ended.stderr

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from pagewire.cli.launch.ports import free_port
 from pagewire.packing import pack, unpack
 from pagewire.rpc.checksums import RUN, Sealer, open_stream
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.v1 import worker_pb2 as pb
 from support.models.step_driver import Sequence, StepDriver
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model, served_bytes

@@ -1,4 +1,4 @@
-"""The attention kernels against their twins, and the twins against the formula."""
+"""The attention kernels against their references, and the references against the formula."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if FULL_SIZE:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One layer's cache of some sequences, their blocks in no order.
+    """The cache of one layer for some sequences, with blocks in random order.
 
     `k` and `v` hold NaN wherever no sequence has a token; `clean_k` and `clean_v` hold zeros.
     """
@@ -107,7 +107,7 @@ def compare_prefill(
     config: PrefillConfig | None = None,
     before: int = 0,
 ) -> None:
-    """`before` tokens stand before the first chunk and keep what the output held."""
+    """Compare a call in which `before` tokens before the first chunk keep their output."""
     query_heads, kv_heads, head_dim = heads
     counts = [count for count, _ in chunks]
     starts = list(accumulate(counts, initial=before))
@@ -221,7 +221,7 @@ def test_prefill_of_many_chunks(device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_decode_beside_prefill(heads, dtype, device):
-    """As in a step: the queries of decode rows, then those of chunks."""
+    """The queries of decode rows come first, then those of chunks, as in a step."""
     query_heads, kv_heads, head_dim = heads
     rows, counts = len(LENGTHS), [count for count, _ in CHUNKS]
     starts = list(accumulate(counts, initial=rows))
@@ -249,7 +249,7 @@ def test_decode_beside_prefill(heads, dtype, device):
 
 
 @pytest.mark.parametrize("bad", ["strides", "head_dim", "heads", "block_size"])
-def test_layouts_that_are_not_read_are_refused(bad, device):
+def test_unsupported_layouts_are_refused(bad, device):
     cache = make_cache([3], 2, 48 if bad == "head_dim" else 32, torch.float32, device)
     q = torch.randn(1, 3 if bad == "heads" else 4, cache.k.shape[3], device=device)
     if bad == "strides":
@@ -262,7 +262,7 @@ def test_layouts_that_are_not_read_are_refused(bad, device):
 
 
 def softmax_formula(q: Tensor, cache: Cache, row: int, length: int, scale: float) -> Tensor:
-    """Attend from `q [query_heads, head_dim]` to the first positions of a sequence, literally."""
+    """Attend from `q [query_heads, head_dim]` to the first positions of a sequence."""
     position = torch.arange(length, device=q.device)
     blocks = cache.tables[cache.slots[row], position // BLOCK_SIZE].long()
     k, v = (x[blocks, :, position % BLOCK_SIZE] for x in (cache.k, cache.v))
@@ -272,7 +272,7 @@ def softmax_formula(q: Tensor, cache: Cache, row: int, length: int, scale: float
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
 
 
-def test_decode_twin_follows_the_formula(device):
+def test_the_decode_reference_follows_the_formula(device):
     cache = make_cache(LENGTHS, 2, 32, torch.float32, device)
     q = torch.randn(len(LENGTHS), 6, 32, device=device)
     out = reference.decode_attention(
@@ -282,7 +282,7 @@ def test_decode_twin_follows_the_formula(device):
     assert_near(out, torch.stack(expected), 2e-6)
 
 
-def test_prefill_twin_follows_the_formula(device):
+def test_the_prefill_reference_follows_the_formula(device):
     counts = [count for count, _ in CHUNKS]
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
     cache = make_cache([length for _, length in CHUNKS], 2, 32, torch.float32, device)
@@ -299,7 +299,7 @@ def test_prefill_twin_follows_the_formula(device):
     assert_near(out, torch.stack(expected), 2e-6)
 
 
-def test_prefill_twin_refuses_a_chunk_longer_than_announced(device):
+def test_the_prefill_reference_refuses_a_chunk_longer_than_max_query_length(device):
     cache = make_cache([8], 1, 32, torch.float32, device)
     q = torch.randn(8, 1, 32, device=device)
     starts = torch.tensor([0, 8], dtype=torch.int32, device=device)

@@ -1,7 +1,7 @@
-"""Hopper's prefill attention: it compiles on any machine, and on a Hopper GPU it is right.
+"""Prefill attention for Hopper: it compiles on any machine, and is correct on a Hopper GPU.
 
-The launches are compiled in a process of their own, because the interpreter that the other tests
-use takes the place of the compiler. Run as a script, this file prints what it compiled.
+The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.kernels.comparison import FULL_SIZE, TOLERANCE, assert_near
 SHARED_LIMIT = 227 * 1024
 HEADS = [(32, 8), (16, 8), (8, 8), (16, 1)]
 HALVES = [torch.bfloat16, torch.float16]
-# Bytes. Triton 3.6's assembler spills two registers of some shapes, Triton 3.7's none.
+# Bytes. The assembler of Triton 3.6 spills two registers for some shapes, that of 3.7 none.
 SPILLED_LIMIT = 8
 # (queries, tokens cached)
 CHUNKS: list[list[tuple[int, int]]] = [
@@ -53,7 +53,7 @@ def launch(heads: tuple[int, int], dtype: torch.dtype, block_size: int = 16) -> 
 
 
 def compile_cases() -> list[dict]:
-    """Compile the kernel for all heads, types and block sizes; return what the tests look at."""
+    """Compile the kernel for all heads, dtypes and block sizes; return the tested counts."""
     from support.kernels.cross_compile import recorded_launches
 
     hopper.dependent_launch = lambda device: True
@@ -68,8 +68,8 @@ def compile_cases() -> list[dict]:
             "shared": launch.shared,
             "spilled": launch.spilled,
             "threads": launch.threads,
-            "products": launch.count("wgmma.mma_async"),
-            "other products": launch.count("mma.sync"),
+            "warpgroup instructions": launch.count("wgmma.mma_async"),
+            "warp instructions": launch.count("mma.sync"),
             "tensor copies": launch.count("cp.async.bulk.tensor"),
             "register moves": launch.count("setmaxnreg"),
             "waits": launch.count("griddepcontrol.wait"),
@@ -94,13 +94,13 @@ def test_it_fits_the_multiprocessor(launches):
 def test_a_loader_copies_and_two_consumers_multiply(launches):
     pages, halves = 128 // 16, 2  # a copy takes a page and half of a head's dimensions
     for compiled in launches:
-        assert compiled["threads"] == 3 * 128  # the loader's warp group has one warp at work
+        assert compiled["threads"] == 3 * 128  # one warp of the loader's warp group works
         assert compiled["register moves"] > 0
-        # Keys, values, values of a tile that is cut, and the queries of both consumers.
+        # Keys, values, values of a partial tile, and the queries of both consumers.
         assert compiled["tensor copies"] == 3 * pages * halves + 2 * halves
         # Two consumers; three times scores, three times values; eight instructions each.
-        assert compiled["products"] == 2 * (3 + 3) * 8
-        assert compiled["other products"] == 0
+        assert compiled["warpgroup instructions"] == 2 * (3 + 3) * 8
+        assert compiled["warp instructions"] == 0
 
 
 def test_it_waits_for_its_predecessor(launches):
@@ -113,7 +113,7 @@ def test_it_waits_for_its_predecessor(launches):
         (True, {}),
         (True, {"heads": (32, 8), "tokens": 257}),
         (True, {"dtype": torch.float16}),
-        (False, {"heads": (32, 8), "tokens": 256}),  # short chunks have the plain kernel
+        (False, {"heads": (32, 8), "tokens": 256}),  # short chunks run in the plain kernel
         (False, {"heads": (24, 8)}),  # a group of three
         (False, {"head_dim": 64}),
         (False, {"dtype": torch.float32}),
@@ -121,7 +121,7 @@ def test_it_waits_for_its_predecessor(launches):
     ],
     ids=str,
 )
-def test_shapes_that_it_takes(supported, shape, monkeypatch):
+def test_supported_shapes(supported, shape, monkeypatch):
     given = {"heads": (16, 8), "tokens": 4096, "head_dim": 128, "dtype": torch.bfloat16}
     given |= {"chunks": 255} | shape
     q = meta(given["tokens"], given["heads"][0], given["head_dim"], dtype=given["dtype"])
@@ -140,7 +140,7 @@ def random_call(
     padding: int = 0,
     block_size: int = 16,
 ) -> tuple:
-    """Arguments of `prefill` behind `out`; whatever no sequence has written is NaN."""
+    """Arguments of `prefill` after `out`; cached values that no sequence wrote are NaN."""
     from kernels.attention.test_attention import make_cache
 
     device = torch.device("cuda")
@@ -181,13 +181,13 @@ def compare(
 @on_hopper
 @pytest.mark.parametrize("chunks", CHUNKS, ids=lambda chunks: f"{len(chunks)}-{chunks[0]}")
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_it_follows_its_twin(heads, chunks):
+def test_it_follows_the_reference(heads, chunks):
     compare(chunks, heads, torch.bfloat16)
 
 
 @on_hopper
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_it_follows_its_twin_in_float16(heads):
+def test_it_follows_the_reference_in_float16(heads):
     compare(CHUNKS[1], heads, torch.float16)
 
 

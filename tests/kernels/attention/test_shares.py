@@ -1,4 +1,4 @@
-"""How decode attention is cut: shares cover the line, and segments stay whole where they may."""
+"""The plan of decode attention: shares cover the line, and segments stay whole if possible."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("lengths", "kv_heads", "programs", "whole"), CASES, ids=str)
-@pytest.mark.parametrize("least_share", [1, 2])
-def test_shares(lengths, kv_heads, programs, whole, least_share, device):
+@pytest.mark.parametrize("min_share", [1, 2])
+def test_shares(lengths, kv_heads, programs, whole, min_share, device):
     given = torch.tensor(lengths, dtype=torch.int32, device=device)
-    plan = plan_shares(given, None, kv_heads, TILE, programs, least_share)
+    plan = plan_shares(given, None, kv_heads, TILE, programs, min_share)
     units, begins, rows = plan.units.tolist(), plan.begins.tolist(), plan.rows.tolist()
     tiles = [-(-length // TILE) for length in lengths]
     held = [row for row, count in enumerate(tiles) if count]
@@ -54,7 +54,7 @@ def test_shares(lengths, kv_heads, programs, whole, least_share, device):
     share, longer = plan.shares.tolist()
     if whole:
         assert set(units) <= edges
-        assert (share, longer) == (total, 0)  # all of the line: the merge finds nothing cut
+        assert (share, longer) == (total, 0)  # the whole line: the merge finds nothing cut
     else:
         assert not set(units) <= edges
         assert [size for size in sizes if size] == [share + 1] * longer + [share] * (
@@ -64,7 +64,7 @@ def test_shares(lengths, kv_heads, programs, whole, least_share, device):
 
 @pytest.mark.parametrize("rows", [128, 256, 512])
 def test_rows_of_one_length_stay_whole_on_132_multiprocessors(rows, device):
-    """What the times of whole segments are of: batches that fill 1,056 programs well."""
+    """The batches in which whole segments were measured: they fill 1,056 programs well."""
     lengths = torch.full((rows,), 768, dtype=torch.int32, device=device)
     lengths[: rows // 2] += 1  # another tile
     plan = plan_shares(lengths, None, 8, 32, 1056, 2)

@@ -1,7 +1,7 @@
-"""The attention and RoPE kernels compile for Hopper as they are meant to, on any machine.
+"""The attention and RoPE kernels compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because the interpreter that the other tests
-use takes the place of the compiler. Run as a script, this file prints what it compiled.
+The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
 from __future__ import annotations
@@ -80,33 +80,26 @@ CASES: dict[str, Case] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile what every case launches; return the counts that the tests look at."""
+    """Compile the launches of every case; return the counts that are tested."""
     from pagewire.worker.ops.triton import rope as rope_module
     from pagewire.worker.ops.triton.attention import prefill as attention_prefill
-    from support.kernels.cross_compile import recorded_launches
+    from support.kernels.cross_compile import Launch, counts_of_cases
 
     attention_decode.multiprocessors = lambda device: 132
     for module in (attention_decode, attention_prefill, rope_module):
         module.dependent_launch = lambda device: True
-    found = {}
-    for name, (function, *sizes) in CASES.items():
-        with recorded_launches() as launches:
-            function(*sizes)
-        found[name] = [
-            {
-                "kernel": launch.kernel,
-                "shared": launch.shared,
-                "spilled": launch.spilled,
-                "wgmma": launch.count("wgmma.mma_async"),
-                "mma": launch.count("mma.sync"),
-                "async_copies": launch.count("cp.async.cg.shared.global"),
-                "resident": launch.resident,
-                "waits": launch.count("griddepcontrol.wait"),
-                "loads_early": launch.ptx.split("griddepcontrol.wait")[0].count("ld.global"),
-            }
-            for launch in launches
-        ]
-    return found
+
+    def count(launch: Launch) -> dict[str, int]:
+        return {
+            "wgmma": launch.count("wgmma.mma_async"),
+            "mma": launch.count("mma.sync"),
+            "async_copies": launch.count("cp.async.cg.shared.global"),
+            "resident": launch.resident,
+            "waits": launch.count("griddepcontrol.wait"),
+            "loads_early": launch.ptx.split("griddepcontrol.wait")[0].count("ld.global"),
+        }
+
+    return counts_of_cases(CASES, count)
 
 
 @pytest.fixture(scope="module")
@@ -124,34 +117,34 @@ def test_fits_the_multiprocessor(case, launches):
 @pytest.mark.parametrize("case", CASES)
 def test_waits_for_its_predecessor(case, launches):
     waits = [launch["waits"] for launch in launches[case]]
-    # Decode attention at its beginning, or beside a neighbour at its end; its merge where there is
-    # something to merge, and where not. In front of both is their plan, which lets nobody start
-    # early. RoPE is launched twice.
+    # Decode attention waits at its beginning, or at its end if another kernel runs beside it. Its
+    # merge waits with and without pieces to merge. Their plan comes first and does not let the next
+    # kernel start early. RoPE is launched twice.
     expected = {"decode": [0, 2, 2], "prefill": [1], "rope": [1, 1]}
     assert waits == ([2, 2] if case == "decode one row" else expected[case.split()[0]])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rope")])
-def test_rope_reads_early_only_what_was_waited_for(case, launches):
+def test_rope_reads_only_complete_input_before_its_wait(case, launches):
     late, early = launches[case]
     assert 0 < late["loads_early"] < early["loads_early"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("prefill")])
-def test_prefill_runs_on_warpgroup_products(case, launches):
+def test_prefill_runs_on_warpgroup_instructions(case, launches):
     (launch,) = launches[case]
     assert launch["wgmma"] > 0
     assert launch["mma"] == 0
 
 
 @pytest.mark.parametrize("case", ["prefill", "prefill of short chunks", "prefill of small heads"])
-def test_prefill_computes_a_softmax_beside_a_product(case, launches):
-    """That of another program on the same multiprocessor."""
+def test_two_programs_of_prefill_share_a_multiprocessor(case, launches):
+    """One computes a softmax while the other uses the tensor cores."""
     assert launches[case][0]["resident"] >= 2
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("decode")])
-def test_decode_runs_on_warp_products(case, launches):
+def test_decode_runs_on_warp_instructions(case, launches):
     *_, launch, merge = launches[case]
     assert launch["mma"] > 0
     assert launch["wgmma"] == merge["wgmma"] == 0

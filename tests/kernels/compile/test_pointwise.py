@@ -1,7 +1,7 @@
-"""The norm, activation, sampling and linear kernels compile for Hopper as meant, on any machine.
+"""The pointwise, sampling and linear kernels compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because the interpreter that the other tests
-use takes the place of the compiler. Run as a script, this file prints what it compiled.
+The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
@@ -31,7 +31,6 @@ def norms(tokens: int) -> None:
 
     x, weight = meta(tokens, HIDDEN), meta(HIDDEN)
     norm.rms_norm(x, weight, 1e-6)
-    norm.add_rms_norm(x, meta(tokens, HIDDEN), weight, 1e-6)
 
 
 def activations(tokens: int) -> None:
@@ -41,8 +40,8 @@ def activations(tokens: int) -> None:
     activation.silu_mul(meta(tokens, 2 * HIDDEN), meta(tokens, HIDDEN), 1e-6)
 
 
-def products(tokens: int) -> None:
-    """Llama-3.1-8B's, with the table's kernels."""
+def gemms(tokens: int) -> None:
+    """GEMMs of Llama-3.1-8B, with the kernels of the table."""
     from pagewire.worker.ops.triton import linear
 
     x, norm = meta(tokens, HIDDEN), meta(HIDDEN)
@@ -53,11 +52,12 @@ def products(tokens: int) -> None:
 
 def draws(rows: int) -> None:
     from pagewire.worker.ops.triton import sampling
+    from pagewire.worker.ops.triton.logprobs import logprobs
 
     logits, state = meta(rows, 128256), meta_state(rows)
     sampling.sample(logits, state, filtered=False)
     sampling.sample(logits, state)
-    sampling.logprobs(logits, meta(rows, dtype=torch.int32), 20)
+    logprobs(logits, meta(rows, dtype=torch.int32), 20)
 
 
 def ends(rows: int) -> None:
@@ -101,9 +101,9 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "norms of one token": (norms, 1),
     "norms": (norms, 4096),
     "activation": (activations, 4096),
-    "products of one token": (products, 1),
-    "products of 2 tokens": (products, 2),
-    "products of 16 tokens": (products, 16),
+    "GEMMs of one token": (gemms, 1),
+    "GEMMs of 2 tokens": (gemms, 2),
+    "GEMMs of 16 tokens": (gemms, 16),
     "draws": (draws, 8),
     "draws of many rows": (draws, 512),
     "ends of a step": (ends, 8),
@@ -112,33 +112,26 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile what every case launches; return the counts that the tests look at."""
+    """Compile the launches of every case; return the counts that are tested."""
     from pagewire.worker.ops.triton import activation, adjustments, linear, norm, sampling
     from pagewire.worker.ops.triton import logprobs as logprobs_module
     from pagewire.worker.ops.triton import sampling_filters as filters
-    from support.kernels.cross_compile import recorded_launches
+    from support.kernels.cross_compile import Launch, counts_of_cases
 
     sampling.multiprocessors = lambda device: 132
     for module in (activation, adjustments, filters, linear, logprobs_module, norm, sampling):
         module.dependent_launch = lambda device: True
-    found = {}
-    for name, (function, tokens) in CASES.items():
-        with recorded_launches() as launches:
-            function(tokens)
-        found[name] = [
-            {
-                "kernel": launch.kernel,
-                "shared": launch.shared,
-                "spilled": launch.spilled,
-                "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
-                "async_copies": launch.count("cp.async.cg.shared.global"),
-                "products": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
-                "waits": launch.count("griddepcontrol.wait"),
-                "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
-            }
-            for launch in launches
-        ]
-    return found
+
+    def count(launch: Launch) -> dict[str, int]:
+        return {
+            "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
+            "async_copies": launch.count("cp.async.cg.shared.global"),
+            "matrix_instructions": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
+            "waits": launch.count("griddepcontrol.wait"),
+            "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
+        }
+
+    return counts_of_cases(CASES, count)
 
 
 def loads(ptx: str) -> list[str]:
@@ -165,16 +158,17 @@ def test_waits_for_its_predecessor(case, launches):
 @pytest.mark.parametrize("case", CASES)
 def test_loads_are_16_bytes_wide(case, launches):
     for launch in launches[case]:
-        small_tables_alone = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
-        if launch["kernel"] not in small_tables_alone:
+        small_tables_only = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
+        if launch["kernel"] not in small_tables_only:
             assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("products")])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("GEMMs")])
 def test_weights_are_loaded_before_the_wait(case, launches):
-    products = [x for x in launches[case] if x["kernel"] in ("_vector_kernel", "_skinny_kernel")]
-    assert products
-    for launch in products:
+    kernels = ("_vector_kernel", "_skinny_kernel")
+    found = [launch for launch in launches[case] if launch["kernel"] in kernels]
+    assert found
+    for launch in found:
         assert launch["loads_before_wait"] > 0, launch["kernel"]
 
 
@@ -185,10 +179,12 @@ def test_one_kernel_copies_blocks_either_way_16_bytes_at_a_time(launches):
     assert [launch["wide_loads"] for launch in copies] == [4, 4]
 
 
-def test_skinny_products_run_on_tensor_cores(launches):
-    skinny = [x for x in launches["products of 16 tokens"] if x["kernel"] == "_skinny_kernel"]
+def test_skinny_gemms_run_on_tensor_cores(launches):
+    skinny = [x for x in launches["GEMMs of 16 tokens"] if x["kernel"] == "_skinny_kernel"]
     assert len(skinny) == 3
-    assert all(launch["products"] > 0 and launch["async_copies"] > 0 for launch in skinny)
+    assert all(
+        launch["matrix_instructions"] > 0 and launch["async_copies"] > 0 for launch in skinny
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the pool compiles is what launches look up: real kernels, compiled for Hopper anywhere.
+"""Launches find the kernels that the compile pool has compiled for Hopper, on any machine.
 
-They are compiled in a process of their own, because the interpreter that the other tests use takes
-the place of the compiler. Run as a script, this file prints what happened.
+Kernels are compiled in a process of their own, because Triton's interpreter, which other tests use,
+replaces the compiler. Run as a script, this file prints a report as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def launches() -> None:
-    """Kernels with constants of every kind, and some whose functions others call as well."""
+    """Launch kernels with constants of every kind, and kernels that share jitted functions."""
     from kernels.attention.test_hopper import HALVES, HEADS
     from kernels.attention.test_hopper import launch as prefill
     from kernels.compile.test_attention import decode
@@ -40,14 +40,14 @@ def launches() -> None:
 
 
 def wrong_launch() -> None:
-    """A block that is no power of two does not compile."""
+    """Launch a kernel that does not compile: its block is not a power of two."""
     from pagewire.worker.ops.triton.activation import ActivationConfig, silu_mul
 
     silu_mul(meta(1, 96), config=ActivationConfig(block=48, warps=4))
 
 
 def compile_and_launch() -> dict[str, Any]:
-    """Collect, compile in the pool, then launch as a worker does; nothing runs on a device."""
+    """Collect, compile in the pool, then launch as a worker does; no kernel is executed."""
     from unittest.mock import patch
 
     from triton.backends.compiler import GPUTarget
@@ -145,7 +145,9 @@ def test_a_variant_that_fails_is_left_to_the_worker(report: dict[str, Any]) -> N
     assert "power of 2" in report["refused"]
 
 
-def test_a_pool_that_died_is_of_no_help_and_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_that_died_returns_nothing_and_logs_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pool = CompilePool()
     pool.close()
     for _ in range(2):

@@ -17,7 +17,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from pagewire.config import GatewayConfig, SchedulerConfig
 from pagewire.gateway.api.completions import MAX_OUTPUTS
 from pagewire.limits import MAX_BIASES, MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
-from pagewire.rpc.transport import LARGEST_REQUEST_BYTES
+from pagewire.rpc.protocol import MAX_CLIENT_MESSAGE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 CHAT = "/v1/chat/completions"
@@ -575,7 +575,7 @@ def shapes(full_size: bool) -> list[Shape]:
         "gRPC: no message": _call("Generate", lambda: b"\xff" * LARGE_BYTES, ""),
         "gRPC: more than the largest message": _call(
             "Generate",
-            lambda: pb.GenerateRequest(prompt="a" * LARGEST_REQUEST_BYTES).SerializeToString(),
+            lambda: pb.GenerateRequest(prompt="a" * MAX_CLIENT_MESSAGE_BYTES).SerializeToString(),
             "larger|bytes",
             400,
             429,

@@ -1,4 +1,4 @@
-"""A process in which Triton compiles: the tests' own may run kernels under its interpreter."""
+"""A process in which Triton compiles, since the tests may run kernels in its interpreter."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def report_of(script: Path) -> Any:
-    """What `script` prints as JSON when it is run without TRITON_INTERPRET."""
+    """Run `script` without TRITON_INTERPRET and return the JSON that it prints."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    # As here, where pytest has put the tests' own modules on the path.
+    # The same path as here, because pytest has added the modules of the tests to it.
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, env=environment

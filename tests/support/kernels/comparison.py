@@ -1,4 +1,4 @@
-"""How a kernel is held against its twin."""
+"""Comparison of a kernel with its reference."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Norm-wise: what rounding inputs, products and one output to the type leaves.
+# Bounds of the relative error in norm after rounding inputs, GEMMs and one output to the dtype.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 CUDA = torch.cuda.is_available()
-# The interpreter is too slow for some sizes, and so is a GPU that `make sanitize` watches.
+# Some sizes are too slow in the interpreter, and on a GPU under `make sanitize`.
 FULL_SIZE = CUDA and "PAGEWIRE_SMALL_KERNELS" not in os.environ
-# The interpreter multiplies bit patterns of bfloat16 in a dot and truncates to it elsewhere.
+# Triton's interpreter computes bfloat16 wrongly: a dot multiplies bit patterns, and conversions
+# truncate.
 DTYPES = [torch.bfloat16, torch.float16] if CUDA else [torch.float32, torch.float16]
 
 
 @contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """Fill every tensor allocated inside with NaN, so that what is not written shows."""
+    """Fill every tensor that is allocated inside with NaN, so that values not written are found."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
@@ -31,7 +32,7 @@ def poisoned_outputs() -> Iterator[None]:
 
 
 def assert_near(out: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Compare by the norm of the error relative to the norm of the expected; NaN never passes."""
+    """Compare the norm of the error with the norm of the expected tensor; NaN never passes."""
     assert out.shape == expected.shape
     assert out.dtype == expected.dtype
     error, size = (out.double() - expected.double()).norm(), expected.double().norm()

@@ -1,8 +1,8 @@
-"""Compile Triton kernels for Hopper on any machine, from the very calls that launch them.
+"""Compile Triton kernels for Hopper on any machine, from the calls that launch them.
 
-`recorded_launches` lets a public operator run on meta tensors: each kernel launch is compiled for
-sm_90 with the constants, options and argument specialization the launch has, and not executed.
-Needs a process without TRITON_INTERPRET.
+Inside `recorded_launches` an operation can be called with meta tensors. Each kernel launch is then
+compiled for sm_90, with the constants, options and specialized arguments of the launch, and is not
+executed. The process must not have TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class Launch:
 
     @property
     def resident(self) -> int:
-        """How many programs a multiprocessor of Hopper holds at once."""
+        """Return how many programs run at once on a multiprocessor of Hopper."""
         registers = -(-self.registers // 8) * 8 * self.threads
         return min(65536 // registers, 228 * 1024 // (self.shared + 1024), 2048 // self.threads)
 
@@ -50,7 +50,7 @@ class Launch:
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """Compile for sm_90 what is launched inside, instead of running it."""
+    """Compile the kernels that are launched inside for sm_90, instead of running them."""
     launches: list[Launch] = []
 
     def compile_launch(kernel: JITFunction, *args, grid, warmup, **kwargs) -> None:
@@ -58,6 +58,30 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
     with patch.object(JITFunction, "run", compile_launch):
         yield launches
+
+
+def counts_of_cases(
+    cases: dict[str, tuple], count: Callable[[Launch], dict[str, int]]
+) -> dict[str, list[dict]]:
+    """Compile the launches of each case, a function and its arguments.
+
+    Returns, for each launch, the name of its kernel, its shared memory and spilled registers in
+    bytes, and the counts that `count` adds.
+    """
+    found = {}
+    for name, (function, *arguments) in cases.items():
+        with recorded_launches() as launches:
+            function(*arguments)
+        found[name] = [
+            {
+                "kernel": launch.kernel,
+                "shared": launch.shared,
+                "spilled": launch.spilled,
+                **count(launch),
+            }
+            for launch in launches
+        ]
+    return found
 
 
 def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
@@ -91,7 +115,7 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
 
 
 def _assemble(ptx: str) -> str:
-    """Return what the assembler says of the resources of `ptx`."""
+    """Return the assembler's report on the resources that `ptx` uses."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,19 @@ class GatewayProcess:
         """Waits until /readyz answers 200."""
         until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, seconds)
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of an HTTP gateway."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels."""
+        text = httpx.get(self.metrics_url).text
+        found = re.search(rf"^pagewire_gateway_{name} (\S+)$", text, re.MULTILINE)
+        assert found, f"{name} is not among the metrics"
+        return float(found[1])
+
     def stop(self) -> int:
         """SIGTERM; the exit status."""
         self.process.terminate()
@@ -83,6 +96,16 @@ def gateway(schedulers: str, **settings: Any) -> Iterator[GatewayProcess]:
     finally:
         if process.process.poll() is None:
             process.stop()
+
+
+@contextlib.asynccontextmanager
+async def ready_gateway(schedulers: str, **settings: Any) -> AsyncIterator[GatewayProcess]:
+    """A gateway that is ready, while the event loop runs its schedulers."""
+    with contextlib.ExitStack() as stack:
+        process = await asyncio.to_thread(stack.enter_context, gateway(schedulers, **settings))
+        await asyncio.to_thread(process.wait_ready)
+        yield process
+        await asyncio.to_thread(stack.close)
 
 
 @contextlib.contextmanager

@@ -41,15 +41,15 @@ def poison_workers() -> None:
 
 def poison_schedulers() -> None:
     """Schedulers fall when such a request is to be queued."""
-    from pagewire.scheduler import engine
+    from pagewire.scheduler.stages import intake
 
-    begin = engine.begin
+    new_sequence = intake.new_sequence
 
-    def begin_or_fall(request: Any, parsed: Any) -> Any:
+    def new_sequence_or_fall(request: Any, parsed: Any) -> Any:
         fall(int(parsed.tokens.prompt[0]))
-        return begin(request, parsed)
+        return new_sequence(request, parsed)
 
-    engine.begin = begin_or_fall
+    intake.new_sequence = new_sequence_or_fall
 
 
 if __name__ == "__main__":

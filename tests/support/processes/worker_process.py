@@ -16,7 +16,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.rpc.checksums import RUN, open_stream, receive
-from pagewire.rpc.transport import PROTOCOL_VERSION, open_channel
+from pagewire.rpc.protocol import PROTOCOL_VERSION
+from pagewire.rpc.transport import open_channel
 from pagewire.v1 import worker_pb2 as pb
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

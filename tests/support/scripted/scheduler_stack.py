@@ -115,7 +115,7 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
                 link.cancel()
             await channel.close()
             await server.stop(None)
-            await engine.helpers.close()
+            await engine.intake.helpers.close()
             for worker in workers:
                 await worker.stop()
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from pagewire.packing import pack, pack_floats, unpack
 from pagewire.rpc.checksums import SealGate
-from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SERVER_OPTIONS
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION
+from pagewire.rpc.transport import SERVER_OPTIONS
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.protocol.steps.step import StepPrefixGroup, decode_step

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from pagewire.bench.http import split
 from pagewire.bench.http_load import LoadPlan, Timing, _time_chunks, words
 from pagewire.bench.latency import summarize, summary_text
+from pagewire.bench.offline import Request, read_requests
 from pagewire.bench.results import Figure, figures_of, read_rows, write_rows
-from pagewire.cli.commands.bench_http import split
-from pagewire.cli.commands.bench_offline import Request, read_requests
 from pagewire.cli.errors import CommandError
 from pagewire.objectives import Objectives
 

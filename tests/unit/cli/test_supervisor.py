@@ -21,9 +21,9 @@ from support.waiting import eventually, until
 # Answers health checks; notes when it ends in a file; ignores SIGTERM when told to.
 SERVER = """
 import http.server, signal, sys, time
-from pagewire.cli.launch.parent import die_with_parent
+from pagewire.parent_process import end_with_supervisor
 
-die_with_parent()
+end_with_supervisor()
 port, notes, stubborn = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "stubborn"
 
 def end(*_):
@@ -171,7 +171,7 @@ async def test_a_machine_that_cannot_start_a_process_is_asked_again(
 async def test_stopping_while_one_waits_for_its_restart(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "LONGEST_SERVED_DELAY", 60.0)
+    monkeypatch.setattr(supervisor_module, "MAX_SERVED_DELAY", 60.0)
     monkeypatch.setattr(supervisor_module, "FIRST_RESTART_DELAY", 60.0)
     said = "a was ended by SIGKILL; starting it again in 60 s"
     supervisor = Supervisor([[services.server("a")]], services.report)

@@ -1,119 +1,44 @@
-"""Which scheduler a prompt belongs to."""
+"""The heads of prompts, and the order of schedulers that a head prefers."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 
-import pytest
-
-from pagewire.addresses import parse_addresses
-from pagewire.gateway.affinity import head, in_order
-from pagewire.gateway.generation.generation import Generation, Mailbox
-from pagewire.gateway.generation.input import Input
-from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.gateway.routing.schedulers import Schedulers
+from pagewire.gateway.affinity import by_preference, prompt_head
 from pagewire.v1 import inference_pb2 as pb
-from support.scripted.scripted_scheduler import MODEL, ScriptedScheduler
-from support.waiting import eventually
+from support.scripted.routing import conversation
 
 TARGETS = [f"10.0.0.{n}:50051" for n in range(5)]
 
 
-def chat(*turns: str, model: str = MODEL, system: str = "Be brief.") -> pb.GenerateRequest:
-    """A conversation: the user's turn, the answer, the user's turn, and so on."""
-    messages = [pb.ChatMessage(role="system", content=system)]
-    for index, text in enumerate(turns):
-        messages.append(pb.ChatMessage(role=("user", "assistant")[index % 2], content=text))
-    return pb.GenerateRequest(model=model, chat=pb.ChatInput(messages=messages))
+def test_a_conversation_keeps_its_head() -> None:
+    first = prompt_head(conversation("Hello"))
+    assert prompt_head(conversation("Hello", "Hi", "More")) == first
+    for other in (
+        conversation("Hallo"),
+        conversation("Hello", system="Be long."),
+        conversation("Hello", model="other"),
+    ):
+        assert prompt_head(other) != first
 
 
-def test_later_turns_have_the_head_of_the_first() -> None:
-    assert head(chat("Hello", "Hi", "More")) == head(chat("Hello"))
-    assert head(chat("Hello")) != head(chat("Hallo"))
-    assert head(chat("Hello")) != head(chat("Hello", system="Be long."))
-    assert head(chat("Hello")) != head(chat("Hello", model="other"))
+def test_long_prompts_have_a_head() -> None:
+    def of_text(prompt: str) -> bytes:
+        return prompt_head(pb.GenerateRequest(prompt=prompt))
+
+    def of_ids(tokens: list[int]) -> bytes:
+        return prompt_head(pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=tokens)))
+
+    assert of_text("short") == of_ids([1, 2]) == b""
+    assert of_text("x" * 600) == of_text("x" * 700) != b""
+    assert of_text("y" + "x" * 600) != of_text("x" * 600)
+    assert of_ids([7] * 200) == of_ids([7] * 300) != b""
+    assert of_ids([8] + [7] * 200) != of_ids([7] * 200)
 
 
-def test_prompts_have_a_head_when_they_are_long_enough_to_share() -> None:
-    def text(prompt: str) -> bytes:
-        return head(pb.GenerateRequest(prompt=prompt))
-
-    def ids(tokens: list[int]) -> bytes:
-        return head(pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=tokens)))
-
-    assert text("short") == ids([1, 2]) == b""
-    assert text("x" * 600) == text("x" * 700) != b""
-    assert text("y" + "x" * 600) != text("x" * 600)
-    assert ids([7] * 200) == ids([7] * 300) != b""
-    assert ids([8] + [7] * 200) != ids([7] * 200)
-
-
-def test_a_target_that_goes_moves_its_own_prompts_only() -> None:
+def test_a_target_that_leaves_changes_only_its_own_prompts() -> None:
     keys = [f"key {n}".encode() for n in range(2000)]
-    before = {key: in_order(key, TARGETS) for key in keys}
-    homes = Counter(order[0] for order in before.values())
-    assert min(homes.values()) > 300
+    before = {key: by_preference(key, TARGETS) for key in keys}
+    preferred = Counter(order[0] for order in before.values())
+    assert min(preferred.values()) > 300
     gone, rest = TARGETS[2], TARGETS[:2] + TARGETS[3:]
     for key in keys:
-        assert in_order(key, rest) == [target for target in before[key] if target != gone]
-
-
-@pytest.fixture
-async def peers() -> AsyncIterator[list[ScriptedScheduler]]:
-    peers = [ScriptedScheduler(step=0.01) for _ in range(3)]
-    yield peers
-    for peer in peers:
-        await peer.stop()
-
-
-@pytest.fixture
-async def schedulers(peers: list[ScriptedScheduler]) -> AsyncIterator[Schedulers]:
-    addresses = ",".join([await peer.start() for peer in peers])
-    schedulers = Schedulers(parse_addresses(addresses), GatewayMetrics())
-    await schedulers.start()
-    await eventually(lambda: all(link.ready for link in schedulers.links.values()))
-    yield schedulers
-    await schedulers.close()
-
-
-async def test_a_scheduler_has_its_share_and_a_quarter_more(schedulers: Schedulers) -> None:
-    """Of requests that all belong to the first: number k goes there while it has fewer than
-    ceil(1.25 k / 3), else to the second under the same bound, else to the third."""
-    request = chat("popular")
-    request.stop.max_tokens = 1000
-    common = Input(head=head(request))
-    order = in_order(common.head, list(schedulers.links))
-    taken = []
-    for number in range(8):
-        before = [schedulers.links[target].requests for target in order]
-        schedulers.submit([Generation(request, number, 0, Mailbox(), eager=False, common=common)])
-        after = [schedulers.links[target].requests for target in order]
-        taken += [place for place in range(3) if after[place] > before[place]]
-    assert taken == [0, 1, 0, 1, 0, 1, 2, 0]
-
-
-async def test_conversations_return_and_no_scheduler_is_overrun(
-    peers: list[ScriptedScheduler], schedulers: Schedulers
-) -> None:
-    def send(request: pb.GenerateRequest, tokens: int) -> Generation:
-        request.sampling.seed = 1
-        request.stop.max_tokens = tokens
-        common = Input(head=head(request))
-        generation = Generation(request, 0, 0, Mailbox(), eager=False, common=common)
-        schedulers.submit([generation])
-        return generation
-
-    def home(first_turn: str) -> list[int]:
-        return [
-            sum(request.chat.messages[1].content == first_turn for request in peer.submitted)
-            for peer in peers
-        ]
-
-    for turns in (["A"], ["A", "x", "B"], ["A", "x", "B", "y", "C"]):
-        generation = send(chat(*turns), 2)
-        await generation.mailbox.take()
-        await eventually(lambda: all(link.requests == 0 for link in schedulers.links.values()))
-    assert sorted(home("A")) == [0, 0, 3], "each turn went where the first one did"
-    for _ in range(60):
-        send(chat("popular"), 200)
-    await eventually(lambda: sum(home("popular")) == 60)
-    assert max(home("popular")) <= 26, "a fourth above its share, and no more"
+        assert by_preference(key, rest) == [target for target in before[key] if target != gone]

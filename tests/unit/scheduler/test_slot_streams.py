@@ -1,7 +1,6 @@
-"""Delivery by arrays: the same text, token by token, as feeding each stream on its own."""
+"""Delivery by arrays gives the same text as feeding each stream on its own."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,22 +11,11 @@ from pagewire.packing import unpack, unpack_unsigned
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.open_request import Request
+from pagewire.scheduler.requests.slot_streams import SlotStreams
 from pagewire.scheduler.text.text_stream import TextStream
-from pagewire.scheduler.text.token_texts import PARTIAL, TokenTexts
 from pagewire.scheduler.text.tokenizer import Tokenizer
-from pagewire.scheduler.workers.slot_streams import SlotStreams
-from support.models.tokenizer_folders import byte_fallback_folder, byte_level_folder
 
 SLOTS = 4
-
-
-@pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
-def tokenizer(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make = byte_level_folder if request.param == "byte_level" else byte_fallback_folder
-    return Tokenizer(make(folder))
 
 
 def open_request(
@@ -74,24 +62,24 @@ def test_texts_are_those_of_streams_fed_one_by_one(
     tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
     """Tokens at random: parts of characters, special ones, ids outside the vocabulary."""
-    ids = st.integers(0, tokenizer.vocab_size + 3)
+    ids = st.integers(0, tokenizer._backend.get_vocab_size() + 3)
     steps = data.draw(st.lists(st.lists(ids, min_size=SLOTS, max_size=SLOTS), max_size=12))
     buffers = [DeltaBuffer(), DeltaBuffer()]
     streams = SlotStreams(SLOTS, tokenizer.token_texts)
     stops = [(), (), ("a", "th"), ()]
-    twins = []
+    references = []
     for slot in range(SLOTS):
         buffer = buffers[slot % 2]
         streams.occupy(slot, open_request(tokenizer, 7 + slot, buffer, stops[slot]))
-        twins.append(TextStream(tokenizer.detokenizer(), stops[slot], include_stop=False))
+        references.append(TextStream(tokenizer.detokenizer(), stops[slot], include_stop=False))
     for index, tokens in enumerate(steps):
         assert len(streams.first_tokens(np.arange(SLOTS))) == SLOTS * (index == 0)
         ended = streams.deliver(outcome(tokens, index), {})
         got = {**taken(buffers[0]), **taken(buffers[1])}
-        for slot, (twin, token) in enumerate(zip(twins, tokens, strict=True)):
+        for slot, (reference, token) in enumerate(zip(references, tokens, strict=True)):
             prompt = 17 + slot if index == 0 else 0
-            assert got[7 + slot] == [(index, token, twin.feed(token), prompt)]
-            assert (slot in ended) == (twin.stop_string is not None)
+            assert got[7 + slot] == [(index, token, reference.feed(token), prompt)]
+            assert (slot in ended) == (reference.stop_string is not None)
 
 
 def test_a_stop_token_ends_its_row_without_text(tokenizer: Tokenizer) -> None:
@@ -119,7 +107,9 @@ def test_a_slot_forgets_the_request_before(tokenizer: Tokenizer) -> None:
     assert [entry[3] for entry in taken(second)[2]] == [12]
 
 
-def test_rows_of_the_same_slots_go_to_whoever_is_in_them_now(tokenizer: Tokenizer) -> None:
+def test_rows_go_to_the_requests_that_are_in_the_slots_now(
+    tokenizer: Tokenizer,
+) -> None:
     first, second = DeltaBuffer(), DeltaBuffer()
     streams = SlotStreams(SLOTS, tokenizer.token_texts)
     for slot in range(2):
@@ -136,18 +126,22 @@ def test_rows_of_the_same_slots_go_to_whoever_is_in_them_now(tokenizer: Tokenize
     assert [entry[1:3] for entry in taken(second)[7]] == [(6, "")]
 
 
-def test_a_byte_that_continues_no_character_needs_no_decoding_of_its_own(
-    tmp_path: Path,
+@pytest.mark.parametrize("how", ["ended", "moved"])
+def test_a_slot_left_before_the_first_token_costs_later_steps_nothing(
+    tokenizer: Tokenizer, how: str
 ) -> None:
-    tokenizer = Tokenizer(byte_level_folder(tmp_path))
-    first, second = tokenizer.encode("ä", add_special_tokens=False)
-    texts, sizes = tokenizer.token_texts.lookup(np.array([first, second], np.int32))
-    assert texts == [b"", "\ufffd".encode()]
-    assert sizes.tolist() == [PARTIAL, 3]
-
-
-def test_whole_tokens_have_a_text_of_their_own() -> None:
-    texts = TokenTexts(["a", None, "äö"])
-    found, sizes = texts.lookup(np.array([0, 1, 2, 3, 1000], np.int32))
-    assert found == [b"a", b"", "äö".encode(), b"", b""]
-    assert sizes.tolist() == [1, PARTIAL, 4, 0, 0]
+    buffer = DeltaBuffer()
+    streams = SlotStreams(SLOTS, tokenizer.token_texts)
+    requests = [open_request(tokenizer, slot, buffer) for slot in range(2)]
+    for slot, request in enumerate(requests):
+        streams.occupy(slot, request)
+    if how == "ended":
+        requests[1].open = False
+    else:
+        streams.occupy(2, requests[1])
+    slots = np.array([0] if how == "ended" else [0, 2])
+    step = replace(outcome([5] * len(slots), 0), slots=slots)
+    assert streams.first_tokens(slots) == requests[: len(slots)]
+    streams.deliver(step, {})
+    assert streams.first_tokens(slots) == []
+    assert not streams._fresh

@@ -1,4 +1,4 @@
-"""What the scheduler takes from a worker's description of itself."""
+"""From a WorkerInfo and the settings to limits."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def info(**changes: float) -> pb.WorkerInfo:
     return pb.WorkerInfo(**(sizes | costs | changes))
 
 
-def test_the_smaller_of_what_both_sides_want_holds() -> None:
+def test_the_smaller_limit_of_worker_and_settings_holds() -> None:
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, memory_threshold=0.5)
     limits = worker_limits(config, info())
     assert (limits.num_slots, limits.max_num_batched_tokens) == (4, 64)
@@ -38,12 +38,12 @@ def test_the_smaller_of_what_both_sides_want_holds() -> None:
 @pytest.mark.parametrize(
     "name", ["block_size", "num_slots", "max_model_len", "max_num_batched_tokens"]
 )
-def test_sizes_that_cannot_be_are_refused(name: str) -> None:
+def test_impossible_sizes_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"its {name} is 0"):
         worker_limits(SchedulerConfig(), info(**{name: 0}))
 
 
-def test_without_the_prefix_cache_nothing_finds_what_is_on_the_host() -> None:
+def test_host_memory_needs_the_prefix_cache() -> None:
     limits = worker_limits(SchedulerConfig(prefix_caching=False), info())
     assert limits.host == NO_HOST_MEMORY
 
@@ -57,7 +57,7 @@ def test_without_the_prefix_cache_nothing_finds_what_is_on_the_host() -> None:
         ("prefill_pair_seconds", -0.1, "its prefill_pair_seconds is -0.1"),
     ],
 )
-def test_costs_that_cannot_be_are_refused(wrong: str, value: float, words: str) -> None:
+def test_impossible_costs_are_refused(wrong: str, value: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         worker_limits(SchedulerConfig(), info(**{wrong: value}))
     assert (

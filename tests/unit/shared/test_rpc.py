@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.hosts import with_port
+from pagewire.addresses import with_port
 from pagewire.rpc.checksums import MULTIPLEX, open_stream
 from pagewire.rpc.transport import bind, end_call, make_server, open_channel
 from support.scripted.scripted_scheduler import ScriptedScheduler
@@ -42,5 +42,5 @@ def test_hosts_of_every_kind_are_written_with_a_port(host: str, address: str) ->
 
 @pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", ":50061", ""])
 async def test_an_address_that_grpc_would_take_for_another_is_refused(address: str) -> None:
-    with pytest.raises(RuntimeError, match=f"cannot listen on {address}: it is no host:port"):
+    with pytest.raises(RuntimeError, match=f"cannot listen on {address}: it is neither host:port"):
         bind(make_server(), [address])

@@ -3,31 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.suspicion import CONTROL_FACTOR, CONTROL_SECONDS, Loss, Suspicion
+from pagewire.suspicion import SURVIVAL_FACTOR, SURVIVAL_SECONDS, Loss, Suspicion
 
 
 def tried(suspicion: Suspicion, at: float, took: float = 0.1, ended: bool | None = True) -> Loss:
     """A loss while the request was alone."""
     loss = Loss("process", ended)
-    suspicion.note(loss)
-    suspicion.note_alone(loss, at, took)
+    suspicion.add_loss(loss)
+    suspicion.add_trial(loss, at, took)
     return loss
 
 
 def test_losses_in_company_never_convict() -> None:
     suspicion = Suspicion()
     for _ in range(100):
-        suspicion.note(Loss("process", True))
+        suspicion.add_loss(Loss("process", True))
     assert suspicion.losses == 100
-    assert not suspicion.guilty
+    assert not suspicion.confirmed
 
 
 def test_two_processes_that_ended_with_it_alone_convict() -> None:
     suspicion = Suspicion()
     tried(suspicion, at=10.0)
-    assert not suspicion.guilty
+    assert not suspicion.confirmed
     tried(suspicion, at=20.0)
-    assert suspicion.guilty
+    assert suspicion.confirmed
 
 
 def test_a_connection_that_broke_is_taken_back() -> None:
@@ -35,18 +35,18 @@ def test_a_connection_that_broke_is_taken_back() -> None:
     tried(suspicion, at=10.0)
     loss = tried(suspicion, at=20.0, ended=None)
     assert suspicion.losses == 2
-    assert not suspicion.guilty
+    assert not suspicion.confirmed
     assert not suspicion.may_be_tried(0.0, 100.0), "it is not known yet what has happened"
-    loss.met("process")
+    loss.resolve("process")
     assert suspicion.losses == 1
-    assert not suspicion.guilty
-    loss.met("another")
-    assert suspicion.guilty
+    assert not suspicion.confirmed
+    loss.resolve("another")
+    assert suspicion.confirmed
 
 
 def test_a_process_without_a_name_counts_as_another() -> None:
     loss = Loss("", None)
-    loss.met("")
+    loss.resolve("")
     assert loss.ended
 
 
@@ -54,14 +54,14 @@ def test_between_trials_the_process_must_live_without_it() -> None:
     suspicion = Suspicion()
     assert suspicion.may_be_tried(lived_since=10.0, now=10.0)
     tried(suspicion, at=10.0, took=0.1)
-    assert not suspicion.may_be_tried(0.0, 10.0 + 0.9 * CONTROL_SECONDS)
-    assert suspicion.may_be_tried(0.0, 10.0 + CONTROL_SECONDS)
-    assert not suspicion.may_be_tried(12.0, 12.0 + 0.9 * CONTROL_SECONDS)
-    assert suspicion.may_be_tried(12.0, 12.0 + CONTROL_SECONDS)
+    assert not suspicion.may_be_tried(0.0, 10.0 + 0.9 * SURVIVAL_SECONDS)
+    assert suspicion.may_be_tried(0.0, 10.0 + SURVIVAL_SECONDS)
+    assert not suspicion.may_be_tried(12.0, 12.0 + 0.9 * SURVIVAL_SECONDS)
+    assert suspicion.may_be_tried(12.0, 12.0 + SURVIVAL_SECONDS)
     slow = Suspicion()
     tried(slow, at=10.0, took=5.0)
-    assert not slow.may_be_tried(0.0, 10.0 + 4.9 * CONTROL_FACTOR)
-    assert slow.may_be_tried(0.0, 10.0 + 5.0 * CONTROL_FACTOR)
+    assert not slow.may_be_tried(0.0, 10.0 + 4.9 * SURVIVAL_FACTOR)
+    assert slow.may_be_tried(0.0, 10.0 + 5.0 * SURVIVAL_FACTOR)
 
 
 @given(
@@ -77,11 +77,11 @@ def test_no_one_is_convicted_while_processes_end_without_it(events: list[str]) -
         elif event == "cut alone":
             tried(suspicion, at=float(number), ended=False)
         elif event == "ended beside others":
-            suspicion.note(Loss("process", True))
+            suspicion.add_loss(Loss("process", True))
         elif event == "token":
             suspicion.clear()
             in_a_row = 0
         else:
-            suspicion.lost_without()
+            suspicion.discard_trials()
             in_a_row = 0
-        assert suspicion.guilty == (in_a_row >= 2)
+        assert suspicion.confirmed == (in_a_row >= 2)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def as_loaded(loaded: LoadedWorker) -> LoadedWorker:
 def change_ops(loaded: LoadedWorker, **ops: Callable[..., Any]) -> LoadedWorker:
     assert isinstance(loaded.backend, EagerBackend)
     decoder = loaded.backend._decoder
-    decoder.ops = replace(decoder.ops, **ops)
+    decoder.ops = SimpleNamespace(**{**vars(decoder.ops), **ops})
     return loaded
 
 

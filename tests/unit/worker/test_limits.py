@@ -12,7 +12,8 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.kv_cache import blocks_in, empty_cache
 from pagewire.worker.model.rotary_table import rope_table
-from pagewire.worker.protocol.steps.limits import check_block_size, fit_to_pool, longest_sequence
+from pagewire.worker.ops.contract.blocks import check_block_size
+from pagewire.worker.protocol.steps.limits import fit_to_pool, longest_sequence
 from pagewire.worker.startup.loading import choose_device, choose_dtype, choose_ops, load_worker
 from support.models.tiny_models import VARIANTS, save_model
 

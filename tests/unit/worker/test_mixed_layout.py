@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_the_last_layer_ends_with_what_samples(tmp_path: Path, samples: list[boo
         computed.append(len(x))
         return gated(x, *others)
 
-    decoder.ops = replace(decoder.ops, norm_gate_up_silu_mul=recorded)
+    decoder.ops = SimpleNamespace(**{**vars(decoder.ops), "norm_gate_up_silu_mul": recorded})
     with torch.inference_mode():
         batch, *_ = backend._batch(plan)
         hidden = decoder.hidden(batch, backend._cache, backend._slots.block_tables)

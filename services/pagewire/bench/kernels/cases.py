@@ -1,4 +1,4 @@
-"""What is timed: each kernel at a shape, with the bytes or operations that bound it."""
+"""The cases: each operation at a shape, with the bytes or operations that bound its time."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -27,25 +27,25 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Calls of one operation, which differ in their inputs alone."""
+    """Calls of one operation that differ only in their inputs."""
 
-    op: str  # a field of Ops
-    work: int  # bytes moved or floating-point operations of a call, at least
+    op: str  # a method of Ops
+    work: int  # minimum of bytes moved or floating-point operations in a call
     unit: Literal["TB/s", "TFLOP/s"]
     inputs: list[tuple[Any, ...]]
     options: dict[str, Any] = field(default_factory=dict)
-    # The twin in plain torch looks at its inputs on the host: no graph of it, no compilation.
-    twin_on_host: bool = False
+    # The reference in plain torch reads inputs on the host, so it cannot be captured or compiled.
+    reference_on_host: bool = False
 
     def calls(self, ops: Ops) -> list[Callable[[], Tensor]]:
-        """A call for each of the inputs."""
+        """Return a call for each of the inputs."""
         function = getattr(ops, self.op)
         return [partial(function, *given, **self.options) for given in self.inputs]
 
 
 @dataclass(frozen=True, slots=True)
 class CaseMaker:
-    """Makes the cases of a model's shapes; inputs are drawn when a case is made."""
+    """Makes the cases of a model. Inputs are drawn when a case is made."""
 
     shapes: Shapes
     sizes: Sizes
@@ -53,10 +53,9 @@ class CaseMaker:
     dtype: torch.dtype = torch.bfloat16
 
     def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
-        """The name of each case and what makes it."""
+        """Yield the name of each case and a function that makes it."""
         sizes, tokens = self.sizes, self.sizes.tokens
         yield f"RMSNorm, {tokens} tokens", self.rms_norm
-        yield f"add + RMSNorm, {tokens} tokens", self.add_rms_norm
         rope = "QK-norm + RoPE + KV write" if self.shapes.qk_norm else "RoPE + KV write"
         yield f"{rope}, {tokens} tokens", self.rope
         yield f"SiLU*mul, {tokens} tokens", self.silu_mul
@@ -79,11 +78,6 @@ class CaseMaker:
         inputs = [(x, weight, EPS) for x in self._several(*rows)]
         return Case("rms_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
 
-    def add_rms_norm(self) -> Case:
-        weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
-        inputs = [(x, torch.randn_like(x), weight, EPS) for x in self._several(*rows)]
-        return Case("add_rms_norm", 4 * inputs[0][0].nbytes, "TB/s", inputs)
-
     def rope(self) -> Case:
         tokens = self.sizes.tokens
         drawn = rope_inputs(self._heads, tokens, self.device)
@@ -105,7 +99,7 @@ class CaseMaker:
         return self._decode(cache, kv_bytes)
 
     def decode_shared(self) -> Case:
-        """Shared positions count once: that is what the kernel reads."""
+        """Make the case of shared prefixes. Their positions count once: they are read once."""
         prefix = self.sizes.shared_prefix
         positions = prefix.groups * prefix.shared + prefix.rows * prefix.own
         kv_bytes = self._heads.kv_bytes(positions)
@@ -119,10 +113,10 @@ class CaseMaker:
         given = (cache.tables, cache.slots, cache.lengths, self._heads.dim**-0.5)
         inputs = [(q, k, v, *given) for k, v in cache.caches]
         work = kv_bytes + 2 * q.nbytes
-        return Case("decode_attention", work, "TB/s", inputs, options, twin_on_host=True)
+        return Case("decode_attention", work, "TB/s", inputs, options, reference_on_host=True)
 
     def prefill(self, chunks: int, length: int) -> Case:
-        """Causal, without a cached prefix; the scores that the mask leaves are counted."""
+        """Make a causal case without a cached prefix. Masked scores are not counted as work."""
         lengths = [length] * chunks
         cache = paged(lengths, self._heads, self.device, copies=2)
         q, starts = self._queries(chunks * length), prefill_starts(lengths, self.device)
@@ -130,10 +124,10 @@ class CaseMaker:
         inputs = [(q, k, v, *given) for k, v in cache.caches]
         scores = chunks * length * (length + 1) // 2
         work = 4 * scores * self._heads.query * self._heads.dim
-        return Case("prefill_attention", work, "TFLOP/s", inputs, twin_on_host=True)
+        return Case("prefill_attention", work, "TFLOP/s", inputs, reference_on_host=True)
 
     def sample(self, filtered: bool = False, adjusted: bool = False) -> Case:
-        """At temperature 0.7; logits count once."""
+        """Make a case at temperature 0.7. The logits count once as work."""
         rows, vocabulary = self.sizes.sampled_rows, self.shapes.vocabulary
         filters = {"top_k": 50, "top_p": 0.95} if filtered else {}
         state = sampling_state(rows, self.device, temperature=0.7, **filters)
@@ -141,10 +135,10 @@ class CaseMaker:
             given = penalties_and_biases(rows, vocabulary, self.device)
             state = replace(state, adjustments=given)
         inputs = [(3 * x, state, filtered or adjusted) for x in self._several(rows, vocabulary)]
-        return Case("sample", inputs[0][0].nbytes, "TB/s", inputs, twin_on_host=True)
+        return Case("sample", inputs[0][0].nbytes, "TB/s", inputs, reference_on_host=True)
 
     def linear(self, tokens: int) -> Case:
-        """The weight counts: at few tokens it is what is read. The norm is folded into it."""
+        """Make a case whose norm is folded into the weight. Only the weight counts as work."""
         hidden, rows = self.shapes.hidden, 2 * self.shapes.intermediate
         x = self._randn(tokens, hidden)
         inputs = [(x, None, EPS, w * hidden**-0.5) for w in self._several(rows, hidden)]
@@ -170,5 +164,5 @@ class CaseMaker:
 
 
 def at_least(calls: Sequence[Callable[[], Tensor]], count: int) -> list[Callable[[], Tensor]]:
-    """The calls, in turns, until there are `count`: the start of a graph is not to be timed."""
+    """Repeat the calls in order until there are `count`, so that the start of a graph is hidden."""
     return list(itertools.islice(itertools.cycle(calls), max(count, len(calls))))

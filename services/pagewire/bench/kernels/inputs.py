@@ -1,4 +1,4 @@
-"""Random arguments of the kernels, laid out as a worker's: blocks and slots in no order."""
+"""Random arguments of the operations. As in a worker, blocks and slots have no order."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,11 +11,16 @@ from torch import Tensor
 
 from pagewire.bench.kernels.shapes import SharedPrefix
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.sampling import (
+    BIASED,
+    NO_TOKEN,
+    PENALIZED,
+    Adjustments,
+    SamplingState,
+)
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.device import multiprocessors
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
-from pagewire.worker.protocol.steps.adjustments import BIASED, NO_TOKEN, PENALIZED
+from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import Sharing, pack_ranges, shared_ranges
 
@@ -35,13 +40,13 @@ class Heads:
         return f"{self.query}/{self.kv}x{self.dim} {str(self.dtype).removeprefix('torch.')}"
 
     def kv_bytes(self, positions: int) -> int:
-        """Bytes of the keys and values of so many positions."""
+        """Return the bytes of keys and values of `positions`."""
         return 2 * positions * self.kv * self.dim * int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Some layers' KV caches of some sequences."""
+    """KV caches of the same sequences in several layers."""
 
     caches: list[tuple[Tensor, Tensor]]  # [num_blocks, kv_heads, block_size, head_dim] each
     tables: Tensor  # [slots, max_blocks] int32
@@ -50,7 +55,7 @@ class Paged:
 
 
 def paged(lengths: Sequence[int], heads: Heads, device: torch.device, copies: int = 1) -> Paged:
-    """Draw `copies` caches of sequences of these lengths."""
+    """Draw `copies` caches of sequences with these lengths."""
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
     total = sum(counts) + 1
     blocks = (torch.randperm(total - 1) + 1).int()
@@ -66,8 +71,8 @@ def paged(lengths: Sequence[int], heads: Heads, device: torch.device, copies: in
 
 def paged_with_shared_prefix(
     prefix: SharedPrefix, heads: Heads, device: torch.device, copies: int = 1
-) -> tuple[Paged, SharedRanges]:
-    """Draw caches of sequences that share prefixes, and the ranges as a worker packs them."""
+) -> tuple[Paged, SharedPrefixItems]:
+    """Draw caches of sequences that share prefixes, and the work items as a worker packs them."""
     common, own = prefix.shared // BLOCK_SIZE, -(-prefix.own // BLOCK_SIZE)
     total = prefix.groups * common + prefix.rows * own + 1
     blocks = (torch.randperm(total - 1) + 1).int()
@@ -79,7 +84,7 @@ def paged_with_shared_prefix(
     slots = np.arange(prefix.rows, dtype=np.int32)
     members = (slots[group :: prefix.groups] for group in range(prefix.groups))
     sharing = Sharing(
-        members=rows_of_an_item(heads.dtype, heads.dim, heads.query // heads.kv),
+        members=max_rows_per_item(heads.dtype, heads.dim, heads.query // heads.kv),
         kv_heads=heads.kv,
         processors=multiprocessors(device),
         block_size=BLOCK_SIZE,
@@ -97,31 +102,31 @@ def paged_with_shared_prefix(
 
 
 def prefill_starts(counts: Sequence[int], device: torch.device) -> Tensor:
-    """Where chunks of so many tokens begin, and the end of the last."""
+    """Return the begin of each chunk of `counts` tokens, then the end of the last one; int32."""
     starts = [0, *itertools.accumulate(counts)]
     return torch.tensor(starts, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class RopeInputs:
-    """Arguments of the RoPE kernel for tokens that stand in no order."""
+    """Arguments of `qk_norm_rope_kv_write` for tokens of one sequence in random order."""
 
-    qkv: Tensor
-    norm: Tensor
-    cos_sin: Tensor
-    positions: Tensor
-    slots: Tensor
-    tables: Tensor
-    shape: tuple[int, int, int, int]
+    qkv: Tensor  # [tokens, (query_heads + 2 * kv_heads) * head_dim]
+    norm: Tensor  # [head_dim]
+    cos_sin: Tensor  # [tokens, head_dim]
+    positions: Tensor  # [tokens]
+    slots: Tensor  # [tokens]
+    tables: Tensor  # [slots, blocks]
+    shape: tuple[int, int, int, int]  # of each cache
 
     def arguments(self, qk_norm: bool = True) -> tuple[Any, ...]:
-        """What stands between `qkv` and the caches."""
+        """Return the arguments between `qkv` and the caches."""
         norm = self.norm if qk_norm else None
         return (norm, norm, 1e-6, self.cos_sin, self.positions, self.slots, self.tables)
 
 
 def rope_inputs(heads: Heads, tokens: int, device: torch.device) -> RopeInputs:
-    """Draw the tokens of one sequence."""
+    """Draw `tokens` tokens of one sequence."""
     blocks = -(-tokens // BLOCK_SIZE)
     width = (heads.query + 2 * heads.kv) * heads.dim
     angles = torch.outer(torch.arange(tokens), 1e4 ** -torch.linspace(0, 1, heads.dim // 2))
@@ -138,7 +143,7 @@ def rope_inputs(heads: Heads, tokens: int, device: torch.device) -> RopeInputs:
 
 
 def sampling_state(rows: int, device: torch.device, **given: float) -> SamplingState:
-    """Rows that all sample as `given` says, each with its seed."""
+    """Return rows that all sample with the parameters `given`, each with its own seed."""
 
     def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
         return torch.full((rows,), given.get(name, default), dtype=dtype, device=device)
@@ -156,7 +161,7 @@ def sampling_state(rows: int, device: torch.device, **given: float) -> SamplingS
 
 
 def penalties_and_biases(rows: int, vocabulary: int, device: torch.device) -> Adjustments:
-    """All penalties of outputs of a thousand tokens, and as many biases as a row may have."""
+    """Return all penalties, of outputs of 1,000 tokens, and the maximum number of biases."""
     biases = min(MAX_BIASES, vocabulary)
     counts = torch.zeros((rows, vocabulary), dtype=torch.int16)
     counts.scatter_(1, torch.randint(vocabulary, (rows, min(1000, vocabulary))), 1)

@@ -1,8 +1,9 @@
-"""Times a case: the kernel, its twin in eager torch, and the twin as torch.compile makes it."""
+"""Times a case: the kernel, the reference in eager torch, and the reference under torch.compile."""
 
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ MIN_CALLS = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What of a case could be measured; `error` says why the rest could not."""
+    """The measurements of a case. What could not be measured is None, and `error` says why."""
 
     name: str
     unit: str | None = None
@@ -30,7 +31,7 @@ class Result:
     error: str | None = None
 
     def speedup_over(self, microseconds: float | None) -> float | None:
-        """How many times as fast as a twin that took so long."""
+        """Return how many times as fast the kernel is as a reference that took `microseconds`."""
         if microseconds is None or self.microseconds is None:
             return None
         return microseconds / self.microseconds
@@ -39,7 +40,7 @@ class Result:
 def bench_kernels(
     model: str, compiled: bool, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Result]:
-    """Time all cases of a model of MODELS one after another, on a GPU."""
+    """Time all cases of a model of MODELS on a GPU, one after another."""
     torch.manual_seed(0)
     for name, make in CaseMaker(MODELS[model], Sizes(), device).all():
         yield measure(name, make, compiled, ceilings)
@@ -48,7 +49,7 @@ def bench_kernels(
 
 
 def measure(name: str, make: Callable[[], Case], compiled: bool, ceilings: Ceilings) -> Result:
-    """Time a case as far as it goes: an error ends it and is part of the result."""
+    """Time a case. An error ends the measurement and becomes part of the result."""
     result = Result(name)
     try:
         case = make()
@@ -58,21 +59,21 @@ def measure(name: str, make: Callable[[], Case], compiled: bool, ceilings: Ceili
         of_ceiling = rate / ceilings.of(case.unit)
         result = replace(result, microseconds=us, rate=rate, of_ceiling=of_ceiling)
         eager = case.calls(load_ops("torch"))
-        if case.twin_on_host:
+        if case.reference_on_host:
             return replace(result, eager_microseconds=stream_us(eager[:2]))
         result = replace(result, eager_microseconds=graph_us(at_least(eager, MIN_CALLS)))
         if compiled:
-            calls = at_least(case.calls(compiled_twins(case.op)), MIN_CALLS)
+            calls = at_least(case.calls(compiled_reference(case.op)), MIN_CALLS)
             result = replace(result, compiled_microseconds=graph_us(calls))
     except Exception as error:
         return replace(result, error=_one_line(error))
     return result
 
 
-def compiled_twins(op: str) -> Any:
-    """The twins in plain torch, `op` of them compiled for the shapes that it meets."""
-    twins = load_ops("torch")
-    return replace(twins, **{op: torch.compile(getattr(twins, op), dynamic=False)})
+def compiled_reference(op: str) -> Any:
+    """Return an object whose operation `op` is the reference, compiled for each shape."""
+    reference = load_ops("torch")
+    return SimpleNamespace(**{op: torch.compile(getattr(reference, op), dynamic=False)})
 
 
 def _one_line(error: Exception) -> str:
@@ -80,7 +81,7 @@ def _one_line(error: Exception) -> str:
 
 
 def gpu_ceilings() -> tuple[str, Ceilings]:
-    """The name of the current GPU and its measured rates."""
+    """Return the name of the current GPU and its measured rates."""
     ceilings = measure_ceilings()
     torch.cuda.empty_cache()
     return torch.cuda.get_device_name(), ceilings

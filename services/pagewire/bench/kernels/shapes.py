@@ -1,11 +1,11 @@
-"""At which shapes the kernels are timed."""
+"""The shapes at which operations are timed."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the operations of a decoder need to know of its model."""
+    """The sizes of a model that its operations depend on."""
 
     hidden: int
     query_heads: int
@@ -17,7 +17,7 @@ class Shapes:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Of a layer, and the head: rows and columns by name."""
+        """Rows and columns of the weights of a layer and of the head, by name."""
         width = self.query_heads * self.head_dim
         return {
             "qkv": (width + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -36,23 +36,23 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """`rows` sequences in `groups` that have their first `shared` positions in common."""
+    """Sequences in groups with a common prefix."""
 
     groups: int
-    shared: int
-    rows: int
-    own: int
+    shared: int  # positions of each prefix
+    rows: int  # sequences of all groups together
+    own: int  # further positions of each sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of each operation a call is."""
+    """The sizes of the calls of each operation."""
 
-    tokens: int = 4096  # of norms, activation and RoPE
+    tokens: int = 4096  # in norm, activation and RoPE
     decode: tuple[tuple[int, int], ...] = ((64, 2048), (1, 32_768), (256, 720))  # rows, length
     shared_prefix: SharedPrefix = SharedPrefix(groups=4, shared=2048, rows=512, own=128)
     prefill: tuple[tuple[int, int], ...] = ((1, 8192), (4, 2000))  # chunks, length
     sampled_rows: int = 64
     linear_tokens: tuple[int, ...] = (1, 8, 32)
-    # Distinct inputs of a case are so many bytes together, several times the L2 cache.
+    # All inputs of a case together have at least this many bytes, several times the L2 cache.
     rotated_bytes: int = 2**29

@@ -1,4 +1,4 @@
-"""Microseconds of calls on the GPU, and what the GPU itself can do."""
+"""The time of calls on a GPU, and the rates that the GPU itself reaches."""
 
 import statistics
 import time
@@ -12,20 +12,21 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Measured rates of this GPU: an elementwise copy, and a bf16 matrix product."""
+    """Measured rates of a GPU: an elementwise copy and a bf16 GEMM."""
 
     copy_tb_per_s: float
     matmul_tflop_per_s: float
 
     def of(self, unit: str) -> float:
-        """The ceiling of rates in `unit`, "TB/s" or "TFLOP/s"."""
+        """Return the ceiling in `unit`, "TB/s" or "TFLOP/s"."""
         return self.copy_tb_per_s if unit == "TB/s" else self.matmul_tflop_per_s
 
 
 def graph_us(calls: Sequence[Call], replays: int = 7, warm_s: float = 0.02) -> float:
-    """Return microseconds of one call, from replays of a CUDA graph of all of them.
+    """Return the microseconds of one call: the median over replays of a CUDA graph of all calls.
 
-    Whole steps are warmed for longer: after large allocations the device is slower for a while.
+    The graph is replayed for `warm_s` seconds before. Whole steps need more: after large
+    allocations the device is slower for a while.
     """
     for call in calls[:2]:
         call()
@@ -42,7 +43,7 @@ def graph_us(calls: Sequence[Call], replays: int = 7, warm_s: float = 0.02) -> f
 
 
 def stream_us(calls: Sequence[Call], repeats: int = 3) -> float:
-    """The same of calls that a graph cannot hold because they read results on the host."""
+    """Return the microseconds of one call without a graph, for calls that read on the host."""
     calls[0]()
     torch.cuda.synchronize()
 
@@ -54,13 +55,13 @@ def stream_us(calls: Sequence[Call], repeats: int = 3) -> float:
 
 
 def measure_ceilings(elements: int = 2**30, width: int = 8192) -> Ceilings:
-    """Copy `elements` bf16 values, multiply square matrices of `width`."""
+    """Time a copy of `elements` bf16 values and a GEMM of square bf16 matrices of `width`."""
     source = torch.empty(elements, dtype=torch.bfloat16, device="cuda").normal_()
     target = torch.empty_like(source)
     copy_us = graph_us([lambda: torch.mul(source, 1.0, out=target)] * 2)
     a, b = (torch.randn(width, width, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    product = torch.empty_like(a)
-    matmul_us = graph_us([lambda: torch.mm(a, b, out=product)] * 4)
+    result = torch.empty_like(a)
+    matmul_us = graph_us([lambda: torch.mm(a, b, out=result)] * 4)
     return Ceilings(2 * source.nbytes / copy_us / 1e6, 2 * width**3 / matmul_us / 1e6)
 
 

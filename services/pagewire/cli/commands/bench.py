@@ -1,4 +1,4 @@
-"""`pagewire bench`: the benchmarks as commands."""
+"""`pagewire bench`: the group of benchmark commands."""
 
 import typer
 

@@ -2,70 +2,79 @@
 
 import asyncio
 import os
-import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pagewire.bench.http_load import LoadPlan, Timing, run_plan, words
+from pagewire.bench.http import run_plans, split, words_for
+from pagewire.bench.http_load import LoadPlan
 from pagewire.bench.latency import summarize, summary_text
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.cli.client import DEFAULT_URL, served_models, text_answer
+from pagewire.cli.client import DEFAULT_URL, first_model
 from pagewire.cli.errors import CommandError
 from pagewire.objectives import Objectives
 
 _DEFAULT_CONCURRENCY = 16
-_SAMPLE_WORDS = 64
 
 
 def http(
     url: Annotated[str, typer.Option(help="The server's URL.")] = DEFAULT_URL,
     model: Annotated[
-        str | None, typer.Option(help="Name of the model; by default the first one served.")
+        str | None,
+        typer.Option(help="Name of the model; by default the first one that the server lists."),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests under way at any time (closed loop); default 16."),
+        typer.Option(
+            min=1, help="Requests that are open at any time (closed loop); by default 16."
+        ),
     ] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Instead: requests a second with Poisson arrivals."),
+        typer.Option(
+            min=0.001, help="Requests a second with Poisson arrivals, instead of --concurrency."
+        ),
     ] = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 128,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, about.")] = 256,
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests in total.")] = 128,
+    input_len: Annotated[int, typer.Option(min=1, help="Approximate tokens of a prompt.")] = 256,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of an output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Generate output-len tokens in any case.")
+        bool, typer.Option(help="Generate output-len tokens, even after an end-of-sequence token.")
     ] = True,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="Load processes; by default 4, or fewer on a smaller machine."),
+        typer.Option(min=1, help="Processes that send requests; by default 4, at most one a core."),
     ] = None,
     slo_ttft_ms: Annotated[
-        float | None, typer.Option(help="Goodput counts requests with at most this TTFT.")
+        float | None,
+        typer.Option(help="Longest TTFT, in milliseconds, of a request that counts as goodput."),
     ] = None,
     slo_tpot_ms: Annotated[
-        float | None, typer.Option(help="Goodput counts requests with at most this TPOT.")
+        float | None,
+        typer.Option(help="Longest TPOT, in milliseconds, of a request that counts as goodput."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of prompts and arrivals; run again, it finds its prompts cached.")
+        int,
+        typer.Option(
+            help="Seed of prompts and arrivals. With the same seed, a second run finds its "
+            "prompts cached."
+        ),
     ] = 0,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
-    """Measure a running server: throughput, TTFT, TPOT, ITL and end-to-end latency."""
+    """Measure throughput, TTFT, TPOT, ITL and end-to-end latency of a running server."""
     if concurrency is not None and request_rate is not None:
         raise typer.BadParameter("give --concurrency or --request-rate, not both")
     if request_rate is None:
         concurrency = concurrency or _DEFAULT_CONCURRENCY
-    model = model or asyncio.run(_first_model(url))
+    model = model or asyncio.run(first_model(url))
     plan = LoadPlan(
         url=url,
         model=model,
         requests=num_requests,
-        input_words=asyncio.run(_words_for(url, model, input_len)),
+        input_words=asyncio.run(words_for(url, model, input_len)),
         output_tokens=output_len,
         concurrency=concurrency,
         request_rate=request_rate,
@@ -81,59 +90,3 @@ def http(
     failed = [timing.error for timing in timings if timing.error]
     if failed:
         raise CommandError(f"{len(failed)} requests failed; the first: {failed[0]}")
-
-
-def split(plan: LoadPlan, processes: int) -> list[LoadPlan]:
-    """Shares of a plan whose requests, lanes and rates add up to it; none is empty."""
-    processes = min(processes, plan.requests, plan.concurrency or processes)
-    rate = None if plan.request_rate is None else plan.request_rate / processes
-    return [
-        replace(
-            plan,
-            requests=_share(plan.requests, processes, index),
-            concurrency=plan.concurrency and _share(plan.concurrency, processes, index),
-            request_rate=rate,
-            seed=plan.seed * 1_000_003 + index,
-        )
-        for index in range(processes)
-    ]
-
-
-def run_plans(plans: list[LoadPlan]) -> list[Timing]:
-    """Runs each plan in a process of its own, all at once."""
-    # Here, so that commands that measure nothing start faster.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(plans), mp_context=context) as pool:
-        return [timing for share in pool.map(run_plan, plans) for timing in share]
-
-
-def _share(total: int, parts: int, index: int) -> int:
-    return total // parts + (index < total % parts)
-
-
-async def _first_model(url: str) -> str:
-    models = await served_models(url)
-    if not models:
-        raise CommandError(f"no model is served at {url}; start it with `pagewire run`")
-    return models[0]
-
-
-async def _words_for(url: str, model: str, tokens: int) -> int:
-    """How many random words make a prompt of about so many tokens, by asking the server."""
-    sample = words(random.Random(0), _SAMPLE_WORDS)
-    counts = [await _prompt_tokens(url, model, text) for text in (sample, f"{sample} {sample}")]
-    per_word = (counts[1] - counts[0]) / _SAMPLE_WORDS
-    overhead = 2 * counts[0] - counts[1]
-    return max(1, round((tokens - overhead) / per_word))
-
-
-async def _prompt_tokens(url: str, model: str, prompt: str) -> int:
-    answer = text_answer(url, model, prompt, max_tokens=1, temperature=0)
-    async for _ in answer:
-        pass
-    if not answer.prompt_tokens:
-        raise CommandError(f"{url} does not tell token counts in streams (include_usage)")
-    return answer.prompt_tokens

@@ -1,4 +1,4 @@
-"""`pagewire bench kernels`: each kernel on this machine's GPU, beside plain torch."""
+"""`pagewire bench kernels`: each kernel on this machine's GPU, beside torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +19,19 @@ _HEADER = (
 
 def kernels(
     model: Annotated[
-        str, typer.Option(help="Whose shapes: qwen3-0.6b or llama-3.1-8b.")
+        str, typer.Option(help="Model whose shapes are used: qwen3-0.6b or llama-3.1-8b.")
     ] = "qwen3-0.6b",
     no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Leave torch.compile out: it takes a while.")
+        bool, typer.Option("--no-compile", help="Leave out torch.compile, which takes minutes.")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
-    """Time each Triton kernel in a CUDA graph over inputs that the L2 cache cannot hold, beside
-    its twin in eager torch and under torch.compile, in bf16. The ceiling is the rate of a copy or
-    of a matrix product on the same GPU. Twins that read their inputs on the host run without a
-    graph and are not compiled ("-")."""
+    """Time each Triton kernel beside its reference in eager torch and under torch.compile, in bf16.
+
+    Kernels run in a CUDA graph over inputs larger than the L2 cache. The ceiling is the rate of a
+    copy or of a GEMM on the same GPU. A reference that reads its inputs on the host runs without a
+    graph and is not compiled ("-").
+    """
     from pagewire.bench.kernels.shapes import MODELS
 
     if model not in MODELS:
@@ -67,7 +69,7 @@ def kernels(
 
 
 def require_gpu() -> None:
-    """CommandError where torch is missing or finds no NVIDIA GPU."""
+    """CommandError if torch or triton is missing, or torch finds no NVIDIA GPU."""
     try:
         import torch
         import triton  # noqa: F401
@@ -77,13 +79,13 @@ def require_gpu() -> None:
         ) from error
     if not torch.cuda.is_available():
         raise CommandError(
-            f"torch {torch.__version__} finds no NVIDIA GPU here: the kernels are timed on one; "
-            "run this on a GPU machine with a CUDA build of torch"
+            f"torch {torch.__version__} finds no NVIDIA GPU here; run this on a machine with one, "
+            "with a CUDA build of torch"
         )
 
 
 def line(result: "Result") -> str:
-    """A row of the table, and what failed below it."""
+    """A row of the table; below it the error, if the case failed."""
     rate = None if result.rate is None else f"{result.rate:.2f} {result.unit}"
     eager = result.speedup_over(result.eager_microseconds)
     compiled = result.speedup_over(result.compiled_microseconds)

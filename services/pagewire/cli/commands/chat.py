@@ -1,4 +1,4 @@
-"""`pagewire chat`: a conversation at the terminal."""
+"""`pagewire chat`: a conversation in the terminal."""
 
 import asyncio
 import contextlib
@@ -6,22 +6,28 @@ from typing import Annotated
 
 import typer
 
-from pagewire.cli.client import DEFAULT_URL, chat_answer, served_models
+from pagewire.cli.client import DEFAULT_URL, chat_answer, first_model
 from pagewire.cli.errors import CommandError
 
 
 def chat(
     url: Annotated[str, typer.Option(help="The server's URL.")] = DEFAULT_URL,
     model: Annotated[
-        str | None, typer.Option(help="Model to talk to; by default the first one served.")
+        str | None,
+        typer.Option(help="Name of the model; by default the first one that the server lists."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Sampling temperature, 0 is greedy; by default the server's."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of an answer; by default the server's limit.")
+    ] = None,
 ) -> None:
-    """Talk with the model of a running server. Ctrl-C interrupts an answer, Ctrl-D ends."""
-    model = model or asyncio.run(_first_model(url))
-    print(f"{model} at {url}. Ctrl-C interrupts an answer, Ctrl-D ends.")
+    """Chat with the model of a running server. Ctrl-C interrupts an answer, Ctrl-D exits."""
+    model = model or asyncio.run(first_model(url))
+    print(f"{model} at {url}. Ctrl-C interrupts an answer, Ctrl-D exits.")
     messages = [{"role": "system", "content": system}] if system else []
     options = {"temperature": temperature, "max_tokens": max_tokens}
     while (question := _ask()) is not None:
@@ -32,21 +38,9 @@ def chat(
         messages.append({"role": "assistant", "content": text})
 
 
-async def _first_model(url: str) -> str:
-    models = await served_models(url)
-    if models is None:
-        raise CommandError(
-            f"no server answers at {url}; start one with `pagewire run`, or give another's address "
-            "with --url"
-        )
-    if not models:
-        raise CommandError(f"the server at {url} serves no model yet; try again in a moment")
-    return models[0]
-
-
 def _ask() -> str | None:
     """The next question; None at the end of input."""
-    # Line editing and history for input(), where Python has it.
+    # Importing readline gives input() line editing and a history. Not every Python has it.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
     while True:
@@ -56,13 +50,14 @@ def _ask() -> str | None:
             print()
             return None
         except KeyboardInterrupt:
-            print("\n(Ctrl-D ends)", end="")
+            print("\n(Ctrl-D exits)", end="")
 
 
 def _answer(
     url: str, model: str, messages: list[dict[str, str]], options: dict[str, float | int | None]
 ) -> str:
-    """Prints an answer as it comes; what there is of it when it is interrupted or fails."""
+    """Prints an answer as it arrives and returns its text, which is incomplete if the answer is
+    interrupted or fails."""
     answer = chat_answer(url, model, messages, **options)
 
     async def stream() -> None:

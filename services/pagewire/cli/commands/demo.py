@@ -1,4 +1,4 @@
-"""`pagewire demo`: shows that everything works, in one command."""
+"""`pagewire demo`: starts everything and answers one question."""
 
 import time
 from typing import Annotated
@@ -6,22 +6,21 @@ from typing import Annotated
 import typer
 
 from pagewire.cli.client import chat_answer, served_models
-from pagewire.cli.commands.generate import temporary_stack
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.stack import Stack, full_stack
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import EMBEDDED
 
 _QUESTION = "Hello! What can you do?"
 
 
 def demo(
-    question: Annotated[str, typer.Argument(help="What to ask.")] = _QUESTION,
+    question: Annotated[str, typer.Argument(help="The question.")] = _QUESTION,
     model: Annotated[
-        str, typer.Option(help="Model folder, by default the model that comes with Pagewire.")
+        str, typer.Option(help="Model folder; by default the model that comes with Pagewire.")
     ] = EMBEDDED,
 ) -> None:
-    """Start everything on free ports, stream one chat answer, end everything."""
+    """Start everything on free ports, stream one chat answer, and stop everything."""
     print("Starting a worker, a scheduler and a gateway ...", flush=True)
     started = time.monotonic()
 
@@ -35,7 +34,7 @@ def demo(
 
 
 async def _ask(stack: Stack, question: str) -> None:
-    """Prints the streamed answer and its figures; CommandError when it is empty."""
+    """Prints the streamed answer and its figures; CommandError if it is empty."""
     assert stack.url is not None
     names = await served_models(stack.url)
     if not names:

@@ -7,29 +7,38 @@ import typer
 
 from pagewire.cli.client import DEFAULT_URL, Answer, chat_answer, served_models, text_answer
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import EMBEDDED
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
     url: Annotated[
-        str, typer.Option(help="The server's URL. Where none answers one is started for this.")
+        str,
+        typer.Option(
+            help="The server's URL. If no server answers there, one is started for this prompt."
+        ),
     ] = DEFAULT_URL,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Of a running server: the name it serves, by default its first. Of one that is "
-            "started: a model folder, by default the model that comes with Pagewire."
+            help="For a running server: the name of a model that it serves, by default the first. "
+            "For a server that is started: a model folder, by default the model that comes with "
+            "Pagewire."
         ),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")
+        bool, typer.Option("--raw", help="Continue the text without a chat template.")
     ] = False,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Sampling temperature, 0 is greedy; by default the server's."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of the answer; by default the server's limit.")
+    ] = None,
 ) -> None:
-    """Print the answer to one prompt, as it is generated."""
+    """Print the answer to one prompt while it is generated."""
     options = {"temperature": temperature, "max_tokens": max_tokens}
     models = asyncio.run(served_models(url))
     if models:
@@ -46,12 +55,6 @@ def generate(
     values = temporary_stack(model=model or EMBEDDED)
     if launch(full_stack, values, quiet, on_own_stack) is None:
         raise typer.Exit(130)
-
-
-def temporary_stack(**given: Any) -> dict[str, Any]:
-    """The settings of a stack for one command: free ports, nothing but warnings logged."""
-    defaults = {name: setting.default for name, setting in stack_settings().items()}
-    return {**defaults, "port": 0, "grpc_port": 0, "log_level": "warning", **given}
 
 
 def _ask(url: str, model: str, prompt: str, raw: bool, options: dict[str, Any]) -> Answer:

@@ -2,17 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pagewire.cli.errors import CommandError
 
-_Limit = Annotated[int | None, typer.Option(min=1, help="Most of these for the key.")]
+
+def _limit(what: str) -> Any:
+    return typer.Option(min=1, help=f"Most {what}; by default there is no limit.")
 
 
 def make_app() -> typer.Typer:
-    """The group of commands."""
+    """The commands under `pagewire keys`."""
     app = typer.Typer(help="API keys of gateways and schedulers.", no_args_is_help=True)
     app.callback()(_group)
     app.command()(new)
@@ -24,21 +26,26 @@ def _group() -> None:
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Whose key it is; unique in its file.")],
+    name: Annotated[str, typer.Argument(help="Name of the key, unique in its file.")],
     file: Annotated[
-        Path | None, typer.Option(help="Key file that the line is added to, made if needed.")
+        Path | None, typer.Option(help="Key file to add the key to; made if it does not exist.")
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Whom the key's requests count for; by default its name.")
+        str | None,
+        typer.Option(
+            help="Tenant of the key's requests, for fair scheduling; by default the key's name."
+        ),
     ] = None,
-    requests_per_minute: _Limit = None,
-    tokens_per_minute: _Limit = None,
-    max_concurrent: _Limit = None,
+    requests_per_minute: Annotated[int | None, _limit("requests a minute")] = None,
+    tokens_per_minute: Annotated[
+        int | None, _limit("tokens a minute, of prompts and outputs together")
+    ] = None,
+    max_concurrent: Annotated[int | None, _limit("prompts that run at once")] = None,
 ) -> None:
-    """Make an API key: print it, and the line of the key file that stands for it.
+    """Make an API key. Print it, and without --file also its line for the key file.
 
-    The key is shown this once; the file holds its SHA-256. A running gateway or scheduler reads its
-    file again on SIGHUP.
+    The key cannot be shown again: the file holds its SHA-256 only. A running gateway or scheduler
+    reads its file again on SIGHUP.
     """
     from pagewire.auth.keys import KeyRing, entry_of, keys_in, new_key
     from pagewire.auth.rate_limits import RateLimits
@@ -55,8 +62,8 @@ def new(
         if before.strip() and name in KeyRing(keys_in(before, str(file))).names:
             raise CommandError(f"{file} has a key {name!r} already; choose another name")
         added = f"{'' if not before or before.endswith(chr(10)) else chr(10)}{line}\n"
-        # A list in brackets, as in JSON, takes no line behind it.
-        keys_in(before + added, f"{file} with this line behind it")
+        # No line can be added to a list in brackets, as in JSON.
+        keys_in(before + added, f"{file} with this line added")
         _append(file, added)
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
@@ -64,7 +71,7 @@ def new(
 
 
 def _append(file: Path, text: str) -> None:
-    """Adds to a file that its owner alone may read."""
+    """Appends to a file; a new file can be read by its owner only."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a") as stream:
         stream.write(text)

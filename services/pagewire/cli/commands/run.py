@@ -1,4 +1,4 @@
-"""`pagewire run`: everything on one machine."""
+"""`pagewire run`: all services on one machine."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
 @configured(stack_settings())
 def run(values: dict[str, Any]) -> None:
-    """Run everything on this machine: workers, a scheduler and the HTTP gateway.
+    """Run workers, a scheduler and the HTTP gateway on this machine.
 
-    Processes that end unexpectedly are started again. Ctrl-C ends all of them.
+    A process that ends unexpectedly is restarted. Ctrl-C ends all of them.
     """
     started = time.monotonic()
 
@@ -32,7 +32,7 @@ def run(values: dict[str, Any]) -> None:
 
 
 class _Log:
-    """Passes the lines of all services on to standard error, each under its service's name."""
+    """Prints the lines of all services to standard error, with the name of the service."""
 
     def __init__(self) -> None:
         from rich.console import Console  # here, so that other commands start faster
@@ -43,7 +43,7 @@ class _Log:
     def __call__(self, name: str, line: str) -> None:
         style = self._styles.setdefault(name, _COLOURS[len(self._styles) % len(_COLOURS)])
         self._console.print(f"{name:<9} | ", style=style, end="")
-        # What services write is not markup.
+        # Services' lines may contain brackets, which rich would take for markup.
         self._console.print(line, markup=False)
 
 

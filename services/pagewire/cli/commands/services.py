@@ -1,4 +1,4 @@
-"""The commands that run one service each, and ask one for its health."""
+"""The commands that run a service, and the one that checks a service's health."""
 
 import asyncio
 import gc
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pagewire.cli.errors import CommandError
-from pagewire.cli.launch.health import problem_of
+from pagewire.cli.launch.health import health_problem
 from pagewire.cli.settings.options import configured
 from pagewire.cli.settings.settings import build, settings_of
 from pagewire.config import (
@@ -20,13 +20,12 @@ from pagewire.config import (
 )
 from pagewire.rpc.credentials import Credentials
 
-# The services are imported when they run: no image holds what all of them need, and
-# `pagewire --help` need not wait for torch.
+# A service is imported by its command only: no image has the dependencies of all of them, and
+# `pagewire --help` does not wait for torch.
 
-# gRPC's event engine passes what it reads through a pool of threads, each of which must be woken;
-# without it the thread that wakes the event loop reads by itself: an eighth less CPU for a step of
-# a scheduler at an H200's pace. gRPC looks for this when it is imported, and a release that does
-# not know the names any more says so and goes on.
+# gRPC's event engine reads on a pool of threads that must be woken. Without it, the thread that
+# wakes the event loop reads: a scheduler's step at an H200's pace takes an eighth less CPU. gRPC
+# reads this variable when it is imported; a release without these names logs that and goes on.
 _NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
 
 _PROCESS = settings_of(ProcessConfig)
@@ -61,10 +60,10 @@ def worker(values: dict[str, Any]) -> None:
     from pagewire.worker.startup.early_context import begin_context
 
     config = build(WorkerConfig, values)
-    # Both are at work beside the next line, which imports torch.
+    # Both work in the background while torch is imported below.
     pool = early_pool(config)
     begin_context(config)
-    # What is imported stays, and there is much of it: nobody looks for garbage in it, now or later.
+    # Imported modules are many and never freed: no collection should go through them.
     gc.disable()
     from pagewire.worker.server import run_worker
 
@@ -75,7 +74,7 @@ def worker(values: dict[str, Any]) -> None:
 
 @configured(settings_of(SimulatedWorkerConfig))
 def simulated_worker(values: dict[str, Any]) -> None:
-    """Run workers that only take the time: no GPU, no torch, deterministic tokens."""
+    """Run simulated workers: deterministic tokens at a device's pace, without GPU or torch."""
     from pagewire.simulator.worker import run_simulated_worker
 
     run_simulated_worker(build(SimulatedWorkerConfig, values))
@@ -84,7 +83,7 @@ def simulated_worker(values: dict[str, Any]) -> None:
 def health(
     address: Annotated[
         str,
-        typer.Argument(help="host:port or unix:PATH of a gRPC service, or an http:// URL."),
+        typer.Argument(help="host:port or unix:PATH of a gRPC service, or an HTTP URL."),
     ],
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
     tls_ca: Annotated[str | None, _tls("tls_ca")] = None,
@@ -92,7 +91,7 @@ def health(
     tls_key: Annotated[str | None, _tls("tls_key")] = None,
     tls_server_name: Annotated[str | None, _tls("tls_server_name")] = None,
 ) -> None:
-    """Ask a service whether it is healthy; the exit status is 0 if it is."""
+    """Check the health of a service. The exit status is 0 if it is healthy."""
     try:
         credentials = Credentials.of(
             ProcessConfig(
@@ -101,7 +100,7 @@ def health(
         )
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
-    problem = asyncio.run(problem_of(address, timeout, credentials))
+    problem = asyncio.run(health_problem(address, timeout, credentials))
     if problem is not None:
         raise CommandError(f"{address} is not healthy: {problem}")
     print(f"{address} is healthy")

@@ -1,18 +1,20 @@
 """`pagewire simulate`: a trace through the scheduler's core, on simulated workers, in minutes."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pagewire.bench.comparisons import compare_preemption, compare_static
+from pagewire.bench.replays import Setup, replay
 from pagewire.bench.results import command_line, figures_of, write_file, write_rows
-from pagewire.cli.commands.replays import Setup, replay
+from pagewire.cli.commands.simulate_tables import print_preemption, print_runs, print_static
 from pagewire.cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from pagewire.simulator.profile import Profile
     from pagewire.simulator.trace import TraceRequest
 
 _PANELS = {
@@ -97,6 +99,8 @@ def simulate(
     """Replay a trace through the real scheduling core: simulated workers, a virtual clock."""
     from pagewire.objectives import Objectives
     from pagewire.simulator.profile import load_profile
+    from pagewire.simulator.report import over_time, summarize
+    from pagewire.simulator.trace import ideal_block_hit_rate
 
     try:
         loaded = _read(trace, requests, rate)
@@ -115,22 +119,14 @@ def simulate(
         memory_threshold=memory_threshold,
         prefix_caching=not no_prefix_caching,
     )
-    objectives = Objectives(ttft_slo_ms, tpot_slo_ms)
     if compare_static and compare_preemption:
         raise CommandError("give one of --compare-static and --compare-preemption")
     host_sizes = _gigabytes(host_memory_gb)
     if compare_static or compare_preemption:
-        from pagewire.cli.commands import simulate_comparisons as comparisons
-
         if len(host_sizes) > 1:
             raise CommandError("--host-memory-gb: a comparison takes one size")
         setup = replace(setup, routing="least-loaded", host_memory_gb=host_sizes[0])
-        if compare_static:
-            result = comparisons.compare_static(loaded, setup, device)
-            comparisons.print_static(result, as_json)
-        else:
-            result = comparisons.compare_preemption(loaded, setup, device)
-            comparisons.print_preemption(result, as_json)
+        result = _compare(loaded, setup, device, compare_static, as_json)
         if output is not None:
             write_rows(output, figures_of(result), command_line())
         return
@@ -141,21 +137,37 @@ def simulate(
         for host in host_sizes
         for name in routing.split(",")
     ]
-    runs = {}
-    curves = {}
+    objectives = Objectives(ttft_slo_ms, tpot_slo_ms)
+    ideal = ideal_block_hit_rate(loaded)
+    runs, curves = {}, {}
     for each in setups:
-        from pagewire.simulator.report import over_time, summarize
-
         recording = replay(loaded, each, device)
         runs[each.name] = summarize(recording, objectives)
         if plot is not None:
             curves[each.name] = over_time(recording)
-    _print_runs(trace, loaded, runs, as_json)
+    if as_json:
+        print(json.dumps({"ideal_block_hit_rate": ideal, "runs": runs}, indent=2))
+    else:
+        print_runs(f"{trace.name}, {len(loaded):,} requests", ideal, runs)
     if output is not None:
-        result = {"ideal_block_hit_rate": _ideal(loaded), **runs}
-        write_rows(output, figures_of(result), command_line())
+        write_rows(output, figures_of({"ideal_block_hit_rate": ideal, **runs}), command_line())
     if plot is not None:
         _plot(plot, f"{trace.name}: {workers} workers, {profile}, {policy}", curves)
+
+
+def _compare(
+    requests: "list[TraceRequest]", setup: Setup, device: "Profile", static: bool, as_json: bool
+) -> dict[str, Any]:
+    """Makes one of the two comparisons and prints it."""
+    if static:
+        result, show = compare_static(requests, setup, device), print_static
+    else:
+        result, show = compare_preemption(requests, setup, device), print_preemption
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        show(result)
+    return result
 
 
 def _read(path: Path, count: int | None, rate: float) -> "list[TraceRequest]":
@@ -187,72 +199,6 @@ def _sizes(text: str | None) -> list[int]:
             param_hint="--cache-blocks",
         )
     return [int(part) for part in parts]
-
-
-def _ideal(requests: "list[TraceRequest]") -> float | None:
-    from pagewire.simulator.trace import ideal_block_hit_rate
-
-    return ideal_block_hit_rate(requests)
-
-
-def _print_runs(
-    trace: Path, requests: "list[TraceRequest]", runs: dict[str, dict[str, Any]], as_json: bool
-) -> None:
-    ideal = _ideal(requests)
-    if as_json:
-        print(json.dumps({"ideal_block_hit_rate": ideal, "runs": runs}, indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    title = f"{trace.name}, {len(requests):,} requests"
-    if ideal is not None:
-        title += f"; ideal block hit rate {ideal:.1%}"
-    table = Table(title=title)
-    table.add_column("")
-    for name in runs:
-        table.add_column(name, justify="right")
-    for label, cells in _rows(list(runs.values())):
-        table.add_row(label, *cells)
-    Console(width=None if sys.stdout.isatty() else 40 + 32 * len(runs)).print(table)
-
-
-def _rows(runs: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    def row(label: str, form: str, *path: str) -> tuple[str, list[str]]:
-        cells = []
-        for run in runs:
-            value: Any = run
-            for part in path:
-                value = value[part]
-            cells.append("-" if value is None else format(value, form))
-        return label, cells
-
-    latencies = [
-        row(f"{name} {p}, ms", ",.1f", f"{name.lower()}_ms", p)
-        for name in ("TTFT", "TPOT")
-        for p in ("mean", "p50", "p90", "p99")
-    ]
-    return [
-        row("finished", ",", "finished"),
-        row("refused as too large", ",", "refused"),
-        row("seconds", ",.0f", "seconds"),
-        row("output tokens/s", ",.0f", "output_tokens_per_second"),
-        row("requests/s", ",.2f", "requests_per_second"),
-        row("goodput, requests/s", ",.2f", "goodput_requests_per_second"),
-        *latencies,
-        row("block hit rate", ".1%", "block_hit_rate"),
-        row("token hit rate", ".1%", "token_hit_rate"),
-        row("  from the host", ".1%", "host_hit_rate"),
-        row("device utilization", ".1%", "device_utilization"),
-        row("KV utilization", ".1%", "kv_utilization"),
-        row("  while requests wait", ".1%", "kv_utilization_under_pressure"),
-        row("KV waste", ".2%", "kv_waste"),
-        row("preemptions", ",", "preemptions"),
-        row("blocks saved to the host", ",", "saved_blocks"),
-        row("  loaded from there", ",", "loaded_blocks"),
-        row("longest wait, s", ",.1f", "longest_wait_seconds"),
-        row("longest pause, s", ",.1f", "longest_pause_seconds"),
-    ]
 
 
 def _plot(path: Path, title: str, curves: dict[str, dict[str, Any]]) -> None:

@@ -1,1 +1,1 @@
-"""Service processes on this machine: started, watched, restarted and ended."""
+"""Starts, supervises and ends service processes on this machine."""

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs that this process may use, found without torch."""
+"""The NVIDIA GPUs that this process may use, found without importing torch."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _DRIVER_LIST = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus() -> list[str]:
-    """Their names as CUDA_VISIBLE_DEVICES takes them; empty without any."""
+    """The GPUs as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""Asks a service whether it is healthy."""
+"""Health checks of services."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 _POLL_SECONDS = 0.05
 
 
-async def problem_of(
+async def health_problem(
     address: str, seconds: float = 2.0, credentials: Credentials = NO_CREDENTIALS
 ) -> str | None:
-    """Why the service at an address is not healthy, None if it is.
+    """Why the service at an address is not healthy; None if it is healthy.
 
-    `http://...` is fetched (with /healthz where the URL has no path) and must answer 200;
-    `host:port` and `unix:PATH` are asked by the gRPC health protocol.
+    An `http://` or `https://` URL must answer 200; without a path, /healthz is requested. A
+    `host:port` or `unix:PATH` is checked with the gRPC health protocol.
     """
     if address.startswith(("http://", "https://")):
         return await asyncio.to_thread(_http_problem, address, seconds)
@@ -21,8 +21,8 @@ async def problem_of(
 
 
 async def until_healthy(address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
-    """Returns when the service is healthy. Waits without limit: the caller knows a better one."""
-    while await problem_of(address, credentials=credentials) is not None:  # noqa: ASYNC110 - it is another process's state
+    """Returns when the service is healthy. Waits without limit; the caller sets a timeout."""
+    while await health_problem(address, credentials=credentials) is not None:  # noqa: ASYNC110 - the state is another process's
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -37,7 +37,7 @@ def _http_problem(url: str, seconds: float) -> str | None:
     except http.client.InvalidURL as error:
         return str(error)
     if parts.scheme == "https":
-        # Nothing secret is sent, and a service is asked by numbers its certificate does not know.
+        # The request has no secret, and certificates often do not name the address used here.
         unverified = ssl._create_unverified_context()
         connection = http.client.HTTPSConnection(parts.netloc, timeout=seconds, context=unverified)
     try:

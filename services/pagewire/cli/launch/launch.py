@@ -1,4 +1,4 @@
-"""Runs a body of work beside a stack of services, whatever happens to either."""
+"""Runs a function beside a stack of services, and ends the stack in every case."""
 
 import asyncio
 import signal
@@ -20,18 +20,17 @@ def launch(
     report: Report,
     body: Body[Result],
 ) -> Result | None:
-    """What `body(stack)` returns once the stack is ready; the stack has ended by then.
+    """Starts a stack, runs `body(stack)` when it is ready, ends the stack, and returns the result.
 
-    SIGINT or SIGTERM cancels the body and ends the stack in good order, and a second one at once;
-    None is returned then. CommandError when the stack does not start.
+    SIGINT or SIGTERM cancels the body, ends the stack in order and returns None. A second signal
+    kills the stack. CommandError if the stack does not start.
     """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         return asyncio.run(_launch(make_stack(values, Path(folder)), report, body))
 
 
 def quiet(_name: str, _line: str) -> None:
-    """A report that shows nothing: of a stack that fails to start the last lines are shown
-    anyway."""
+    """A report that drops all lines. If the stack fails to start, the error has its last lines."""
 
 
 async def _launch(stack: Stack, report: Report, body: Body[Result]) -> Result | None:

@@ -1,4 +1,4 @@
-"""TCP ports on this machine."""
+"""Free TCP ports on this machine."""
 
 import errno
 import random
@@ -7,19 +7,20 @@ from pathlib import Path
 
 from pagewire.cli.errors import CommandError
 
-_LOWEST = 10_000
-# Linux says here which ports it gives outgoing connections; what it does not say starts higher.
+_MIN_PORT = 10_000
+# The range from which Linux takes the ports of outgoing connections, and its usual start.
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_USUAL_OUTGOING = 32768
+_DEFAULT_OUTGOING = 32768
 
-# By `free_port`, in this process: what it gave is not bound yet, and must not be given again.
+# Ports that `free_port` returned in this process. They may not be bound yet.
 _offered: set[int] = set()
 
 
 def claim_port(host: str, port: int, flag: str) -> int:
-    """The port to listen on: `port` if it is free, a free one if it is 0.
+    """The port to listen on: `port`, or a free one if it is 0.
 
-    It is free when this returns, but not reserved. CommandError names the flag when it is not.
+    The port is free when this returns, but not reserved. CommandError names `flag` if it is in
+    use.
     """
     try:
         return _bound(host, port) if port else free_port(host)
@@ -31,13 +32,13 @@ def claim_port(host: str, port: int, flag: str) -> int:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on, each time another.
+    """A free port, another one at each call.
 
-    It is none of those that outgoing connections are given, any of which could have it before the
-    server does for which it is meant, or the one that is started in that server's place. OSError if
-    the host is no address of this machine.
+    It lies outside the range of outgoing connections: one of those could take the port before the
+    server binds it, or while the server restarts. OSError if the host is not an address of this
+    machine.
     """
-    candidates = [port for port in range(_LOWEST, _first_outgoing()) if port not in _offered]
+    candidates = [port for port in range(_MIN_PORT, _first_outgoing()) if port not in _offered]
     random.shuffle(candidates)
     for port in candidates:
         try:
@@ -52,7 +53,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def reachable_host(host: str) -> str:
-    """The host at which this machine reaches a server that listens on `host`, fit for a URL."""
+    """The host for URLs, by which this machine reaches a server that listens on `host`."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{local}]" if ":" in local else local
 
@@ -61,16 +62,16 @@ def _first_outgoing() -> int:
     try:
         return int(_OUTGOING.read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return _USUAL_OUTGOING
+        return _DEFAULT_OUTGOING
 
 
 def _bound(host: str, port: int) -> int:
-    """The port that a listener is given that asks for `port`; OSError if it is given none."""
+    """Binds a socket to `port` and closes it; returns its port. OSError if that fails."""
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
-        # As servers do, so that connections of an earlier one that linger do not count.
+        # As servers do, so that lingering connections of an earlier server do not matter.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         return int(listener.getsockname()[1])

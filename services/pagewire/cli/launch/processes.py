@@ -1,4 +1,4 @@
-"""A child process: its output, its end."""
+"""A child process with its output."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from pagewire.cli.launch.parent import PARENT_VARIABLE
+from pagewire.parent_process import PARENT_VARIABLE
 
 _MAX_LINE_BYTES = 1 << 20
 _TAIL_LINES = 20
@@ -17,7 +17,7 @@ _TAIL_LINES = 20
 class ChildProcess:
     """A running command in a session and process group of its own.
 
-    `on_line(line)` gets each line that it writes; the last ones are kept in `tail`.
+    `on_line(line)` gets each line of its output and error output; `tail` keeps the last ones.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ChildProcess:
         self._pipe = pipe
         self._on_line = on_line
         self._reader = asyncio.create_task(self._read())
-        self._gone = False
+        self._group_ended = False
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     @classmethod
@@ -42,13 +42,13 @@ class ChildProcess:
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
     ) -> "ChildProcess":
-        """Starts a command with `environment` added to this process's own.
+        """Starts a command with `environment` added to that of this process.
 
-        In a session of its own a Ctrl-C at the terminal does not reach it, so that the order in
-        which processes end is up to their supervisor.
+        A Ctrl-C at the terminal does not reach another session, so the supervisor decides in which
+        order processes end.
         """
-        # A pipe of ours: asyncio takes a process to run for as long as anybody, such as a
-        # grandchild, holds a pipe that asyncio made for it.
+        # The pipe is made here, because asyncio's `wait` would return only when every process that
+        # holds a pipe of asyncio's has ended, grandchildren included.
         read_end, write_end = os.pipe()
         try:
             output, pipe = await _open_reader(read_end)
@@ -70,30 +70,30 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.returncode is None
 
     async def wait(self) -> int:
-        """Waits for its end and its last lines; the exit status, negative for a signal.
+        """Waits for the end and the last lines; returns the exit status, negative for a signal.
 
-        What it left behind in its group is killed: it would hold memory, a port or a device.
+        Processes that are left in its group are killed: they would hold memory, ports or devices.
         """
         status = await self._process.wait()
         self._signal(signal.SIGKILL)
-        self._gone = True
-        # A descendant in another group may hold the pipe open for longer than anybody waits.
+        self._group_ended = True
+        # A descendant in another group may hold the pipe open.
         await asyncio.wait([self._reader], timeout=1.0)
         self._reader.cancel()
         self._pipe.close()
         return status
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, and SIGKILL to its group after `grace` seconds."""
+        """Sends SIGTERM to the group, and SIGKILL after `grace` seconds."""
         self._signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), grace)
@@ -101,12 +101,12 @@ class ChildProcess:
         await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """Sends SIGKILL to the whole group."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Once the group is gone its number may become another's.
-        if not self._gone:
+        # The number of an ended group may be given to another one.
+        if not self._group_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
@@ -115,7 +115,7 @@ class ChildProcess:
             try:
                 raw = await self._output.readline()
             except ValueError:
-                raw = b"(a line of over 1 MiB was left out)\n"
+                raw = b"(a line of more than 1 MiB was left out)\n"
             if not raw:
                 return
             line = raw.decode(errors="replace").rstrip("\n")
@@ -124,7 +124,7 @@ class ChildProcess:
 
 
 async def _open_reader(read_end: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    """A stream that reads from a pipe, and the transport that closes it."""
+    """A stream that reads from a pipe, and the transport to close it with."""
     loop = asyncio.get_running_loop()
     stream = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
     transport, _ = await loop.connect_read_pipe(
@@ -134,7 +134,7 @@ async def _open_reader(read_end: int) -> tuple[asyncio.StreamReader, asyncio.Rea
 
 
 def describe_end(status: int) -> str:
-    """An exit status in words."""
+    """An exit status in words, such as "was ended by SIGKILL"."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:

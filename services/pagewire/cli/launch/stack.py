@@ -1,4 +1,4 @@
-"""What a whole Pagewire on one machine consists of: workers, one scheduler, one gateway."""
+"""The services of Pagewire on one machine: workers, a scheduler and a gateway."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pagewire.auth.keys import ENVIRONMENT
+from pagewire.auth.keys import KEYS_VARIABLE
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.gpus import visible_gpus
 from pagewire.cli.launch.ports import claim_port, reachable_host
@@ -17,52 +17,57 @@ from pagewire.cli.settings.settings import Setting, arguments, build, settings_o
 from pagewire.config import GatewayConfig, ProcessConfig, SchedulerConfig, WorkerConfig, setting
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials
 
-# A service that has drained still has to end: close its sockets, free its device.
+# Seconds for a drained service to close its sockets and free its device.
 _GRACE_AFTER_DRAIN = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """What only a whole stack has."""
+    """Settings that only a stack has."""
 
-    workers: int = setting(1, "Worker processes, one a GPU where there are GPUs.")
+    workers: int = setting(1, "Worker processes; with GPUs, each gets one of them.")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Services in tiers, each depending on those before it, and where they are reached."""
+    """Services in tiers, each of which depends on those before it, and their addresses."""
 
     tiers: Sequence[Sequence[Service]]
     grpc_address: str
-    # None without a gateway.
-    url: str | None
+    url: str | None  # of the gateway; None without one
 
 
 def stack_settings() -> dict[str, Setting]:
-    """The settings of a full stack, less the addresses that it chooses itself."""
+    """The settings of a full stack, without the addresses that it chooses itself."""
     return _settings(WorkerConfig, SchedulerConfig, GatewayConfig)
 
 
 def control_settings() -> dict[str, Setting]:
-    """The settings of workers and a scheduler, less the addresses that the stack chooses."""
+    """The settings of workers and a scheduler, without the addresses that the stack chooses."""
     return _settings(WorkerConfig, SchedulerConfig)
 
 
 def _settings(*configs: type) -> dict[str, Setting]:
     union = union_of(configs, without=("worker_address", "workers", "schedulers"))
-    # PAGEWIRE_WORKERS is the scheduler's list of addresses.
+    # PAGEWIRE_WORKERS is the scheduler's list of worker addresses.
     workers = settings_of(StackConfig)["workers"]
     return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
+
+
+def temporary_stack(**given: Any) -> dict[str, Any]:
+    """The settings of a stack for one command: free ports, and only warnings are logged."""
+    defaults = {name: setting.default for name, setting in stack_settings().items()}
+    return {**defaults, "port": 0, "grpc_port": 0, "log_level": "warning", **given}
 
 
 def control_stack(
     values: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Stack:
-    """Workers and a scheduler, without a gateway; `folder` holds the workers' sockets.
+    """Workers and a scheduler, without a gateway. The workers' sockets are made in `folder`.
 
-    `environment` are further variables of the scheduler.
+    `environment` is added to the scheduler's.
     """
-    worker = build(WorkerConfig, _of_worker(values))
+    worker = build(WorkerConfig, _worker_values(values))
     addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(values["workers"])]
     workers = [
         _worker_service(replace(worker, worker_address=address), index, len(addresses))
@@ -79,8 +84,8 @@ def control_stack(
 
 
 def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
-    """Workers, a scheduler and a gateway; `folder` holds the workers' sockets."""
-    environment = _token_of_its_own(values)
+    """Workers, a scheduler and a gateway. The workers' sockets are made in `folder`."""
+    environment = _generated_token(values)
     control = control_stack(values, folder, environment)
     gateway = build(GatewayConfig, values, schedulers=control.grpc_address)
     gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
@@ -90,17 +95,18 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
     return Stack((*control.tiers, services), control.grpc_address, url)
 
 
-def _token_of_its_own(values: Mapping[str, Any]) -> dict[str, str]:
-    """With API keys the scheduler must know its gateway by something, or others could call as one
-    without a key."""
-    keys = values["api_keys_file"] or os.environ.get(ENVIRONMENT, "").strip()
+def _generated_token(values: Mapping[str, Any]) -> dict[str, str]:
+    """A random scheduler token, if there are API keys and no token. Without it, the scheduler could
+    not tell its gateway from a client without a key."""
+    keys = values["api_keys_file"] or os.environ.get(KEYS_VARIABLE, "").strip()
     given = values["scheduler_token_file"] or os.environ.get(SCHEDULER_TOKEN, "").strip()
     return {SCHEDULER_TOKEN: secrets.token_hex(32)} if keys and not given else {}
 
 
-def _of_worker(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Unless told otherwise workers share the cores, less one for scheduler and gateway: torch's
-    threads wait busily, and on a core that is contended every step would wait for them."""
+def _worker_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of each worker. By default the workers share the CPU's cores, less one for the
+    scheduler and the gateway: torch's threads spin while they wait, so a core with other work
+    would delay every step."""
     threads = values["torch_threads"]
     if threads is None:
         threads = max(1, ((os.cpu_count() or 1) - 1) // values["workers"])
@@ -108,8 +114,8 @@ def _of_worker(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _worker_service(config: WorkerConfig, index: int, count: int) -> Service:
-    """Worker `index` of `count`: a metrics port and, where there are some, a GPU of its own."""
-    if config.worker_metrics_port is not None:
+    """Worker `index` of `count`, with a metrics port and, if there are GPUs, a GPU of its own."""
+    if config.worker_metrics_port:  # 0 stays: each worker takes a free port
         config = replace(config, worker_metrics_port=config.worker_metrics_port + index)
     gpus = visible_gpus() if count > 1 and config.device in ("auto", "cuda") else []
     environment = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}

@@ -1,4 +1,4 @@
-"""Keeps a set of service processes running: start, restart, orderly end."""
+"""Starts service processes, restarts those that end, and ends them in order."""
 
 import asyncio
 import time
@@ -11,13 +11,13 @@ from pagewire.cli.launch.health import until_healthy
 from pagewire.cli.launch.processes import ChildProcess, describe_end
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 
-# A process that has been ready is started again at once, others wait for it. Delays grow only while
-# it ends again and again: less if it gets ready in between, for then each start has been of use.
+# Seconds. A process that ends is restarted at once. If it ends again and again, delays grow up to a
+# maximum, which is lower for a process that was ready in between.
 FIRST_RESTART_DELAY = 1.0
-LONGEST_SERVED_DELAY = 2.0
-LONGEST_RESTART_DELAY = 30.0
-# A process that was ready for this long is taken to be sound.
-SOUND_AFTER = 10.0
+MAX_SERVED_DELAY = 2.0
+MAX_RESTART_DELAY = 30.0
+# After being ready for this long, a process starts again without delay.
+STABLE_AFTER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,58 +26,58 @@ class Service:
 
     name: str
     command: tuple[str, ...]
-    # Where its health is asked, see pagewire.cli.launch.health.
+    # Address of the health check, see pagewire.cli.launch.health.
     health: str
     # Seconds from SIGTERM to SIGKILL.
     grace: float
-    # For a health check by gRPC.
+    # For health checks over gRPC.
     credentials: Credentials = field(default=NO_CREDENTIALS, repr=False)
-    # Added to the environment that it inherits.
+    # Added to the environment of this process.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-# Receives the name of a service and a line that it wrote, or `SUPERVISOR` and what happened.
+# Called with the name of a service and a line of its output, or with SUPERVISOR and an event.
 Report = Callable[[str, str], None]
 SUPERVISOR = "pagewire"
 
 
 class Supervisor:
-    """Runs services in tiers: started all at once, ended tier by tier from the last to the first,
-    so that nothing ends before what depends on it."""
+    """Runs services in tiers. All start at once. They end tier by tier from the last to the first,
+    so that no service ends before those that depend on it."""
 
     def __init__(self, tiers: Sequence[Sequence[Service]], report: Report) -> None:
         self._tiers = tiers
         self._report = report
         self._children: dict[str, ChildProcess] = {}
-        self._keepers: list[asyncio.Task[None]] = []
+        self._restarters: list[asyncio.Task[None]] = []
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that run, by service name."""
+        """Process ids of the running services, by name."""
         return {name: child.pid for name, child in self._children.items() if child.running}
 
     async def start(self) -> None:
-        """Starts every service and waits until all are ready.
+        """Starts all services and waits until they are ready.
 
-        CommandError when one ends before that; all have been ended by then.
+        CommandError if one ends before that; then all others have been ended too.
         """
         try:
             await self._start(self._services())
         except BaseException:
             await self.stop()
             raise
-        self._keepers = [asyncio.create_task(self._keep(s)) for s in self._services()]
+        self._restarters = [asyncio.create_task(self._restart(s)) for s in self._services()]
 
     async def stop(self) -> None:
-        """Ends all: SIGTERM with each service's grace, then SIGKILL."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        """Ends all services: SIGTERM, and SIGKILL after the service's grace."""
+        for task in self._restarters:
+            task.cancel()
+        await asyncio.gather(*self._restarters, return_exceptions=True)
         for tier in reversed(self._tiers):
             await asyncio.gather(*(self._stop_one(service) for service in tier))
 
     def kill(self) -> None:
-        """SIGKILL to all, now."""
+        """Sends SIGKILL to all services."""
         for child in self._children.values():
             child.kill()
 
@@ -85,18 +85,18 @@ class Supervisor:
         return [service for tier in self._tiers for service in tier]
 
     async def _start(self, services: Sequence[Service]) -> None:
-        """Spawns services; returns when all are ready, CommandError when one ends before."""
+        """Starts services and waits until they are ready; CommandError if one ends before."""
         for service in services:
             await self._spawn(service)
         ended = [asyncio.create_task(self._children[s.name].wait()) for s in services]
         ready = asyncio.create_task(_all_healthy(services))
         try:
             await asyncio.wait([ready, *ended], return_when=asyncio.FIRST_COMPLETED)
-            # A service that ended is not ready, whoever answered in its place.
+            # Another process may have answered the health check of a service that ended.
             for service, task in zip(services, ended, strict=True):
                 if task.done():
                     child = self._children[service.name]
-                    raise CommandError(_obituary(service.name, task.result(), child))
+                    raise CommandError(_start_failure(service.name, task.result(), child))
             ready.result()
         finally:
             ready.cancel()
@@ -115,13 +115,13 @@ class Supervisor:
         if child is not None:
             await child.stop(service.grace)
 
-    async def _keep(self, service: Service) -> None:
-        """Restarts a service whenever it ends."""
+    async def _restart(self, service: Service) -> None:
+        """Restarts a service each time that it ends."""
         ends, ready_at = 0, time.monotonic()
         served = True
         while True:
             status = await self._children[service.name].wait()
-            if served and time.monotonic() - ready_at > SOUND_AFTER:
+            if served and time.monotonic() - ready_at > STABLE_AFTER:
                 ends = 0
             delay = restart_delay(ends, served)
             when = f" in {delay:g} s" if delay else ""
@@ -135,7 +135,7 @@ class Supervisor:
                 served, ready_at = True, time.monotonic()
             except CommandError:
                 continue  # the next round reports its end
-            except OSError as error:  # such as no memory for a process: that may pass
+            except OSError as error:  # for example too little memory; tried again later
                 self._say(f"{service.name} cannot be started: {error}")
 
     def _say(self, text: str) -> None:
@@ -143,17 +143,20 @@ class Supervisor:
 
 
 def restart_delay(ends: int, served: bool) -> float:
-    """Seconds until a process is started again that has ended `ends` times before in a row, the
-    last time after it had `served`, or before it was ready."""
+    """Seconds to wait before a restart.
+
+    `ends` is how often the process ended in a row before this time, `served` whether it was ready
+    in the last run.
+    """
     if ends == 0:
         return 0.0
-    longest = LONGEST_SERVED_DELAY if served else LONGEST_RESTART_DELAY
+    longest = MAX_SERVED_DELAY if served else MAX_RESTART_DELAY
     return min(FIRST_RESTART_DELAY * 2.0 ** min(ends - 1, 10), longest)
 
 
 @asynccontextmanager
 async def running(supervisor: Supervisor) -> AsyncIterator[None]:
-    """Services that are ready inside the block and have ended after it."""
+    """Starts the services, which are ready inside the block, and ends them after it."""
     await supervisor.start()
     try:
         yield
@@ -167,7 +170,7 @@ async def _all_healthy(services: Sequence[Service]) -> None:
     )
 
 
-def _obituary(name: str, status: int, child: ChildProcess) -> str:
+def _start_failure(name: str, status: int, child: ChildProcess) -> str:
     lines = "\n".join(f"  {line}" for line in child.tail)
     return (
         f"{name} {describe_end(status)} before it was ready. Its last lines:\n{lines or '  (none)'}"

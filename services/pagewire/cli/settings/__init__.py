@@ -1,1 +1,1 @@
-"""Settings: fields of configuration classes as options, environment variables and files."""
+"""Fields of the configuration classes as flags, environment variables and file keys."""

@@ -1,4 +1,4 @@
-"""Configuration files: YAML or JSON, one key a setting."""
+"""Configuration files in YAML or JSON, with one key for each setting."""
 
 import difflib
 import json
@@ -10,7 +10,7 @@ from pagewire.cli.settings.settings import Setting
 
 
 def read_config_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """The values that a file gives, parsed; a null leaves the setting at its default.
+    """The parsed values of a file. A null leaves the setting at its default.
 
     ValueError names the file, the key and the remedy.
     """
@@ -24,16 +24,16 @@ def read_config_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, A
 
 
 def _read_mapping(path: Path) -> dict[Any, Any]:
-    import yaml  # here, because most starts of the command line read no file
+    import yaml  # here, so that commands without a file start faster
 
     try:
         text = path.read_text()
-        # YAML 1.1 reads 1e-5 as text; JSON files keep JSON's own rules.
+        # A JSON file is not read as YAML, because YAML 1.1 reads 1e-5 as text.
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
-        # One line: parsers tell the place over several.
+        # Parsers' messages have several lines.
         raise ValueError(f"{path}: not valid: {' '.join(str(error).split())}") from error
     if content is None:
         return {}

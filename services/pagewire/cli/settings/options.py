@@ -12,16 +12,16 @@ from pagewire.cli.settings.config_file import read_config_file
 from pagewire.cli.settings.settings import Setting
 
 _CONFIG_HELP = (
-    "YAML or JSON file of settings, one `name: value` each, names with underscores. Flags and "
-    "environment variables go before it."
+    "YAML or JSON file of settings, one `name: value` for each, names with underscores. Flags and "
+    "environment variables override it."
 )
 
 
 def configured(settings: Mapping[str, Setting]) -> Callable[[Callable[..., Any]], Any]:
-    """Gives a function one option for each setting, besides those that its own parameters are.
+    """Gives a command one option for each setting, in addition to its own parameters.
 
-    The function gets `values`, a dict with the value of every setting. A flag goes before the
-    environment, that before the file given with --config, that before the default.
+    The function gets `values`, a dict with the value of every setting. A flag overrides the
+    environment variable, which overrides the file given with --config, which overrides the default.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +69,8 @@ def _set_signature(
     function: Callable[..., Any],
     settings: Mapping[str, Setting],
 ) -> None:
-    """Shows typer the function's own parameters, then --config, then one a setting."""
+    """Shows typer the function's own parameters, then --config, then an option for each
+    setting."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.name != "values"]
     config_file = _parameter("config", Path, typer.Option(help=_CONFIG_HELP, metavar="FILE"))
@@ -94,8 +95,8 @@ def _option(setting: Setting) -> inspect.Parameter:
 
 
 def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
-    """An option that is None unless given; texts are parsed here, not by typer, so that values
-    from flags, environment and file are held to the same rules with the same words."""
+    """An option that is None unless given. Texts are not parsed by typer, so that flags,
+    environment and files have the same rules and error messages."""
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

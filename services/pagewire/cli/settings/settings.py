@@ -1,7 +1,6 @@
-"""Settings as the command line sees them: the fields of configuration dataclasses, and their text.
+"""Settings of the command line, which are derived from the fields of configuration dataclasses.
 
-Flags, environment variables, configuration files and the arguments of child processes are all
-derived from the same dataclass fields, so none of them can drift from the others.
+Flags, environment variables, configuration files and the arguments of child processes all use them.
 """
 
 import types
@@ -19,8 +18,8 @@ _FALSE = {"false", "no", "off", "0"}
 class Setting:
     """One field of a configuration dataclass.
 
-    Its metadata may hold `help`, `minimum`, `maximum` and `env` (the environment variable, where
-    it is not PAGEWIRE_ and the name).
+    The field's metadata may hold `help`, `minimum`, `maximum` and `env`, the environment variable
+    if it is not PAGEWIRE_ and the name.
     """
 
     name: str
@@ -34,18 +33,18 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """The flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help texts."""
+        """The placeholder of the value in help texts."""
         if self.choices:
             return "[" + "|".join(self.choices) + "]"
         return {int: "INTEGER", float: "NUMBER", str: "TEXT", bool: "BOOLEAN"}[self.kind]
 
     def parse(self, text: str) -> Any:
-        """The value that a text stands for; ValueError says what is wrong and what is right."""
+        """The value of a text; ValueError says what is wrong and which values are valid."""
         if self.kind is bool:
             return _parse_bool(text)
         if self.choices and text not in self.choices:
@@ -58,6 +57,8 @@ class Setting:
         return value
 
     def _range(self) -> str:
+        if self.minimum is None and self.maximum is None:
+            return "a number"
         if self.maximum is None:
             return f"at least {self.minimum:g}"
         if self.minimum is None:
@@ -85,7 +86,7 @@ def settings_of(config_type: type) -> dict[str, Setting]:
 
 
 def union_of(config_types: Iterable[type], without: Iterable[str] = ()) -> dict[str, Setting]:
-    """The settings of several dataclasses; of a name that several have, the first one's."""
+    """The settings of several dataclasses. If several have a name, the first one's is taken."""
     left_out = set(without)
     union: dict[str, Setting] = {}
     for config_type in config_types:
@@ -96,14 +97,15 @@ def union_of(config_types: Iterable[type], without: Iterable[str] = ()) -> dict[
 
 
 def build(config_type: type[Config], values: Mapping[str, Any], **given: Any) -> Config:
-    """A configuration from those of `values` that it has, and from `given`, which must fit."""
+    """A configuration from the values of its own settings, and from `given`, all of which it
+    must have."""
     names = {field.name for field in fields(config_type)}  # type: ignore[arg-type]
     chosen = {name: value for name, value in values.items() if name in names}
     return config_type(**{**chosen, **given})
 
 
 def arguments(config: Any) -> list[str]:
-    """The flags that give another process this very configuration."""
+    """The flags that give another process the same configuration."""
     flags = []
     for setting in settings_of(type(config)).values():
         value = getattr(config, setting.name)
@@ -117,7 +119,7 @@ def arguments(config: Any) -> list[str]:
 
 
 def _kind(annotation: Any) -> tuple[type, tuple[str, ...]]:
-    """The plain type of an annotation, and the choices of a Literal; `X | None` counts as X."""
+    """The type of an annotation and the choices of a Literal. `X | None` counts as X."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
@@ -140,7 +142,7 @@ def _parse_number(kind: type, text: str) -> Any:
 
 
 def _within(value: float, minimum: float | None, maximum: float | None) -> bool:
-    # Written so that NaN is within no range.
+    # NaN is within no range.
     above = minimum is None or value >= minimum
     below = maximum is None or value <= maximum
     return above and below and value == value

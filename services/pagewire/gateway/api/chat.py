@@ -1,4 +1,4 @@
-"""The vocabulary of /v1/chat/completions."""
+"""/v1/chat/completions: the fields of a request, and the form of its answer."""
 
 import json
 import math
@@ -14,20 +14,22 @@ from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unsupported import CHAT, MESSAGE, refuse_extras
-from pagewire.gateway.generation.input import Input
+from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.v1 import inference_pb2 as pb
 
-# The role that the template sees. `tool` needs tools, which are not there yet.
+PATH = "/v1/chat/completions"
+
+# The role that the chat template gets. `tool` needs tools, which are not supported yet.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _UNSUPPORTED_ROLES = ("tool", "function")
 _UNSUPPORTED_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal")
-# A level of nesting is three of protobuf's, whose parsers stop at 100.
-_DEEPEST_KWARGS = 16
+# One level of JSON takes three of protobuf's, whose parsers stop at 100.
+_MAX_KWARGS_DEPTH = 16
 
 
 class ContentPart(Strict):
-    """One part of a message; only text is taken."""
+    """One part of a message; only text is supported."""
 
     type: str
     text: str | None = None
@@ -51,14 +53,14 @@ Content = Annotated[
 
 
 class Message(Strict):
-    """One turn."""
+    """One message of a conversation."""
 
     role: str
     content: Content
     name: str | None = None
 
     def to_proto(self, path: str) -> pb.ChatMessage:
-        """The turn as the scheduler's template gets it; RequestError for what is not text."""
+        """The message as the chat template gets it; RequestError for content other than text."""
         refuse_extras(self, MESSAGE, f"{path}.")
         return pb.ChatMessage(
             role=self._template_role(path), content=self._text(path), name=self.name
@@ -83,7 +85,7 @@ class Message(Strict):
 
 
 class ChatRequest(GenerationFields):
-    """The body of a request."""
+    """The body of a request; `GenerationFields` has the fields shared with completions."""
 
     messages: Annotated[list[Message], Field(fail_fast=True)]
     max_completion_tokens: Int32 | None = None
@@ -93,30 +95,30 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: dict[str, JsonValue] | None = None
 
     def job(self, model: str, limits: BodyLimits) -> Job:
-        """The work for the schedulers; RequestError names the field at fault."""
+        """The requests for the schedulers; RequestError names a field that is not valid."""
         refuse_extras(self, CHAT)
         self.check_stream_options()
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
-        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self._most_tokens())
+        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self._given_max_tokens())
         chat = self._chat_input(limits)
-        request = self.own_fields(envelope.id, model, stop, logprobs)
-        common = self.common_fields(stop)
+        request = self.candidate_fields(envelope.id, model, stop, logprobs)
+        parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(model=model, cache_salt=self.cache_salt or "", chat=chat)
         n = self.num_choices()
         return Job(
             requests=candidates([request], n),
-            inputs=[Input.of(common, prompt)],
+            common=[CommonFields.of(parameters, prompt)],
             candidates=n,
             n=n,
-            reply=ChatReply(envelope),
+            formatter=ChatFormatter(envelope),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
         )
 
-    def _most_tokens(self) -> int | None:
+    def _given_max_tokens(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
@@ -158,7 +160,7 @@ def _part_text(part: ContentPart, path: str) -> str:
 
 def _struct(kwargs: dict[str, JsonValue], limits: BodyLimits) -> Struct:
     _check_size(kwargs, limits)
-    _check_kwargs(kwargs, _DEEPEST_KWARGS)
+    _check_kwargs(kwargs, _MAX_KWARGS_DEPTH)
     struct = Struct()
     struct.update(kwargs)
     return struct
@@ -189,34 +191,36 @@ def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
 
 
 def _check_kwargs(value: JsonValue, levels: int) -> None:
-    """Refuses what cannot travel: NaN, infinity, deep nesting."""
+    """Refuses what protobuf cannot carry: NaN, infinity, large integers, deep nesting."""
     field = "chat_template_kwargs"
     if isinstance(value, float) and not math.isfinite(value):
         raise invalid(field, f"{field} holds {value}; numbers must be finite")
     if isinstance(value, int) and abs(value) > 2**53:
         raise invalid(field, f"{field} holds an integer above 2^53; give it as a string")
     if isinstance(value, dict | list) and levels == 0:
-        raise invalid(field, f"{field} is nested deeper than {_DEEPEST_KWARGS} levels; flatten it")
+        raise invalid(
+            field, f"{field} is nested deeper than {_MAX_KWARGS_DEPTH} levels; flatten it"
+        )
     if isinstance(value, dict):
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
         _check_kwargs(item, levels - 1)
 
 
-def chat_vocabulary(max_messages: int) -> type[ChatRequest]:
-    """The vocabulary with a bound on messages that holds while they are being read."""
+def chat_request_model(max_messages: int) -> type[ChatRequest]:
+    """ChatRequest with a bound on messages, which is checked while they are being parsed."""
     messages = Annotated[list[Message], Field(fail_fast=True, max_length=max_messages)]
     return create_model("ChatRequest", __base__=ChatRequest, messages=(messages, ...))
 
 
 @dataclass(frozen=True, slots=True)
-class ChatReply:
-    """Answers with messages, or with deltas of one."""
+class ChatFormatter:
+    """Formats a choice as a message, or as deltas of one."""
 
     envelope: Envelope
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The role, before any text."""
+        """The delta with the role, which comes before any text."""
         return _chunk(index, {"role": "assistant", "content": ""})
 
     def piece(self, index: int, text: str) -> dict[str, Any]:
@@ -224,7 +228,7 @@ class ChatReply:
         return _chunk(index, {"content": text})
 
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
-        """The delta with the reason of the end."""
+        """The last delta, with the finish reason."""
         return {**_chunk(index, {"content": text} if text else {}), **ended_by(finish)}
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
@@ -233,10 +237,10 @@ class ChatReply:
         return {"index": index, "message": message, "logprobs": None, **ended_by(finish)}
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
-        """An entry a token; a stop token has one too, and a special token's text is its name."""
+        """One entry for each token, also for a stop token. A special token has its name as text."""
         content = [
-            {**_entry(news.token), "top_logprobs": [_entry(other) for other in news.top]}
-            for news in tokens
+            {**_entry(each.token), "top_logprobs": [_entry(other) for other in each.top]}
+            for each in tokens
         ]
         return {"content": content, "refusal": None}
 

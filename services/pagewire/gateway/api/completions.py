@@ -1,4 +1,4 @@
-"""The vocabulary of /v1/completions."""
+"""/v1/completions: the fields of a request, and the form of its answer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, To
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.unsupported import COMPLETION, refuse_extras
-from pagewire.gateway.generation.input import Input
+from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.limits import MAX_CHOICES
 from pagewire.v1 import inference_pb2 as pb
 
+PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
-MAX_OUTPUTS = 1024
+MAX_OUTPUTS = 1024  # all candidates of all prompts of a request
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -47,7 +48,7 @@ Prompt = Annotated[
 
 
 class CompletionRequest(GenerationFields):
-    """The body of a request."""
+    """The body of a request; `GenerationFields` has the fields shared with chat."""
 
     prompt: Prompt
     logprobs: NumLogprobs | None = None
@@ -57,15 +58,15 @@ class CompletionRequest(GenerationFields):
     early_stopping: bool | None = None
 
     def job(self, model: str, max_model_len: int) -> Job:
-        """The work for the schedulers; RequestError names the field at fault."""
+        """The requests for the schedulers; RequestError names a field that is not valid."""
         refuse_extras(self, COMPLETION)
         self.check_stream_options()
         envelope = Envelope("cmpl", "text_completion", model)
-        most_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        stop = self.stop_conditions(most_tokens)
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        stop = self.stop_conditions(max_tokens)
         n, count = self.num_choices(), self._num_candidates()
         beam_search = self._beam_search(n, count)
-        # Among more candidates than choices the log probabilities decide.
+        # The best candidates are chosen by their log probabilities.
         logprobs = 0 if count > n and not beam_search and self.logprobs is None else self.logprobs
         prompts = self._prompts()
         if len(prompts) * count > MAX_OUTPUTS:
@@ -75,10 +76,10 @@ class CompletionRequest(GenerationFields):
                 f"most {MAX_OUTPUTS} are allowed",
             )
         requests_each = 1 if beam_search else count
-        common, salt = self.common_fields(stop), self.cache_salt or ""
-        inputs = [
-            Input.of(
-                common,
+        parameters, salt = self.common_parameters(stop), self.cache_salt or ""
+        common = [
+            CommonFields.of(
+                parameters,
                 pb.GenerateRequest(
                     model=model, cache_salt=salt, **_input(prompt, index, max_model_len)
                 ),
@@ -86,22 +87,22 @@ class CompletionRequest(GenerationFields):
             for index, prompt in enumerate(prompts)
         ]
         requests = [
-            self.own_fields(f"{envelope.id}-{index}", model, stop, logprobs, beam_search)
+            self.candidate_fields(f"{envelope.id}-{index}", model, stop, logprobs, beam_search)
             for index in range(len(prompts))
         ]
         return Job(
             requests=candidates(requests, requests_each),
-            inputs=inputs,
+            common=common,
             candidates=requests_each,
             n=n,
-            reply=CompletionReply(envelope),
+            formatter=CompletionFormatter(envelope),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
         )
 
     def _beam_search(self, n: int, width: int) -> pb.BeamSearch | None:
-        """The search that is asked for; the scheduler checks it against the model."""
+        """The beam search, if one is requested. The scheduler checks it against the model."""
         if not self.use_beam_search:
             for field, given in (
                 ("length_penalty", self.length_penalty not in (None, 1.0)),
@@ -122,7 +123,7 @@ class CompletionRequest(GenerationFields):
         )
 
     def _num_candidates(self) -> int:
-        """Outputs of a prompt, of which the best n are given."""
+        """How many candidates each prompt has; the best n of them become choices."""
         n = self.num_choices()
         if self.best_of is None:
             return n
@@ -164,37 +165,38 @@ def _input(prompt: str | list[int], index: int, max_model_len: int) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionReply:
-    """Answers with text."""
+class CompletionFormatter:
+    """Formats a choice as text."""
 
     envelope: Envelope
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Nothing comes before the text."""
+        """None: nothing comes before the text."""
         return None
 
     def piece(self, index: int, text: str) -> dict[str, Any]:
-        """Some text."""
+        """A chunk with text."""
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
-        """The last text, with the reason of the end."""
+        """The last chunk, with the finish reason."""
         return {**self.piece(index, text), **ended_by(finish)}
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
-        """All of the text; the same keys as a last chunk's."""
+        """The whole text, with the keys of a last chunk."""
         return self.ending(index, text, finish)
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
-        """Four arrays parallel to the tokens; the token itself is always among its `top`.
+        """Four arrays with an entry for each token; `top_logprobs` always has the token itself.
 
-        Tokens of the same text, such as parts of characters, are one in `top`: the likeliest.
+        `top_logprobs` is keyed by text. Of tokens with the same text, such as parts of characters,
+        the likeliest one counts.
         """
         return {
-            "tokens": [news.token.text for news in tokens],
-            "token_logprobs": [json_logprob(news.token.logprob) for news in tokens],
-            "top_logprobs": [_by_text((*news.top, news.token)) for news in tokens],
-            "text_offset": [news.offset for news in tokens],
+            "tokens": [each.token.text for each in tokens],
+            "token_logprobs": [json_logprob(each.token.logprob) for each in tokens],
+            "top_logprobs": [_by_text((*each.top, each.token)) for each in tokens],
+            "text_offset": [each.offset for each in tokens],
         }
 
 

@@ -1,4 +1,4 @@
-"""The fields that chat and completions share, and what they become for a scheduler."""
+"""The request fields that chat and completions share, and how a scheduler gets them."""
 
 import re
 import secrets
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.unsupported import STREAM_OPTIONS, refuse_extras
+from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.v1 import inference_pb2 as pb
@@ -19,21 +20,21 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
-_SHOWN_CHARACTERS = 60
 _MAX_METADATA = 1024
 
 
 class Strict(BaseModel):
-    """A JSON object without conversions: "5" is no number, true is no integer, NaN is refused.
+    """A JSON object without type conversions: "5" is not a number, true is not an integer.
 
-    Extra fields are kept so that `refuse_extras` can tell unknown ones from unsupported ones.
+    NaN and infinity are refused. Extra fields are kept, so that `refuse_extras` can tell unknown
+    fields from unsupported ones.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
-    """Options that only a streamed answer has."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
@@ -55,7 +56,7 @@ Stop = Annotated[
 
 
 class GenerationFields(Strict):
-    """How to generate, whatever the prompt looks like. null is the same as absence."""
+    """Every field but the prompt and its log probabilities. null means that a field is absent."""
 
     model: str | None = None
     stream: bool | None = None
@@ -68,7 +69,7 @@ class GenerationFields(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    # By token id.
+    # Keyed by token id.
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     n: Int32 | None = None
     max_tokens: Int32 | None = None
@@ -80,18 +81,18 @@ class GenerationFields(Strict):
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    # Who asks and what for; by definition without effect on what is generated.
+    # These describe the caller. They have no effect on the output.
     user: str | None = None
     safety_identifier: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = None
 
     @property
     def include_usage(self) -> bool:
-        """Whether a streamed answer ends with a chunk of token counts."""
+        """Whether a streamed answer ends with a chunk that has the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def check_stream_options(self) -> None:
-        """Raises RequestError for stream options without a stream, or unknown ones."""
+        """RequestError for stream options without `stream`, or for unknown ones."""
         if self.stream_options is None:
             return
         if not self.stream:
@@ -101,13 +102,13 @@ class GenerationFields(Strict):
         refuse_extras(self.stream_options, STREAM_OPTIONS, "stream_options.")
 
     def num_choices(self) -> int:
-        """Choices a prompt; RequestError if `n` is out of range."""
+        """The number of choices for each prompt; RequestError if `n` is out of range."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MAX_CHOICES:
             raise invalid("n", f"n is {n}; it must be between 1 and {MAX_CHOICES}")
         return n
 
-    def own_fields(
+    def candidate_fields(
         self,
         request_id: str,
         model: str,
@@ -115,11 +116,11 @@ class GenerationFields(Strict):
         logprobs: int | None,
         beam_search: pb.BeamSearch | None = None,
     ) -> pb.GenerateRequest:
-        """The first candidate's fields: what differs between candidates, and what the gateway
-        itself reads. A seed is drawn if none is given.
+        """The first candidate's own fields: those that differ between candidates, and those that
+        the gateway reads.
 
-        The seed is drawn here so that a request whose scheduler is lost goes on elsewhere with
-        the noise that it would have had.
+        Without a seed in the request one is drawn here, and not by the scheduler. If its scheduler
+        is lost, the request then continues elsewhere with the same random numbers.
         """
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return pb.GenerateRequest(
@@ -135,9 +136,11 @@ class GenerationFields(Strict):
             beam_search=beam_search,
         )
 
-    def common_fields(self, stop: pb.StopConditions) -> bytes:
-        """What all candidates of all prompts have in common, serialized: checked sampling
-        parameters without the seed, and stop conditions."""
+    def common_parameters(self, stop: pb.StopConditions) -> bytes:
+        """Sampling parameters without the seed, and stop conditions: checked and serialized.
+
+        All candidates of all prompts share them.
+        """
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -155,7 +158,7 @@ class GenerationFields(Strict):
         ).SerializeToString()
 
     def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
-        """Checked stop conditions; `max_tokens` None is up to the model's length."""
+        """Checked stop conditions. `max_tokens` None allows as many as the model's length does."""
         checked = StopConditions(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
@@ -175,12 +178,12 @@ class GenerationFields(Strict):
 
 
 def _by_token_id(biases: dict[str, float]) -> dict[int, float]:
-    """`logit_bias` with numbers for keys, which JSON only has as strings."""
+    """`logit_bias` with integer keys; in JSON keys are always strings."""
     for key in biases:
         if not _TOKEN_ID.fullmatch(key) or int(key) > INT32_MAX:
-            shown = key[:_SHOWN_CHARACTERS]
+            quoted = key[:MAX_QUOTED_CHARACTERS]
             raise invalid(
                 "logit_bias",
-                f'logit_bias has the key {shown!r}; give token ids, such as {{"42": -100}}',
+                f'logit_bias has the key {quoted!r}; give token ids, such as {{"42": -100}}',
             )
     return {int(key): bias for key, bias in biases.items()}

@@ -1,6 +1,5 @@
-"""What the answers of chat and completions have in common."""
+"""How a job's output is written as JSON: what chat and completions have in common."""
 
-import json
 import time
 import uuid
 from collections.abc import Iterable
@@ -21,9 +20,9 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The keys around the choices of every body and chunk of one answer."""
+    """The keys beside `choices` in every body and chunk of one answer."""
 
-    kind: str  # the start of the id: "cmpl" or "chatcmpl"
+    kind: str  # the beginning of the id: "cmpl" or "chatcmpl"
     object: str
     model: str
     id: str = field(init=False)
@@ -45,31 +44,31 @@ class Envelope:
         }
 
 
-class Reply(Protocol):
-    """How one answer is written. A choice's index is its prompt's index times n, and on."""
+class Formatter(Protocol):
+    """Formats the choices of one answer. Their indices go up prompt by prompt, n for each."""
 
     @property
     def envelope(self) -> Envelope:
-        """What surrounds the choices."""
+        """The keys beside the choices."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice of the chunk that comes before a choice's text, if there is one."""
+        """The choice in the chunk before its text; None if there is no such chunk."""
 
     def piece(self, index: int, text: str) -> dict[str, Any]:
-        """The choice of a chunk of text."""
+        """The choice in a chunk of text."""
 
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
-        """The choice of the last chunk, with what text is left."""
+        """The choice in its last chunk, with the remaining text."""
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+        """The choice in an answer that is not streamed."""
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
-        """What a choice says of the log probabilities of some of its tokens."""
+        """The log probabilities of some tokens of a choice."""
 
 
 def ended_by(finish: pb.Finish) -> dict[str, Any]:
-    """`finish_reason`, and as `stop_reason` the stop string or token at fault, null if none."""
+    """`finish_reason`, and in `stop_reason` the stop string or token; null if there is none."""
     stop: str | int | None = None
     if finish.HasField("stop_string"):
         stop = finish.stop_string
@@ -79,10 +78,10 @@ def ended_by(finish: pb.Finish) -> dict[str, Any]:
 
 
 def usage(generations: Iterable[Generation]) -> dict[str, Any]:
-    """Token counts over all prompts of an answer, each prompt counted once."""
-    ended = [(g.prompt, g.finish.usage) for g in generations if g.finish is not None]
+    """The token counts of an answer; each prompt counts once, each candidate's output too."""
+    ended = [(g.prompt_index, g.finish.usage) for g in generations if g.finish is not None]
     counts = [count for _, count in ended]
-    # Of several choices the first is the one whose prompt was computed.
+    # The first candidate computed the prompt; the others found it in the cache.
     prompts = dict(reversed(ended)).values()
     prompt = sum(count.prompt_tokens for count in prompts)
     completion = sum(count.completion_tokens for count in counts)
@@ -95,17 +94,12 @@ def usage(generations: Iterable[Generation]) -> dict[str, Any]:
     }
 
 
-def new_logprobs(reply: Reply, generation: Generation) -> dict[str, Any] | None:
-    """Those of the tokens since the last call; None if there are none or none are wanted."""
+def new_logprobs(formatter: Formatter, generation: Generation) -> dict[str, Any] | None:
+    """The log probabilities since the last call; None if there are none or none were requested."""
     tokens = generation.logprobs.take() if generation.logprobs is not None else []
-    return reply.logprobs(tokens) if tokens else None
+    return formatter.logprobs(tokens) if tokens else None
 
 
 def json_logprob(logprob: float) -> float:
-    """A log probability as JSON can say it, which has no infinity: -9999, as vLLM does."""
+    """A log probability for JSON, which has no infinity: at least -9999, as in vLLM."""
     return max(logprob, MIN_LOGPROB)
-
-
-def compact(value: Any) -> str:
-    """JSON in ASCII without spaces."""
-    return json.dumps(value, separators=(",", ":"))

@@ -1,40 +1,41 @@
-"""What a vocabulary makes of a request body."""
+"""What a request body asks for."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagewire.gateway.api.formatting import Reply
-from pagewire.gateway.generation.input import Input
+from pagewire.gateway.api.formatting import Formatter
+from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Requests for the schedulers and how their output is written.
+    """Requests for the schedulers, and how their output is formatted.
 
-    `requests` has `candidates` in a row for each prompt, of which `n` become choices. They are
-    small: what the candidates of a prompt have in common is in `inputs`, once for each prompt.
+    `requests` has the candidates of the first prompt, then those of the second, and so on:
+    `candidates` for each prompt, of which `n` become choices. They are small, because the fields
+    that the candidates of a prompt share are in `common`, once for each prompt.
     """
 
     requests: list[pb.GenerateRequest]
-    inputs: list[Input]
+    common: list[CommonFields]
     candidates: int
     n: int
-    reply: Reply
+    formatter: Formatter
     stream: bool
     include_usage: bool
     shows_logprobs: bool
 
-    def input_of(self, index: int) -> Input:
-        """That of the request at `index`."""
-        return self.inputs[index // self.candidates]
+    def common_of(self, index: int) -> CommonFields:
+        """What the request at `index` shares with the other candidates of its prompt."""
+        return self.common[index // self.candidates]
 
 
 def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:
-    """`n` requests for each prompt, the seed of each one above that of the one before.
+    """`n` requests for each prompt, with consecutive seeds.
 
-    Every candidate is a request of its own, so each can go on elsewhere when its scheduler is
-    lost, and candidate i is what the prompt alone gives with `seed + i`.
+    Every candidate is a separate request. So it can continue elsewhere when its scheduler is lost,
+    and candidate i equals what the prompt alone gives with `seed + i`.
     """
     made = []
     for prompt in prompts:
@@ -49,5 +50,5 @@ def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.Generat
 
 
 def _wrapped(seed: int) -> int:
-    """Modulo 2^64 into the range of int64."""
+    """The seed modulo 2^64, in the range of int64."""
     return (seed + 2**63) % 2**64 - 2**63

@@ -1,17 +1,17 @@
-"""Bounds on what a request's body may hold, which are checked before the work that they bound."""
+"""Bounds on the content of a request's body, checked before the work that they bound."""
 
 from dataclasses import dataclass
 
 from pagewire.config import GatewayConfig
 
-# A message with its fields and parts. It bounds the memory that parsing a conversation takes.
+# JSON values of a message with its fields and parts. They bound the memory of parsing.
 _NODES_A_MESSAGE = 32
-_OTHER_NODES = 1024  # of the fields beside the messages
+_OTHER_NODES = 1024  # JSON values of the fields beside the messages
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """See the settings of the same names."""
+    """The settings of the same names; GatewayConfig explains them."""
 
     max_json_nodes: int = GatewayConfig.max_json_nodes
     max_messages: int = GatewayConfig.max_messages
@@ -20,7 +20,7 @@ class BodyLimits:
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "BodyLimits":
-        """Those that are configured."""
+        """The limits of a configuration."""
         return cls(
             config.max_json_nodes,
             config.max_messages,
@@ -30,6 +30,6 @@ class BodyLimits:
 
     @property
     def chat_nodes(self) -> int:
-        """Most JSON values of a conversation's body."""
-        wanted = _NODES_A_MESSAGE * self.max_messages + self.max_template_nodes + _OTHER_NODES
-        return min(self.max_json_nodes, wanted)
+        """The maximum number of JSON values in the body of a chat request."""
+        needed = _NODES_A_MESSAGE * self.max_messages + self.max_template_nodes + _OTHER_NODES
+        return min(self.max_json_nodes, needed)

@@ -1,12 +1,11 @@
-"""The HTTP API as an OpenAPI document, made of the very models that check requests."""
+"""The HTTP API as an OpenAPI document, generated from the models that check requests."""
 
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from pagewire.gateway.api.chat import ChatRequest
-from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api import chat, completions
 
 PATH = "/openapi.json"
 _ERROR = {
@@ -26,10 +25,10 @@ _ERROR = {
     },
 }
 _REFUSALS = {
-    "400": "The request names something that is not allowed.",
+    "400": "A field of the request is not valid.",
     "401": "The API key is missing or not valid.",
-    "404": "There is no such model.",
-    "408": "The body took too long.",
+    "404": "The model does not exist.",
+    "408": "The body took too long to arrive.",
     "413": "The body is too large.",
     "429": "Too many requests; `retry-after` says when to try again.",
     "503": "No scheduler can take the request now; `retry-after` says when to try again.",
@@ -37,10 +36,10 @@ _REFUSALS = {
 
 
 def document() -> dict[str, Any]:
-    """The whole document, in OpenAPI 3.1."""
+    """The document, in OpenAPI 3.1."""
     generating: dict[str, type[BaseModel]] = {
-        "/v1/chat/completions": ChatRequest,
-        "/v1/completions": CompletionRequest,
+        chat.PATH: chat.ChatRequest,
+        completions.PATH: completions.CompletionRequest,
     }
     _, schemas = models_json_schema(
         [(model, "validation") for model in generating.values()],

@@ -1,4 +1,4 @@
-"""From a body to a job: JSON, vocabulary and bounds. Runs in the gateway or in a helper of it."""
+"""From a body to a job: JSON, fields and bounds. Runs in the gateway or in a helper process."""
 
 import pickle
 import re
@@ -8,73 +8,73 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.chat import ChatRequest, chat_vocabulary
+from pagewire.gateway.api.chat import ChatRequest, chat_request_model
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.validation import parse
-from pagewire.gateway.models import model_of
+from pagewire.gateway.api.validation import validate
+from pagewire.gateway.models import find_model
 from pagewire.v1 import inference_pb2 as pb
 
 Route = Literal["chat", "completions"]
 
-# A string, or what is left of one that does not end.
+# A JSON string; at the end of the body also one without its closing quote.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-# Address space of a helper: the interpreter with its libraries, and what a body may become.
+# Address space of a helper process: the interpreter with its libraries, and a parsed body.
 _BASE_BYTES = 1 << 30
 _BYTES_A_BODY_BYTE = 96
 
 
 @dataclass(frozen=True, slots=True)
 class HelperSetup:
-    """What a helper is told once."""
+    """What a helper process gets when it starts."""
 
     limits: BodyLimits
     max_body_bytes: int
 
 
 class JobParser:
-    """Makes jobs of bodies."""
+    """Parses bodies into jobs."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._chat: type[ChatRequest] = chat_vocabulary(limits.max_messages)
+        self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
 
-    def job(self, route: Route, body: bytes, models: Mapping[str, int]) -> Job:
-        """The work that a body asks for; RequestError names the field at fault.
+    def parse(self, route: Route, body: bytes, models: Mapping[str, int]) -> Job:
+        """The job of a body; RequestError names a field that is not valid.
 
-        `models` are those served, with their lengths.
+        `models` has the served models with their maximum lengths.
         """
         limits = self._limits
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
-            chat = parse(self._chat, body)
-            return chat.job(model_of(chat.model, models), limits)
+            chat = validate(self._chat, body)
+            return chat.job(find_model(chat.model, models), limits)
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
-        completion = parse(CompletionRequest, body)
-        model = model_of(completion.model, models)
+        completion = validate(CompletionRequest, body)
+        model = find_model(completion.model, models)
         return completion.job(model, models[model])
 
 
 def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
-    """What a helper process computes: a packed task to a packed job."""
-    most = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    """The function of a helper process, from a packed task to a packed job. Limits its memory."""
+    max_bytes = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     parser = JobParser(setup.limits)
 
     def compute(task: bytes) -> bytes:
-        return _pack_job(parser.job(*pickle.loads(task)))
+        return _pack_job(parser.parse(*pickle.loads(task)))
 
     return compute
 
 
 def pack_task(route: Route, body: bytes, models: Mapping[str, int]) -> bytes:
-    """What a helper is to compute."""
+    """The arguments of `JobParser.parse`, for a helper process."""
     return pickle.dumps((route, body, dict(models)), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_job(data: bytes) -> Job:
-    """A helper's answer, in time that does not depend on the size of its prompts."""
+    """A helper's job. The prompts stay serialized, so their size costs no time."""
     job, requests = pickle.loads(data)
     assert isinstance(job, Job)
     return replace(job, requests=[pb.GenerateRequest.FromString(each) for each in requests])
@@ -85,17 +85,18 @@ def _pack_job(job: Job) -> bytes:
     return pickle.dumps((replace(job, requests=[]), requests), pickle.HIGHEST_PROTOCOL)
 
 
-def _check_nodes(body: bytes, most: int, remedy: str) -> None:
-    """Refuses a body with too many values before any of them takes memory."""
-    if most_nodes(body) <= most:
+def _check_nodes(body: bytes, max_nodes: int, remedy: str) -> None:
+    """Refuses a body with too many JSON values before memory is taken for them."""
+    if node_bound(body) <= max_nodes:
         return
-    nodes = most_nodes(_STRING.sub(b"", body))
-    if nodes > most:
+    nodes = node_bound(_STRING.sub(b"", body))
+    if nodes > max_nodes:
         raise invalid(
-            "", f"the request body has {nodes} JSON values; at most {most} are allowed: {remedy}"
+            "",
+            f"the request body has {nodes} JSON values; at most {max_nodes} are allowed: {remedy}",
         )
 
 
-def most_nodes(body: bytes) -> int:
-    """As many values as JSON has at most: each but the first follows one of these."""
+def node_bound(body: bytes) -> int:
+    """An upper bound on the JSON values of a body: each but the first follows one of these."""
     return sum(map(body.count, (b",", b"[", b"{"))) + 1

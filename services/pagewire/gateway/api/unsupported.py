@@ -1,7 +1,7 @@
-"""Fields that OpenAI or vLLM know and Pagewire does not implement yet.
+"""Fields of OpenAI or vLLM that Pagewire does not support yet.
 
-Such a field is accepted with a value that asks for nothing and refused otherwise: an option that
-has no effect must not look as if it had one. Any other field is unknown and refused.
+Such a field is accepted with a value that changes nothing, and refused otherwise: a client must not
+believe that an option works when it does not. Any other field is unknown and refused.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pagewire.errors import invalid
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
-# Field: the values that ask for nothing. null asks for nothing anywhere.
+# Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
@@ -49,7 +49,7 @@ CHAT: Neutral = {
     "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "parallel_tool_calls": (True, False),  # says nothing where there are no tools
+    "parallel_tool_calls": (True, False),  # has no effect without tools
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
@@ -91,7 +91,7 @@ MESSAGE: Neutral = {
 
 
 def refuse_extras(model: BaseModel, neutral: Neutral, prefix: str = "") -> None:
-    """Raises RequestError for the first extra field of `model` that would ask for something."""
+    """RequestError for the first extra field of `model` that is unknown or would have an effect."""
     for name, value in (model.model_extra or {}).items():
         field = prefix + name
         if name not in neutral:
@@ -101,5 +101,5 @@ def refuse_extras(model: BaseModel, neutral: Neutral, prefix: str = "") -> None:
 
 
 def _same(value: Any, accepted: Any) -> bool:
-    """Equality that keeps true from being 1."""
+    """Equality of value and type: in Python true equals 1."""
     return type(value) is type(accepted) and bool(value == accepted)

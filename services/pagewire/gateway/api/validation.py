@@ -1,4 +1,4 @@
-"""Bodies parsed and checked by a model in one pass."""
+"""Parses a body and checks it against a pydantic model, with errors in plain words."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -9,35 +9,35 @@ from pagewire.errors import RequestError, invalid
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_SHOWN_CHARACTERS = 60
+MAX_QUOTED_CHARACTERS = 60  # of a value that an error message quotes
 
 
-def parse(model: type[Model], body: bytes) -> Model:
-    """`body` as a `model`; RequestError names the first field at fault."""
+def validate(model: type[Model], body: bytes) -> Model:
+    """`body` as a `model`; RequestError names the first field that is not valid."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _first_fault(error) from None
+        raise _first_error(error) from None
 
 
-def _first_fault(error: ValidationError) -> RequestError:
-    fault = error.errors(include_url=False)[0]
-    kind, message = fault["type"], fault["msg"]
+def _first_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False)[0]
+    kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return invalid("", f"the request body is not JSON in UTF-8: {message}")
-    if kind == "model_type" and not fault["loc"]:
+    if kind == "model_type" and not first["loc"]:
         return invalid("", "the request body is not a JSON object")
-    param = path(fault["loc"])
+    param = path(first["loc"])
     if kind == "missing":
         return invalid(param, f"{param} is required")
     if kind == "too_long":
-        most = fault["ctx"]["max_length"]
-        return invalid(param, f"{param} has more than {most} entries; give {most} at most")
-    return invalid(param, f"{param} is {_shown(fault['input'])}: {message}")
+        limit = first["ctx"]["max_length"]
+        return invalid(param, f"{param} has more than {limit} entries; give {limit} at most")
+    return invalid(param, f"{param} is {_quoted(first['input'])}: {message}")
 
 
 def path(location: Sequence[int | str]) -> str:
-    """`messages[0].content` for ("messages", 0, "content"); `<...>` tags of unions are left out."""
+    """`messages[0].content` for ("messages", 0, "content"), without the `<...>` tags of unions."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -47,8 +47,8 @@ def path(location: Sequence[int | str]) -> str:
     return text
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return text if len(text) <= MAX_QUOTED_CHARACTERS else text[:MAX_QUOTED_CHARACTERS] + "..."

@@ -1,4 +1,4 @@
-"""One choice's generation as the gateway follows it: its input, its news, its log probabilities.
+"""A generation as the gateway follows it: its request, its tokens and their log probabilities.
 
-The lowest room of the gateway: links write into it, answers read from it.
+The lowest room of the gateway: `routing` writes into a generation, `http` reads from it.
 """

@@ -1,6 +1,5 @@
-"""One choice's run at the schedulers, and the mailbox through which its reader is woken."""
+"""One generation: a candidate of a prompt, from its first attempt to its end."""
 
-import asyncio
 import math
 import time
 from array import array
@@ -8,97 +7,51 @@ from collections.abc import Callable
 
 from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.errors import ClientGoneError
-from pagewire.gateway.generation.input import NO_INPUT, Input
+from pagewire.gateway.generation.common_fields import NO_COMMON_FIELDS, CommonFields
 from pagewire.gateway.generation.logprob_log import LogprobLog
+from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
 
 
-class Mailbox:
-    """Which generations of one HTTP request have news; one reader waits on all of them.
-
-    News wait in their generations, so a reader that lags finds fewer and larger pieces, and never
-    more than its requests' own max_tokens.
-    """
-
-    __slots__ = ("_gone", "_news", "_waiter")
-
-    def __init__(self) -> None:
-        self._news: list[Generation] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._gone = False
-
-    def post(self, generation: "Generation") -> None:
-        """Adds a generation to the news; the caller sees to it that it is added once."""
-        self._news.append(generation)
-        self._wake()
-
-    def hang_up(self) -> None:
-        """The client is gone: `take` raises ClientGoneError from now on."""
-        self._gone = True
-        self._wake()
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client is."""
-        return self._gone
-
-    async def take(self) -> "list[Generation]":
-        """The generations with news, at least one, each taken off the list."""
-        if not self._news and not self._gone:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if self._gone:
-            raise ClientGoneError
-        news, self._news = self._news, []
-        for generation in news:
-            generation.posted = False
-        return news
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
 class Generation:
-    """One choice's run: what has arrived, and all that is needed to run it again elsewhere.
+    """What one candidate has received, and all that is needed to run it again elsewhere.
 
-    `request` is small; `common` is what it shares with the other choices of its prompt. `arrived`
-    is when its HTTP request did, by time.perf_counter(); now if None.
-    `index` is the choice's in the answer, `prompt` its prompt's among the request's prompts.
-    `tokens` are all generated tokens received so far; text received and not taken yet waits here.
-    `logprobs` are those of the same tokens, None if the request wants none.
-    A generation that is not `eager` posts to its mailbox only when it has ended.
+    `request` has the candidate's own fields, `common` those it shares with the other candidates of
+    its prompt. `index` is its place in the job, `prompt_index` its prompt's place there.
+    `arrived` is when its HTTP request arrived, by time.perf_counter(); now if None.
+    `tokens` are all tokens received so far. Text waits here until `take_text`.
+    `logprobs` belong to the same tokens; None if the request wants none.
+    A generation that is not `eager` enters `updates` only when it has ended.
     """
 
     __slots__ = (
         "_attempts",
-        "_held_at_loss",
         "_text",
-        "_used",
-        "closed",
+        "_tokens_at_loss",
+        "_usage",
+        "aborted",
         "common",
         "eager",
         "ended_at",
         "failure",
         "finish",
         "first_token_at",
-        "handed_back",
+        "handed_back_by",
+        "has_waited_twice",
         "index",
         "logprobs",
-        "mailbox",
         "moved",
-        "on_use",
-        "posted",
-        "prompt",
+        "on_usage",
+        "prompt_index",
         "prompt_tokens",
+        "queued",
         "refused_by",
         "request",
         "started_at",
         "suspicion",
         "tokens",
-        "waits_again",
+        "updates",
         "worker_losses",
     )
 
@@ -106,60 +59,60 @@ class Generation:
         self,
         request: pb.GenerateRequest,
         index: int,
-        prompt: int,
-        mailbox: Mailbox,
+        prompt_index: int,
+        updates: "UpdateQueue[Generation]",
         eager: bool,
-        common: Input = NO_INPUT,
+        common: CommonFields = NO_COMMON_FIELDS,
         arrived: float | None = None,
     ) -> None:
         self.request = request
         self.common = common
         self.index = index
-        self.prompt = prompt
-        self.mailbox = mailbox
+        self.prompt_index = prompt_index
+        self.updates = updates
+        self.queued = False  # whether it is in `updates` now
         self.eager = eager
         self.tokens = array("i")
+        self._text = bytearray()
         self.logprobs = LogprobLog() if request.HasField("logprobs") else None
         self.prompt_tokens = 0
         self.finish: pb.Finish | None = None
         self.failure: RequestError | None = None
-        self.closed = False
-        self.posted = False
-        self.moved = False  # it has lost its scheduler, or waited for one
-        self.waits_again = False  # it has waited as long as requests do, while suspects were tried
-        self.refused_by: set[str] = set()  # schedulers that had no room for it
-        # Schedulers that had no worker for it, and their `Link.returns` at that time.
-        self.handed_back: dict[str, int] = {}
+        self.aborted = False
         self.started_at = time.perf_counter() if arrived is None else arrived
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
+        self.moved = False  # it has lost its scheduler, or has waited for one
+        self.has_waited_twice = False
+        self.refused_by: set[str] = set()  # schedulers that had no room for it
+        # Schedulers that had no worker for it, each with its `Link.capacity_changes` at that time.
+        self.handed_back_by: dict[str, int] = {}
         self.suspicion = Suspicion()
-        # Workers that may have been lost through it, as the scheduler says that gave it back, and
-        # the tokens that it had then.
+        self._tokens_at_loss = 0
+        # What the scheduler that handed it back knew about workers lost with it, and the number of
+        # tokens at that time.
         self.worker_losses: tuple[pb.WorkerLosses, int] | None = None
-        self._held_at_loss = 0
-        self._text = bytearray()
-        # What its scheduler says that it used, completed or not; `on_use` is called when it does.
-        self._used: pb.Usage | None = None
-        self.on_use: Callable[[], None] | None = None
+        # What its scheduler reported at its end, completed or not; `on_usage` is called then.
+        self._usage: pb.Usage | None = None
+        self.on_usage: Callable[[], None] | None = None
 
     @property
     def losses(self) -> int:
-        """Schedulers that were lost with it in a row, without a token of it in between."""
-        return self.suspicion.losses if len(self.tokens) == self._held_at_loss else 0
+        """How many schedulers in a row were lost with it, without a token of it in between."""
+        return self.suspicion.losses if len(self.tokens) == self._tokens_at_loss else 0
 
-    def note_loss(self, loss: Loss) -> None:
-        """The scheduler that had it is gone."""
-        if len(self.tokens) != self._held_at_loss:
+    def record_loss(self, loss: Loss) -> None:
+        """The scheduler that ran it is lost."""
+        if len(self.tokens) != self._tokens_at_loss:
             self.suspicion.clear()
-        self.suspicion.note(loss)
-        self._held_at_loss = len(self.tokens)
+        self.suspicion.add_loss(loss)
+        self._tokens_at_loss = len(self.tokens)
 
-    def note_worker_losses(self, finish: pb.Finish) -> None:
-        """A scheduler gives it back; the next one should know what this one knows."""
-        told = finish.worker_losses if finish.HasField("worker_losses") else None
-        self.worker_losses = None if told is None else (told, len(self.tokens))
+    def record_worker_losses(self, finish: pb.Finish) -> None:
+        """Keeps what the scheduler that hands it back knows, for the next one."""
+        losses = finish.worker_losses if finish.HasField("worker_losses") else None
+        self.worker_losses = None if losses is None else (losses, len(self.tokens))
 
     @property
     def model(self) -> str:
@@ -168,52 +121,51 @@ class Generation:
 
     @property
     def request_id(self) -> str:
-        """What logs call it."""
+        """Its name in logs."""
         return self.request.request_id
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will arrive."""
+        """Whether it was completed or has failed."""
         return self.finish is not None or self.failure is not None
 
     @property
-    def unheard(self) -> bool:
-        """Whether it was sent and given up, and no scheduler has said what it used."""
-        return self._attempts > 0 and not self.ended and self._used is None
+    def usage_pending(self) -> bool:
+        """Whether it was sent and then aborted, and its scheduler has not reported its usage."""
+        return self._attempts > 0 and not self.ended and self._usage is None
 
     @property
-    def settled(self) -> bool:
-        """Whether nothing more will be said of what it used."""
-        return self._attempts == 0 or self._used is not None
+    def usage_final(self) -> bool:
+        """Whether no report of its usage is to come: it was reported, or nothing was sent."""
+        return self._attempts == 0 or self._usage is not None
 
     @property
     def used_prompt_tokens(self) -> int:
-        """Prompt tokens computed for it or for its siblings, as far as is known."""
-        told = 0 if self._used is None else self._used.prompt_tokens
-        return max(self.prompt_tokens, told)
+        """Prompt tokens computed for it or for its prompt's other candidates, as far as known."""
+        reported = 0 if self._usage is None else self._usage.prompt_tokens
+        return max(self.prompt_tokens, reported)
 
     @property
     def used_tokens(self) -> int:
-        """Tokens generated for it, as far as is known."""
-        told = 0 if self._used is None else self._used.completion_tokens
-        return max(len(self.tokens), told)
+        """Tokens generated for it, as far as known."""
+        reported = 0 if self._usage is None else self._usage.completion_tokens
+        return max(len(self.tokens), reported)
 
-    def note_use(self, finish: pb.Finish) -> None:
-        """A scheduler is done with it: what it used counts, whether or not it is still wanted."""
-        self._used = usage_of(finish)
-        if self.on_use is not None:
-            self.on_use()
+    def record_usage(self, finish: pb.Finish) -> None:
+        """Keeps the usage that its scheduler reports; it counts for an aborted generation too."""
+        self._usage = usage_of(finish)
+        if self.on_usage is not None:
+            self.on_usage()
 
     def extend(self, token_bytes: bytes, text: bytes, now: float) -> None:
-        """Takes in new tokens (little-endian int32) and new text (UTF-8)."""
+        """Adds new tokens (little-endian int32) and new text (UTF-8)."""
         if token_bytes:
             if not self.tokens:
                 self.first_token_at = now
             self.tokens.frombytes(token_bytes)
         self._text += text
-        if self.eager and not self.posted:
-            self.posted = True
-            self.mailbox.post(self)
+        if self.eager and not self.queued:  # the queue checks it too; this saves a call
+            self.updates.put(self)
 
     def take_text(self) -> str:
         """The text that has arrived since the last call."""
@@ -222,8 +174,8 @@ class Generation:
         return text
 
     def end(self, finish: pb.Finish) -> None:
-        """The scheduler is done with it, well or badly."""
-        self.note_use(finish)
+        """Completes or fails it as its scheduler says."""
+        self.record_usage(finish)
         if finish.reason == pb.FINISH_REASON_ERROR:
             self.fail(_request_error(finish.error))
         elif finish.reason == pb.FINISH_REASON_UNSPECIFIED:
@@ -232,27 +184,27 @@ class Generation:
             self.fail(RequestError(Code.INTERNAL, "the scheduler gave no log probabilities"))
         else:
             if self.logprobs is not None:
-                finish.cumulative_logprob = self.logprobs.total  # of earlier attempts too
+                finish.cumulative_logprob = self.logprobs.total  # over all attempts
             self.finish = finish
-            self._post_end()
+            self._announce_end()
 
     def fail(self, failure: RequestError) -> None:
-        """It will not be completed."""
+        """Ends it with an error."""
         self.failure = failure
-        self._post_end()
+        self._announce_end()
 
     @property
     def seconds_left(self) -> float:
-        """Until its deadline."""
+        """Seconds until its deadline; infinity without one."""
         if not self.request.HasField("deadline_ms"):
             return math.inf
         return self.started_at + self.request.deadline_ms / 1000 - time.perf_counter()
 
     def next_attempt(self) -> bytes:
-        """What to send to a scheduler: the request, or what goes on after the tokens received.
+        """The serialized request for a scheduler; a later attempt resumes after `tokens`.
 
-        A later attempt has an id of its own, because a scheduler may not have noticed yet that
-        the stream of the earlier one is gone.
+        A later attempt has a new id, because a scheduler may not have noticed yet that the stream
+        of the earlier one has broken.
         """
         self._attempts += 1
         request = self.request
@@ -266,11 +218,9 @@ class Generation:
             request.deadline_ms = max(1, math.ceil(self.seconds_left * 1000))
         return request.SerializeToString() + self.common.data
 
-    def _post_end(self) -> None:
+    def _announce_end(self) -> None:
         self.ended_at = time.perf_counter()
-        if not self.posted:
-            self.posted = True
-            self.mailbox.post(self)
+        self.updates.put(self)
 
 
 def _request_error(error: pb.Error) -> RequestError:

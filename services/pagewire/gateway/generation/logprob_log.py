@@ -1,4 +1,4 @@
-"""Log probabilities: as they arrive from a scheduler, and as they wait for their reader."""
+"""Log probabilities: read from a scheduler's messages, and kept until they are formatted."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import NamedTuple
 
-from pagewire.packing import unpack, unpack_floats
+from pagewire.packing import unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 
 _FLOAT = Struct("<f")
@@ -14,11 +14,10 @@ _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 class Candidate(NamedTuple):
-    """A token at some place of an output."""
+    """A token that was possible at one position of an output."""
 
-    token_id: int
     logprob: float
-    data: bytes  # its bytes, perhaps a part of a character
+    data: bytes  # its bytes; they may be a part of a character
 
     @property
     def text(self) -> str:
@@ -27,48 +26,46 @@ class Candidate(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """A token of an output, and the likeliest ones at its place, most likely first."""
+    """A token of an output, and the likeliest tokens at its position, most likely first."""
 
     token: Candidate
     top: list[Candidate]
-    offset: int  # characters of the tokens before it
+    offset: int  # in characters, from the beginning of the output
 
 
 class CandidateBlock(NamedTuple):
-    """The candidates of some tokens, `width` of each, as they came.
+    """The candidates of some tokens, `width` for each, still packed.
 
-    Thousands may wait for their reader. As objects of their own they would make each collection
-    of garbage hold the event loop up.
+    Thousands of tokens may wait to be read. One object for each candidate would make garbage
+    collections block the event loop.
     """
 
     tokens: int
     width: int
-    ids: bytes  # int32, little-endian
     logprobs: bytes  # float32, little-endian
-    sizes: tuple[int, ...]  # of each candidate's part of `data`
+    sizes: tuple[int, ...]  # bytes of each candidate in `data`
     data: bytes
 
     def read(self) -> list[list[Candidate]]:
-        """For each token its candidates, the token itself first."""
+        """The candidates of each token; the first one is the token itself."""
         ends = list(accumulate(self.sizes, initial=0))
         pieces = [self.data[begin:end] for begin, end in pairwise(ends)]
-        ids, logprobs = unpack(self.ids).tolist(), unpack_floats(self.logprobs).tolist()
-        found = list(map(Candidate._make, zip(ids, logprobs, pieces, strict=True)))
+        logprobs = unpack_floats(self.logprobs).tolist()
+        found = list(map(Candidate._make, zip(logprobs, pieces, strict=True)))
         return [found[at : at + self.width] for at in range(0, len(found), self.width)]
 
 
 class CandidateReader:
-    """Reads the candidates of a message entry by entry."""
+    """Reads the candidates of a message, entry after entry."""
 
     def __init__(self, message: pb.MultiplexResponse) -> None:
-        self._ids = message.candidate_ids
         self._logprobs = message.candidate_logprobs
         self._sizes = tuple(message.candidate_sizes)
         self._data = message.candidate_bytes
         self._at = self._data_at = 0
 
     def take(self, tokens: int, width: int) -> CandidateBlock:
-        """Of the next entry's `tokens`, `width` candidates each."""
+        """The candidates of the next entry: `width` for each of its `tokens`."""
         begin, end = self._at, self._at + tokens * width
         sizes = self._sizes[begin:end]
         data_begin, data_end = self._data_at, self._data_at + sum(sizes)
@@ -76,7 +73,6 @@ class CandidateReader:
         return CandidateBlock(
             tokens,
             width,
-            self._ids[4 * begin : 4 * end],
             self._logprobs[4 * begin : 4 * end],
             sizes,
             self._data[data_begin:data_end],
@@ -84,9 +80,9 @@ class CandidateReader:
 
 
 class LogprobLog:
-    """Those of one generation; what its reader has not taken yet waits here.
+    """The log probabilities of one generation, kept until `take`.
 
-    `total` is the sum over all `count` tokens received, `waiting` how many were not taken.
+    `count` tokens were received and `total` is the sum over them; `waiting` were not taken yet.
     """
 
     __slots__ = ("_blocks", "_decoder", "_offset", "count", "total", "waiting")
@@ -99,16 +95,16 @@ class LogprobLog:
         self._offset = 0
 
     def extend(self, block: CandidateBlock) -> None:
-        """Takes in the candidates of new tokens, each token first among its own."""
+        """Adds the candidates of new tokens; the first one of each is the token itself."""
         self.count += block.tokens
         self.waiting += block.tokens
         for at in range(0, len(block.logprobs), 4 * block.width):
             self.total += _FLOAT.unpack_from(block.logprobs, at)[0]
         self._blocks.append(block)
 
-    def take(self, least: int | None = None) -> list[TokenLogprobs]:
-        """What has arrived since the last call: all, or whole blocks with `least` tokens."""
-        wanted = self.waiting if least is None else min(least, self.waiting)
+    def take(self, at_least: int | None = None) -> list[TokenLogprobs]:
+        """Removes all waiting tokens, or whole blocks until `at_least` tokens were taken."""
+        wanted = self.waiting if at_least is None else min(at_least, self.waiting)
         taken: list[TokenLogprobs] = []
         while len(taken) < wanted:
             for candidates in self._blocks.popleft().read():

@@ -1,68 +1,70 @@
-"""From a checked request to its HTTP answer."""
+"""From a job to its HTTP answer."""
 
 from starlette.responses import Response
 from starlette.types import Receive
 
 from pagewire.gateway.api.formatting import usage
 from pagewire.gateway.api.job import Job
-from pagewire.gateway.auth.bill import Bill
-from pagewire.gateway.generation.turns import Turns
-from pagewire.gateway.http.choices import Output, outputs
-from pagewire.gateway.http.paced_json import PacedJson, paced_logprobs, readable, spliced
+from pagewire.gateway.auth.charge import Charge
+from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.http.choices import Choice, choices
+from pagewire.gateway.http.paced_json import PacedJson, json_utf8, object_pieces, paced_logprobs
 from pagewire.gateway.http.run import Run
 from pagewire.gateway.http.sse import EventStream
 from pagewire.gateway.routing.schedulers import Schedulers
 
-_STRINGS_A_PIECE = 16  # each has some kilobytes at most, or one output's text
+# Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
+_STRINGS_A_PIECE = 16
 
 
 async def answer(
-    job: Job, schedulers: Schedulers, receive: Receive, bill: Bill | None, arrived: float
+    job: Job, schedulers: Schedulers, receive: Receive, charge: Charge | None, arrived: float
 ) -> Response:
-    """Runs a job that `arrived` at a time of time.perf_counter().
+    """Runs a job; `arrived` is when its request arrived, by time.perf_counter().
 
-    Raises RequestError or ClientGoneError for what happens before the first byte.
+    Raises RequestError or ClientGoneError for failures before the first byte of the answer.
 
-    A streamed answer begins with its first news, so that a request which is refused in the queue
-    still gets a status of its own.
+    A streamed answer begins when the first generation has an update. So a request that is refused
+    while it is queued still gets its own status.
     """
     run = Run(job, schedulers, arrived)
-    if bill is not None:
-        bill.follow(run.generations)
+    if charge is not None:
+        charge.follow(run.generations)
     await run.start(receive)
     try:
-        news = await run.news()
+        updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, news, job.reply, job.include_usage)
+            return EventStream(run, updated, job.formatter, job.include_usage)
         while not run.finished:
-            await run.news()
+            await run.next_updates()
     except BaseException:
         run.close()
         raise
     run.close()
-    return PacedJson(await _whole(job, run))
+    return PacedJson(await _body(job, run))
 
 
-async def _whole(job: Job, run: Run) -> list[bytes]:
+async def _body(job: Job, run: Run) -> list[bytes]:
     """The body of an answer that is not streamed, in pieces."""
-    turns = Turns()
-    envelope = job.reply.envelope.wrap([], usage=usage(run.generations))
-    first, last = "".join(spliced(envelope, "choices", ["[\0]"])).split("\0")
+    pacer = Pacer()
+    envelope = job.formatter.envelope.wrap([], usage=usage(run.generations))
+    first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
     pieces = [first.encode()]
-    waiting: list[str] = []
-    for index, output in enumerate(outputs(job, run.generations)):
-        waiting.append("," if index else "")
-        for string in await _choice(job, index, output, turns):
-            waiting.append(string)
-            if len(waiting) >= _STRINGS_A_PIECE:
-                pieces.append("".join(waiting).encode())
-                waiting.clear()
-                await turns.give()
-    return [*pieces, "".join(waiting).encode(), last.encode()]
+    strings: list[str] = []
+    for index, choice in enumerate(choices(job, run.generations)):
+        strings.append("," if index else "")
+        for string in await _choice_strings(job, index, choice, pacer):
+            strings.append(string)
+            if len(strings) >= _STRINGS_A_PIECE:
+                pieces.append("".join(strings).encode())
+                strings.clear()
+                await pacer.pause_if_due()
+    return [*pieces, "".join(strings).encode(), last.encode()]
 
 
-async def _choice(job: Job, index: int, output: Output, turns: Turns) -> list[str]:
-    choice = {**job.reply.whole(index, output.text, output.finish), "logprobs": None}
-    if output.logprobs is None or not output.logprobs.waiting:
-        return [readable(choice)]
-    return spliced(choice, "logprobs", await paced_logprobs(job.reply, output.logprobs, turns))
+async def _choice_strings(job: Job, index: int, choice: Choice, pacer: Pacer) -> list[str]:
+    fields = {**job.formatter.whole(index, choice.text, choice.finish), "logprobs": None}
+    if choice.logprobs is None or not choice.logprobs.waiting:
+        return [json_utf8(fields)]
+    logprobs = await paced_logprobs(job.formatter, choice.logprobs, pacer)
+    return object_pieces(fields, "logprobs", logprobs)

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The gateway's ASGI application and its routes."""
 
 import logging
 import time
@@ -13,15 +13,16 @@ from starlette.types import ASGIApp
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.api import chat, completions
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.openapi import PATH, document
-from pagewire.gateway.api.parser import Parser
 from pagewire.gateway.api.parsing import Route
 from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http.answer import answer
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
+from pagewire.gateway.http.parser_pool import ParserPool
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
@@ -29,26 +30,27 @@ from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-GENERATING = ("/v1/chat/completions", "/v1/completions")
+# The paths of requests that generate. They are limited, charged and timed.
+GENERATING = (chat.PATH, completions.PATH)
 
 
 @dataclass(slots=True)
 class Gateway:
-    """The state of one gateway process. Once `draining`, it takes no more requests."""
+    """The state of one gateway process. While `draining` it refuses new requests."""
 
     schedulers: Schedulers
     metrics: GatewayMetrics
     max_body_bytes: int
     max_open_requests: int
-    guard: AccessControl = field(default_factory=AccessControl)
+    access: AccessControl = field(default_factory=AccessControl)
     cors_origins: tuple[str, ...] = ()
     describe: bool = False
-    max_open_body_bytes: int = 1 << 30
+    max_open_body_bytes: int = GatewayConfig.max_open_body_bytes
     limits: BodyLimits = field(default_factory=BodyLimits)
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
     traffic: Traffic = field(init=False)
-    parser: Parser = field(init=False)
+    parser: ParserPool = field(init=False)
     draining: bool = False
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class Gateway:
             max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
         )
-        self.parser = Parser(
+        self.parser = ParserPool(
             self.limits, self.max_body_bytes, self.parser_processes, self.parse_timeout
         )
 
@@ -82,11 +84,11 @@ class Gateway:
         return JSONResponse(_model(self.schedulers.model(model)))
 
     async def healthz(self) -> JSONResponse:
-        """GET /healthz: the process answers."""
+        """GET /healthz: the process is running."""
         return JSONResponse({"status": "ok"})
 
     async def readyz(self) -> JSONResponse:
-        """GET /readyz: requests are taken and some scheduler can run them."""
+        """GET /readyz: requests are accepted, and some scheduler can run them."""
         if self.draining:
             return JSONResponse({"status": "draining"}, 503, headers=RETRY_AFTER)
         if not self.schedulers.ready:
@@ -101,17 +103,18 @@ class Gateway:
         body = await read_body(request, self.max_body_bytes)
         arrived = time.perf_counter()
         models = {name: model.max_model_len for name, model in self.schedulers.models().items()}
-        job = await self.parser.job(route, body, models, request.receive)
+        job = await self.parser.parse(route, body, models, request.receive)
         del body
-        bill = self.guard.admit(request.scope, job, models[job.reply.envelope.model])
-        return await answer(job, self.schedulers, request.receive, bill, arrived)
+        model = job.formatter.envelope.model
+        charge = self.access.charge(request.scope, job, models[model])
+        return await answer(job, self.schedulers, request.receive, charge, arrived)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application; every error has OpenAI's body."""
     app = FastAPI(title="Pagewire", openapi_url=None, redirect_slashes=False)
-    app.add_api_route("/v1/chat/completions", gateway.chat, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/completions", gateway.completions, methods=["POST"], response_model=None)
+    app.add_api_route(chat.PATH, gateway.chat, methods=["POST"], response_model=None)
+    app.add_api_route(completions.PATH, gateway.completions, methods=["POST"], response_model=None)
     for path, endpoint in (
         ("/v1/models", gateway.models),
         ("/v1/models/{model:path}", gateway.model),
@@ -120,16 +123,16 @@ def create_app(gateway: Gateway) -> ASGIApp:
     ):
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     if gateway.describe:
-        described = JSONResponse(document())
-        app.add_route(PATH, lambda _: described, methods=["GET"])
+        description = JSONResponse(document())
+        app.add_route(PATH, lambda _: description, methods=["GET"])
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    guarded = gateway.guard.watch(app, GENERATING)
-    # Outermost, for a page may read a refusal only if that allows it too.
-    return allow_origins(gateway.traffic.watch(guarded), gateway.cors_origins)
+    with_access = gateway.access.wrap(app, GENERATING)
+    # The outermost layer: a page can read a refusal only if it has these headers too.
+    return allow_origins(gateway.traffic.wrap(with_access), gateway.cors_origins)
 
 
 def _model(model: pb.Model) -> dict[str, Any]:
@@ -158,17 +161,17 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """A route or a method that does not exist."""
+    """An unknown route, or a method that a route does not have."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
-    message = f"there is no route {what}"
+    target = f"{request.method} {request.url.path}"
+    message = f"there is no route {target}"
     if error.status_code == 405:
         message = (
-            f"{what} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
+            f"{target} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
         )
     return ApiError(error.status_code, message, headers=error.headers).response()
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    """A fault of the gateway; the server logs the traceback."""
+    """A bug in the gateway; the server logs the traceback."""
     return ApiError.of(RequestError(Code.INTERNAL, "the gateway failed; see its log")).response()

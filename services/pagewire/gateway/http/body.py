@@ -1,4 +1,4 @@
-"""Request bodies, read up to a limit."""
+"""Reads request bodies up to a limit."""
 
 import asyncio
 
@@ -6,15 +6,18 @@ from starlette.requests import ClientDisconnect, Request
 
 from pagewire.gateway.errors import ApiError, ClientGoneError
 
-# What is read and thrown away of a body that is too large, so that the client gets to see the
-# answer instead of a connection reset while it still writes.
+# So much of a body that is too large is read and dropped. A client that still writes would get a
+# connection reset and not the error.
 _DISCARDED_BYTES = 64 << 20
 _BODY_SECONDS = 120.0
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The JSON body; ApiError 400 for another content type, 413 above `limit` bytes, 408 when it
-    takes minutes to arrive."""
+    """The JSON body.
+
+    ApiError 400 for another content type, 413 above `limit` bytes, 408 if it takes minutes to
+    arrive.
+    """
     _check_content_type(request)
     body = bytearray()
     try:

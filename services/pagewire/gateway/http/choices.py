@@ -1,4 +1,4 @@
-"""Which of an answer's generations become its choices."""
+"""Which generations of a job become choices of its answer."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,26 +10,26 @@ from pagewire.gateway.generation.logprob_log import LogprobLog
 from pagewire.v1 import inference_pb2 as pb
 
 
-class Output(NamedTuple):
-    """One choice, complete."""
+class Choice(NamedTuple):
+    """One complete choice."""
 
     text: str
     finish: pb.Finish
     logprobs: LogprobLog | None
 
 
-def outputs(job: Job, generations: Sequence[Generation]) -> Iterator[Output]:
-    """`job.n` choices of each prompt, prompt by prompt; every generation has finished.
+def choices(job: Job, generations: Sequence[Generation]) -> Iterator[Choice]:
+    """`job.n` choices for each prompt, prompt by prompt. Every generation must have finished.
 
-    Of more candidates than choices those with the highest log probability per token are taken,
-    best first. A beam search is one generation with all choices.
+    If a prompt has more than `job.n` candidates, those with the highest log probability per token
+    are chosen, the best one first. A beam search is one generation that has all choices.
     """
-    for _, siblings in groupby(generations, key=lambda g: g.prompt):
-        candidates = list(siblings)
+    for _, by_prompt in groupby(generations, key=lambda generation: generation.prompt_index):
+        candidates = list(by_prompt)
         if len(candidates) > job.n:
             candidates.sort(key=_mean_logprob, reverse=True)
         for generation in candidates[: job.n]:
-            yield from _outputs_of(job, generation)
+            yield from _choices_of(job, generation)
 
 
 def _mean_logprob(generation: Generation) -> float:
@@ -37,13 +37,13 @@ def _mean_logprob(generation: Generation) -> float:
     return generation.finish.cumulative_logprob / max(1, len(generation.tokens))
 
 
-def _outputs_of(job: Job, generation: Generation) -> Iterator[Output]:
+def _choices_of(job: Job, generation: Generation) -> Iterator[Choice]:
     finish = generation.finish
     assert finish is not None
     for hypothesis in finish.hypotheses:
         stop_id = hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
         ended = pb.Finish(reason=hypothesis.reason, stop_token_id=stop_id)
-        yield Output(hypothesis.text, ended, None)
+        yield Choice(hypothesis.text, ended, None)
     if not finish.hypotheses:
         logprobs = generation.logprobs if job.shows_logprobs else None
-        yield Output(generation.take_text(), finish, logprobs)
+        yield Choice(generation.take_text(), finish, logprobs)

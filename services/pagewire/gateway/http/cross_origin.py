@@ -1,4 +1,4 @@
-"""Which pages of other sites may call the gateway from a browser: none, unless they are named."""
+"""Which web pages of other origins may call the gateway: none by default."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _EXPOSED = [
 
 
 def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """`app`, callable by pages of these origins; of any for `*`. Cookies are never allowed."""
+    """`app`, callable by pages of these origins; `*` allows any. Cookies are never allowed."""
     if not origins:
         return app
     return CORSMiddleware(

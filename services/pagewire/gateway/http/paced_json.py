@@ -1,4 +1,4 @@
-"""Large JSON: made in turns of the event loop, and sent piece by piece."""
+"""Large JSON, formatted and sent in pieces so that the event loop is not blocked."""
 
 import json
 from collections.abc import Callable
@@ -7,28 +7,33 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.gateway.api.formatting import Reply
+from pagewire.gateway.api.formatting import Formatter
 from pagewire.gateway.generation.logprob_log import LogprobLog
-from pagewire.gateway.generation.turns import Turns
+from pagewire.gateway.generation.pacer import Pacer
 
-# As much as a connection holds before it asks to wait.
+# A connection buffers as much before it asks the sender to wait.
 _PIECE_BYTES = 64 << 10
-# With 20 candidates each they take about a millisecond.
+# Formatting them takes about a millisecond with 20 candidates each.
 TOKENS_A_PIECE = 16
 
 Dumps = Callable[[Any], str]
 
 
-def readable(value: Any) -> str:
-    """JSON without spaces, in which text stays as it is."""
+def json_utf8(value: Any) -> str:
+    """JSON without spaces, in which text is not escaped more than it must be."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-class PacedJson(Response):
-    """JSON that is handed to the connection piece by piece, as the client takes it.
+def json_ascii(value: Any) -> str:
+    """JSON without spaces, in ASCII."""
+    return json.dumps(value, separators=(",", ":"))
 
-    What a connection has been given as a whole counts as sent, and behind TLS it would be closed
-    after some time, whether or not a slow client has read it.
+
+class PacedJson(Response):
+    """A JSON answer that is given to the connection in pieces, as fast as the client reads.
+
+    An answer given in one piece counts as sent. With TLS the connection would then be closed after
+    some time, even if a slow client is still reading.
     """
 
     media_type = "application/json"
@@ -39,22 +44,22 @@ class PacedJson(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends head and body."""
+        """Sends the head, then the pieces of the body."""
         head = {"type": "http.response.start", "status": self.status_code}
         await send({**head, "headers": self.raw_headers})
-        turns = Turns()
-        for whole in self._pieces:
-            for begin in range(0, len(whole), _PIECE_BYTES):
-                piece = whole[begin : begin + _PIECE_BYTES]
+        pacer = Pacer()
+        for large in self._pieces:
+            for begin in range(0, len(large), _PIECE_BYTES):
+                piece = large[begin : begin + _PIECE_BYTES]
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await turns.give()
+                await pacer.pause_if_due()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def spliced(
-    fields: dict[str, Any], name: str, value: list[str], dumps: Dumps = readable
+def object_pieces(
+    fields: dict[str, Any], name: str, value: list[str], dumps: Dumps = json_utf8
 ) -> list[str]:
-    """JSON of an object, in pieces; `value` is that of the field `name`, in pieces already."""
+    """The JSON of an object, in pieces. `value` has the pieces of the field `name`."""
     pieces = ["{"]
     for index, (key, other) in enumerate(fields.items()):
         pieces.append(f"{',' if index else ''}{dumps(key)}:")
@@ -63,22 +68,22 @@ def spliced(
 
 
 async def paced_logprobs(
-    reply: Reply, log: LogprobLog, turns: Turns, dumps: Dumps = readable
+    formatter: Formatter, log: LogprobLog, pacer: Pacer, dumps: Dumps = json_utf8
 ) -> list[str]:
-    """JSON of what `reply` says of the tokens that wait in `log` now, in pieces."""
+    """The JSON of the log probabilities that wait in `log` now, in pieces."""
     arrays: dict[str, list[str]] = {}
     others: dict[str, Any] = {}
-    left = log.waiting  # more may come meanwhile, in blocks of their own
+    left = log.waiting  # tokens that arrive during a pause are left for the next call
     while left:
         tokens = log.take(min(TOKENS_A_PIECE, left))
         left -= len(tokens)
-        for name, value in reply.logprobs(tokens).items():
+        for name, value in formatter.logprobs(tokens).items():
             if isinstance(value, list):
                 pieces = arrays.setdefault(name, [])
                 pieces.append(("," if pieces else "") + dumps(value)[1:-1])
             else:
                 others[name] = value
-        await turns.give()
+        await pacer.pause_if_due()
     written = ["{"]
     for name, pieces in arrays.items():
         written += [f"{',' if len(written) > 1 else ''}{dumps(name)}:[", *pieces, "]"]

@@ -1,4 +1,4 @@
-"""HTTP requests being answered: counted, timed, and awaited at the end."""
+"""Limits, counts and times the HTTP requests being answered."""
 
 import asyncio
 import math
@@ -16,24 +16,24 @@ from pagewire.gateway.metrics import GatewayMetrics
 class Traffic:
     """Sees every HTTP request begin and end.
 
-    `generating` are the routes that are timed, of which at most `most_generating` requests are let
-    in at once, with bodies of at most `most_bytes` together, and none while `retry_after` says for
-    how many seconds schedulers refuse them. What is refused here is refused by its head: its body
-    is neither awaited nor parsed, save that one which is on its way may grow too large.
+    Requests to the paths in `generating` are limited: at most `max_generating` of them at once,
+    with bodies of at most `max_bytes` together. While `retry_after` returns seconds, the schedulers
+    refuse requests and so does the gateway. A refusal needs only the head of a request: its body
+    is not read. A body that is being read is refused as soon as it exceeds `max_bytes`.
     """
 
     def __init__(
         self,
         metrics: GatewayMetrics,
         generating: tuple[str, ...],
-        most_generating: int,
-        most_bytes: int,
+        max_generating: int,
+        max_bytes: int,
         retry_after: Callable[[], int] = lambda: 0,
     ) -> None:
         self._metrics = metrics
         self._generating = generating
-        self._most_generating = most_generating
-        self._most_bytes = most_bytes
+        self._max_generating = max_generating
+        self._max_bytes = max_bytes
         self._retry_after = retry_after
         self._num_generating = 0
         self._bytes = 0
@@ -42,29 +42,29 @@ class Traffic:
         self._none_open.set()
         self._drain_rate = DrainRate(time.perf_counter())
 
-    def watch(self, app: ASGIApp) -> ASGIApp:
-        """`app`, watched."""
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """`app` with these limits and metrics."""
 
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_limits(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
             state = scope.setdefault("state", {})
 
-            async def noting_status(message: Message) -> None:
+            async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     state.setdefault("outcome", str(message["status"]))
                 await send(message)
 
-            held = 0
+            body_bytes = 0
 
-            async def counting_bytes() -> Message:
-                nonlocal held
+            async def receive_counting_bytes() -> Message:
+                nonlocal body_bytes
                 message = await receive()
                 size = len(message.get("body", b""))
-                if self._bytes + size > self._most_bytes:
+                if self._bytes + size > self._max_bytes:
                     raise ApiError.of(self._too_large())
-                held += size
+                body_bytes += size
                 self._bytes += size
                 return message
 
@@ -73,22 +73,23 @@ class Traffic:
             answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
             if not self._num_generating:
-                self._drain_rate.rest(began)
+                self._drain_rate.skip_idle_time(began)
             self._begin()
             self._num_generating += generating
             try:
-                await answering(scope, counting_bytes if generating else receive, noting_status)
+                receiving = receive_counting_bytes if generating else receive
+                await answering(scope, receiving, send_noting_status)
             finally:
                 self._num_generating -= generating
-                self._bytes -= held
+                self._bytes -= body_bytes
                 if generating and refusal is None:
-                    self._drain_rate.left(time.perf_counter())
+                    self._drain_rate.count_departure(time.perf_counter())
                 self._end(scope, time.perf_counter() - began)
 
-        return watched
+        return with_limits
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Waits for the open requests; False if some are left after so many seconds."""
+        """Waits until no request is open; False if some still are after `seconds`."""
         try:
             await asyncio.wait_for(self._none_open.wait(), seconds)
         except TimeoutError:
@@ -96,20 +97,20 @@ class Traffic:
         return True
 
     def _refusal(self) -> RequestError | None:
-        """Why a generating request is not let in, if it is not."""
-        if self._num_generating >= self._most_generating:
+        """Why a generating request is refused; None if it is accepted."""
+        if self._num_generating >= self._max_generating:
             reason = f"{self._num_generating} requests are being answered already"
-            return _too_many(reason, self._seconds())
+            return _too_many(reason, self._seconds_until_drained())
         if seconds := self._retry_after():
             return _too_many("too many requests are waiting already", seconds)
-        return self._too_large() if self._bytes >= self._most_bytes else None
+        return self._too_large() if self._bytes >= self._max_bytes else None
 
     def _too_large(self) -> RequestError:
         reason = f"the requests being answered have bodies of {self._bytes} bytes already"
-        return _too_many(reason, self._seconds())
+        return _too_many(reason, self._seconds_until_drained())
 
-    def _seconds(self) -> float:
-        """After which those that are being answered now will have been."""
+    def _seconds_until_drained(self) -> float:
+        """When the requests being answered now will probably have ended."""
         return self._drain_rate.retry_after(self._num_generating, time.perf_counter())
 
     def _begin(self) -> None:
@@ -122,8 +123,8 @@ class Traffic:
         if self._open == 0:
             self._none_open.set()
         self._metrics.open_requests.set(self._open)
-        known = scope["path"] if scope["path"] in self._generating else "other"
-        route = getattr(scope.get("route"), "path", known)
+        path = scope["path"] if scope["path"] in self._generating else "other"
+        route = getattr(scope.get("route"), "path", path)
         outcome = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()
         if route not in self._generating:

@@ -91,7 +91,7 @@ class Admission:
                 sequence.note_loss(loss)
                 self._update_suspect(sequence)
             if alone in possible_causes and alone is not None and alone.suspicion is not None:
-                alone.suspicion.note_alone(loss, now, now - alone.admitted_at)
+                alone.suspicion.add_trial(loss, now, now - alone.admitted_at)
                 self._lost_alone = [
                     s for s in self._lost_alone if not s.state.final and s is not alone
                 ]
@@ -121,7 +121,7 @@ class Admission:
         for sequence in [*self.held, *self.waiting]:
             if sequence.suspicion is not None:
                 self._update_suspect(sequence)
-                if sequence.lost_alone and sequence.suspicion.guilty:
+                if sequence.lost_alone and sequence.suspicion.confirmed:
                     self.remove(sequence)
                     deadly.append(sequence)
         return deadly
@@ -135,7 +135,7 @@ class Admission:
 
     def runnable(self) -> list[Sequence]:
         """The sequences that could run if there was a worker for them, here or elsewhere."""
-        return [s for s in (*self.waiting, *self.held) if not s.undecided]
+        return [s for s in (*self.waiting, *self.held) if not s.unresolved]
 
     def admit(self, now: float = 0.0) -> Iterator[Admitted]:
         """Starts sequences from the head of the queue while some worker has room for it.
@@ -210,7 +210,7 @@ class Admission:
         """
         for sequence in self._lost_alone:
             if sequence not in possible_causes and sequence.suspicion is not None:
-                sequence.suspicion.lost_without()
+                sequence.suspicion.discard_trials()
         self._lost_alone = [
             s for s in self._lost_alone if s in possible_causes and not s.state.final
         ]

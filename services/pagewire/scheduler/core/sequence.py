@@ -135,7 +135,7 @@ class Sequence:
         """Notes the loss of the worker that ran it."""
         if self.suspicion is None or self.recovered(len(self.output)):
             self.suspicion = Suspicion()
-        self.suspicion.note(loss)
+        self.suspicion.add_loss(loss)
         self.failed_at = len(self.output)
 
     @property
@@ -143,12 +143,12 @@ class Sequence:
         """Whether it is a suspect, and workers were lost, or may have been, while it ran alone."""
         if not self.suspect or self.suspicion is None:
             return False
-        return self.suspicion.undecided or bool(self.suspicion.trials)
+        return self.suspicion.unresolved or bool(self.suspicion.crashed_trials)
 
     @property
-    def undecided(self) -> bool:
+    def unresolved(self) -> bool:
         """Whether it is not known yet if a worker has ended that ran it alone."""
-        return self.suspicion is not None and self.suspicion.undecided
+        return self.suspicion is not None and self.suspicion.unresolved
 
     def may_run_on(self, lived_since: float, now: float) -> bool:
         """Whether it may run on a worker that has lived since then."""

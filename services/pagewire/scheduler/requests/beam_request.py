@@ -1,4 +1,4 @@
-"""A request's beam search: each round its beams are sequences of one token each."""
+"""Beam search of one request: in each round every beam is a sequence that computes one token."""
 
 from array import array
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from pagewire.v1 import inference_pb2 as pb
 # Renders tokens as text.
 Decode = Callable[[tuple[int, ...]], str]
 
-# Keeps a length to this power well within what a float holds.
+# A length to this power is well within the range of a float.
 MAX_PENALTY = 10.0
-# Values of fields that a search has no use for.
+# The fields that a search does not use, and the values that mean so.
 _NEUTRAL = {
     "temperature": 0,
     "top_k": 0,
@@ -38,22 +38,22 @@ _GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_t
 
 
 def reserved_arrivals(width: int) -> int:
-    """Numbers that a search needs: its sequences are those of two rounds at most."""
+    """How many arrival numbers a search needs: at most two rounds of sequences exist at once."""
     return 2 * width
 
 
 class BeamRequest:
     """The sequences of one search.
 
-    A beam that goes on is a new sequence: it shares the full blocks of the old one's KV through
-    the prefix cache and begins with a copy of the last one, so that it computes one token. A lost
-    worker costs the beams of the round that it had, which run again.
+    A beam that goes on is a new sequence. It shares the full KV blocks of the old sequence through
+    the prefix cache and copies the last block, so that it computes one token. If a worker is lost,
+    the beams of the round that it had run again.
     """
 
     def __init__(
         self, search: BeamSearch, origin: Sequence, num_returned: int, vocab_size: int
     ) -> None:
-        """`origin` is what a plain request would run; it must have no output yet."""
+        """`origin` is the sequence of a request without a search; it must have no output yet."""
         self.sequences: list[Sequence] = []
         self._search = search
         self._origin = origin
@@ -72,7 +72,7 @@ class BeamRequest:
         return self._search.done
 
     def answer(self, sequence: Sequence, ids: Int32Array, logprobs: Float32Array) -> bool:
-        """Takes the likeliest next tokens `[candidates]` of a beam; whether the round is over."""
+        """Takes the likeliest next tokens `[candidates]` of a beam; True once the round is over."""
         if self._cached_tokens is None:
             self._cached_tokens = sequence.cached_tokens
         top = self._sampling.logprobs
@@ -81,7 +81,7 @@ class BeamRequest:
         return len(self._answers) == len(self.sequences)
 
     def next_round(self) -> list[Sequence]:
-        """Ends a round; returns the sequences before, with whose KV no beam will begin any more."""
+        """Ends a round; returns the sequences whose KV no beam will begin with any more."""
         answers = [self._answers.pop(sequence.arrival) for sequence in self.sequences]
         self._search.advance(
             np.stack([ids for ids, _ in answers]), np.stack([values for _, values in answers])
@@ -91,11 +91,11 @@ class BeamRequest:
         return unneeded
 
     def close(self) -> list[Sequence]:
-        """The search is over; returns all sequences of which KV may have been kept."""
+        """All sequences of which KV may have been kept."""
         return [*self._ended, *self.sequences]
 
     def finish(self, decode: Decode | None, include_stop_token: bool) -> pb.Finish:
-        """The best outputs, and the token counts; without text if `decode` is None."""
+        """The best outputs; without text if `decode` is None."""
         returned = self._search.finished[: self._num_returned]
         outputs = [_encode(output, decode, include_stop_token) for output in returned]
         stopped = any(output.reason == pb.FINISH_REASON_STOP for output in outputs)
@@ -105,7 +105,7 @@ class BeamRequest:
         )
 
     def usage(self) -> pb.Usage:
-        """Tokens of the prompt and of all returned outputs; of as many beams before it is done."""
+        """Tokens of the prompt and of the returned outputs; until it is done, of as many beams."""
         outputs = self._search.finished if self.done else self._search.running
         returned = outputs[: self._num_returned]
         return pb.Usage(
@@ -134,16 +134,16 @@ class BeamRequest:
 
 
 def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
-    """Raises RequestError for a search that cannot be run as it is asked for."""
+    """Raises RequestError for a search that cannot be run."""
     asked = message.beam_search
     if not 1 <= asked.width <= MAX_CHOICES:
         raise invalid("width", f"width is {asked.width}; it must be between 1 and {MAX_CHOICES}")
     if asked.num_returned > asked.width:
         raise invalid(
             "num_returned",
-            f"num_returned is {asked.num_returned}, the width {asked.width}; lower it",
+            f"num_returned is {asked.num_returned}, the width {asked.width}; lower num_returned",
         )
-    if not -MAX_PENALTY <= asked.length_penalty <= MAX_PENALTY:  # not so for NaN either
+    if not -MAX_PENALTY <= asked.length_penalty <= MAX_PENALTY:  # False for NaN
         raise invalid(
             "length_penalty",
             f"length_penalty is {asked.length_penalty:g}; it must be between -{MAX_PENALTY:g} and "
@@ -168,13 +168,15 @@ def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
             raise invalid(name, f"{name} cannot be used with beam search; remove it")
 
 
-def beam_params(message: pb.BeamSearch) -> BeamParams:
-    """As the search takes them; they must have been checked."""
-    return BeamParams(
-        width=message.width,
-        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
-        early_stopping=message.early_stopping,
+def begin_search(asked: pb.BeamSearch, origin: Sequence, vocab_size: int) -> BeamRequest:
+    """The search that `asked` describes, which must have been checked, from a plain sequence."""
+    params = BeamParams(
+        width=asked.width,
+        length_penalty=asked.length_penalty if asked.HasField("length_penalty") else 1.0,
+        early_stopping=asked.early_stopping,
     )
+    search = BeamSearch(params, origin.max_tokens, origin.sampling.min_tokens, origin.stop_ids)
+    return BeamRequest(search, origin, asked.num_returned or asked.width, vocab_size)
 
 
 def _encode(output: Hypothesis, decode: Decode | None, include_stop_token: bool) -> pb.Hypothesis:

@@ -1,4 +1,4 @@
-"""What a client is to be sent: the deltas of one step, or of several if it lags."""
+"""The deltas that wait for a client: those of one step, or of several if it lags."""
 
 import asyncio
 from collections import deque
@@ -10,19 +10,19 @@ from pagewire.packing import Int32Array, pack, pack_unsigned
 from pagewire.scheduler.requests.step_logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
-# Rows of one message; it must stay far below the largest that gRPC sends.
+# Rows of one message, which must stay far below gRPC's largest message.
 PAGE_ROWS = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
 class DeltaBuffer:
-    """The news of all requests of one client stream since it last took them.
+    """The deltas and ends of all requests of one client stream that were not sent yet.
 
-    A client that lags gets larger messages instead of many, so what waits here is bounded by the
-    outputs of its open requests. While whole pages wait, `read` is not set, and no request should
-    be taken from that client.
+    A client that lags gets larger messages instead of many, so the memory is bounded by the outputs
+    of its open requests. `ready` is set while there is something to send. `read` is cleared while
+    whole pages wait: no request should be taken from that client then.
 
-    `moves` is whether the client continues elsewhere what ends with UNAVAILABLE, as gateways do.
+    `moves`: the client continues elsewhere the requests that end with UNAVAILABLE, as gateways do.
     """
 
     moves: bool = False
@@ -38,7 +38,7 @@ class DeltaBuffer:
     candidates: CandidateBuffer = field(default_factory=CandidateBuffer)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     read: asyncio.Event = field(default_factory=asyncio.Event)
-    # Messages of the client that were read.
+    # Messages that the client has sent and the service has read.
     received: int = 0
     _pages: deque[pb.MultiplexResponse] = field(default_factory=deque)
 
@@ -55,14 +55,14 @@ class DeltaBuffer:
         prompts: Mapping[int, int] = MappingProxyType({}),
         candidates: Mapping[int, Candidates] = MappingProxyType({}),
     ) -> None:
-        """One new token of each of several requests; the arrays and `texts` are parallel, and so
-        are `streams`, the numbers of the requests as they travel.
+        """Adds one new token of each of n requests.
 
-        `prompts` has the sizes of prompts that are to be told, `candidates` those of the tokens
-        that have some, both by their place in the arrays.
+        The arrays [n] and `texts` are parallel; `streams` are the stream numbers, packed as uint32.
+        By row: `prompts` has the prompt sizes to report, `candidates` the log probabilities of the
+        tokens that have some.
         """
-        for row, its_own in candidates.items():
-            self.candidates.add(self.entries + row, its_own)
+        for row, candidate in candidates.items():
+            self.candidates.add(self.entries + row, candidate)
         for row, size in prompts.items():
             _pad(self.prompt_tokens, self.entries + row, 0)
             self.prompt_tokens.append(size)
@@ -75,7 +75,7 @@ class DeltaBuffer:
             self.read.clear()
 
     def add_finish(self, stream: int, finish: pb.Finish, index: int, text: str = "") -> None:
-        """The end of a request; `text` is what had been held back, `index` its token count."""
+        """Adds the end of a request: `text` was held back until now, `index` is its token count."""
         if text:
             data = text.encode()
             _pad(self.token_counts, self.entries, 1)
@@ -86,7 +86,7 @@ class DeltaBuffer:
         self.ready.set()
 
     def take(self) -> pb.MultiplexResponse:
-        """The oldest page, or all there is; clears `ready` when nothing is left."""
+        """The oldest page, or everything if there is none; clears `ready` when nothing is left."""
         if not self._pages:
             self.ready.clear()
             return self._page()
@@ -102,7 +102,7 @@ class DeltaBuffer:
         self.text_sizes.append(text_sizes)
 
     def _page(self) -> pb.MultiplexResponse:
-        """Everything that is on no page yet."""
+        """A message of everything that is on no page yet."""
         message = pb.MultiplexResponse(
             streams=b"".join(self.streams),
             indices=b"".join(self.indices),
@@ -129,5 +129,5 @@ class DeltaBuffer:
 
 
 def _pad(values: list[int], length: int, usual: int) -> None:
-    """Makes explicit the values that entries have which are not mentioned."""
+    """Fills in the values of the entries since the last one that was given."""
     values += [usual] * (length - len(values))

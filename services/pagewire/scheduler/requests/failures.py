@@ -1,53 +1,53 @@
-"""What the clients of requests that cannot be completed are told."""
+"""The errors of requests that cannot be completed."""
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.sequence import Sequence
-from pagewire.suspicion import ENDS_ALONE
+from pagewire.suspicion import MAX_CRASHES_ALONE
 
 
-def unparsed() -> RequestError:
-    """Parsing failed for a reason that is not the client's."""
+def parsing_failed() -> RequestError:
+    """Parsing raised an error that is not the client's."""
     return RequestError(
         Code.INTERNAL, "the request could not be parsed; the scheduler's log says why"
     )
 
 
-def unread(reason: str) -> RequestError:
-    """A helper process has no answer for it."""
+def helper_failed(reason: str) -> RequestError:
+    """The helper process that should have tokenized the request gave no result."""
     return RequestError(
         Code.INTERNAL, f"the request could not be tokenized: {reason}; shorten it or try again"
     )
 
 
-def unqueued() -> RequestError:
-    """What was parsed could not be queued."""
+def queueing_failed() -> RequestError:
+    """Queueing a parsed request raised an error."""
     return RequestError(
         Code.INTERNAL, "the request could not be queued; the scheduler's log says why"
     )
 
 
-def took_workers_down(sequence: Sequence) -> RequestError:
-    """Its workers were lost, one after the other, and others were not."""
+def lost_workers(sequence: Sequence) -> RequestError:
+    """Workers ended while they computed this sequence alone, and others did not."""
     losses = sequence.suspicion.losses if sequence.suspicion is not None else 0
     return RequestError(
         Code.INTERNAL,
         f"{losses} workers in a row were lost while they computed this request, the last "
-        f"{ENDS_ALONE} with nothing else to compute; it is not run again",
+        f"{MAX_CRASHES_ALONE} with nothing else to compute; it is not run again",
     )
 
 
-def failed_on_worker(message: str) -> RequestError:
-    """Its worker says why; it has been run again as often as it may."""
+def worker_failed(message: str) -> RequestError:
+    """The worker reports an error, and the sequence has no retry left."""
     return RequestError(Code.INTERNAL, f"the worker failed: {message}")
 
 
-def no_log_probabilities() -> RequestError:
-    """A beam search cannot go on."""
+def no_logprobs() -> RequestError:
+    """A beam search lacks the candidates of its next tokens."""
     return RequestError(Code.INTERNAL, "the worker sent no log probabilities")
 
 
-def no_worker(seconds: float) -> RequestError:
-    """Nothing can run here for the time being: continue elsewhere, or come again."""
+def no_ready_worker(seconds: float) -> RequestError:
+    """No worker was ready for as long as the request waits."""
     return RequestError(
         Code.UNAVAILABLE,
         f"this scheduler has had no ready worker for {seconds:g} s; use another one, or try again "
@@ -55,8 +55,8 @@ def no_worker(seconds: float) -> RequestError:
     )
 
 
-def no_worker_large_enough(sequence: Sequence) -> RequestError:
-    """Those that could have run it are gone for the time being."""
+def remaining_workers_too_small(sequence: Sequence) -> RequestError:
+    """The workers that could have run the sequence are lost."""
     return RequestError(
         Code.UNAVAILABLE,
         f"the request needs KV for {sequence.max_computed} tokens, more than the workers take "
@@ -64,17 +64,17 @@ def no_worker_large_enough(sequence: Sequence) -> RequestError:
     )
 
 
-def another_is_tried() -> RequestError:
-    """A gateway has the scheduler alone for some seconds."""
+def reserved() -> RequestError:
+    """The scheduler is reserved for another gateway."""
     return RequestError(
         Code.UNAVAILABLE,
-        "this scheduler tries another request alone for some seconds; use another scheduler, or "
-        "come back then",
+        "this scheduler runs another request alone for some seconds; use another scheduler, or "
+        "try again then",
     )
 
 
 def too_large(sequence: Sequence) -> RequestError:
-    """No worker takes it at its longest."""
+    """No worker takes the sequence at its longest."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
         f"the request needs KV for {sequence.max_computed} tokens, more than any worker "
@@ -83,7 +83,7 @@ def too_large(sequence: Sequence) -> RequestError:
 
 
 def deadline_passed(deadline_ms: int) -> RequestError:
-    """Its time is over."""
+    """The request has not ended in time."""
     return RequestError(
         Code.DEADLINE_EXCEEDED,
         f"the request did not end within its deadline_ms of {deadline_ms} ms; "

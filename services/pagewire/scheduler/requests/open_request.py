@@ -1,54 +1,51 @@
-"""A client's request while it is open, and how it ends."""
+"""A client's request while it is open."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
-from pagewire.packing import pack, pack_floats
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.step_logprobs import Candidates, StepLogprobs
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What is known of one request besides its tokens."""
+    """One request of a client; its tokens are in its sequence or its beams."""
 
-    request_id: str  # unique among those of its owner
+    request_id: str  # unique among the requests of its owner
     buffer: DeltaBuffer
     stream: int
     received: float
     arrival: int
-    # It has run or waited elsewhere before: it may find room where new ones do not.
+    # It has run or waited elsewhere before: it may be queued where new requests are refused.
     moved: bool = False
-    # Workers that may have been lost through it there.
+    # Workers of another scheduler that were lost while they computed it.
     worker_losses: pb.WorkerLosses | None = None
     sequence: Sequence | None = None
-    # Its own sequences run in place of `sequence`.
+    # A beam search; its sequences run in place of `sequence`.
     beams: BeamRequest | None = None
     text: TextStream | None = None
-    # Prompt tokens not yet reported to the client: the first delta carries their number.
+    # Prompt tokens that the first delta reports; 0 after it.
     unreported_prompt: int = 0
     include_stop_token: bool = False
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
-    # Of the tokens delivered, if the client wants log probabilities.
+    # Sum over the delivered tokens, if the client wants log probabilities.
     cumulative_logprob: float = 0.0
-    # Reads it; None before and after that.
+    # The task that parses it, while it does.
     parsing: asyncio.Task[None] | None = None
-    # Ends it at its deadline; None without one.
+    # The timer that ends it; None without a deadline.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True
-    # The API key's name, empty for peers.
+    # The name of its API key; empty for peers.
     owner: str = ""
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What waits or runs for it, or has just ended."""
+        """The sequences that wait or run for it, or have just ended."""
         if self.beams is not None:
             return self.beams.sequences
         return [] if self.sequence is None else [self.sequence]
@@ -64,6 +61,19 @@ class Request:
             return pb.Finish(reason=pb.FINISH_REASON_LENGTH)
         return None
 
+    def flush(self, finish: pb.Finish) -> str:
+        """The text that is held back at the end.
+
+        A stop string in it replaces the token limit as the reason of `finish`.
+        """
+        if self.text is None:
+            return ""
+        rest = self.text.flush()
+        if self.text.stop_string is not None and finish.reason == pb.FINISH_REASON_LENGTH:
+            finish.reason = pb.FINISH_REASON_STOP
+            finish.stop_string = self.text.stop_string
+        return rest
+
 
 def error_finish(error: RequestError) -> pb.Finish:
     """The end of a request that failed or was refused."""
@@ -71,31 +81,3 @@ def error_finish(error: RequestError) -> pb.Finish:
     if error.retry_after is not None:
         detail.retry_after_ms = int(error.retry_after * 1000)
     return pb.Finish(reason=pb.FINISH_REASON_ERROR, error=detail)
-
-
-def encode_logprobs(
-    requests: list[Request], logprobs: StepLogprobs, token_bytes: Callable[[int], bytes]
-) -> dict[int, Candidates]:
-    """What the requests that want log probabilities get, by row, and adds to their sums.
-
-    `requests` are those of a step's rows, `logprobs` is of the same rows.
-    """
-    encoded = {}
-    # As a whole, then in slices: one array operation a row would cost more than all else here.
-    ids, values = pack(logprobs.ids), pack_floats(logprobs.values)
-    tokens, stride = logprobs.ids.tolist(), 4 * logprobs.ids.shape[1]
-    chosen = logprobs.values[:, 0].tolist()
-    for i, row in enumerate(logprobs.rows.tolist()):
-        request = requests[row]
-        assert request.sequence is not None
-        top = request.sequence.sampling.logprobs
-        if top is None:
-            continue
-        request.cumulative_logprob += chosen[i]
-        its_own = slice(i * stride, i * stride + 4 * (1 + top))
-        wanted = tokens[i][: 1 + top]
-        pieces = [b""] * len(wanted) if request.text is None else [*map(token_bytes, wanted)]
-        encoded[row] = Candidates(
-            1 + top, ids[its_own], values[its_own], [*map(len, pieces)], b"".join(pieces)
-        )
-    return encoded

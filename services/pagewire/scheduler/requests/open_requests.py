@@ -1,22 +1,26 @@
-"""The requests that have not ended, as their clients know them, and how they end."""
+"""The open requests, as their clients know them."""
 
 import asyncio
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.sequence import State
+from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.open_request import Request
 from pagewire.v1 import inference_pb2 as pb
 
 
 class OpenRequests:
-    """By client and stream number, and by id."""
+    """The requests that have not ended, by client and stream number, and by id."""
 
     def __init__(self) -> None:
         # Set while no request is open.
         self.all_closed = asyncio.Event()
         self.all_closed.set()
+        # Open requests that are being parsed, and those that are beam searches.
+        self.num_parsing = 0
+        self.num_searches = 0
         self._by_stream: dict[tuple[int, int], Request] = {}
         self._by_id: dict[str, dict[str, Request]] = {}  # then by owner
 
@@ -24,7 +28,7 @@ class OpenRequests:
         return len(self._by_stream)
 
     def conflict(self, request: Request) -> RequestError | None:
-        """Why the request cannot be told from another one that is open."""
+        """The error of a request whose stream number or id another open request has."""
         if (id(request.buffer), request.stream) in self._by_stream:
             return RequestError(
                 Code.INVALID_ARGUMENT, f"stream {request.stream} is in use; choose a free number"
@@ -38,10 +42,26 @@ class OpenRequests:
         return None
 
     def add(self, request: Request) -> None:
-        """Opens a request that is in no conflict."""
+        """Opens a request that has no conflict."""
         self._by_stream[id(request.buffer), request.stream] = request
         self._by_id.setdefault(request.request_id, {})[request.owner] = request
         self.all_closed.clear()
+
+    def begin_parsing(self, request: Request, task: asyncio.Task[None]) -> None:
+        """`task` parses the request, and is cancelled if the request ends before."""
+        request.parsing = task
+        self.num_parsing += 1
+
+    def end_parsing(self, request: Request) -> None:
+        """The request is parsed, or cannot be; does nothing the second time."""
+        if request.parsing is not None:
+            request.parsing = None
+            self.num_parsing -= 1
+
+    def begin_search(self, request: Request, beams: BeamRequest) -> None:
+        """Makes an open request a beam search."""
+        request.beams = beams
+        self.num_searches += 1
 
     def at(self, buffer: DeltaBuffer, stream: int) -> Request | None:
         """The request of a client's stream number."""
@@ -53,19 +73,19 @@ class OpenRequests:
         return [r for name, r in found.items() if owner is None or name == owner]
 
     def of(self, buffer: DeltaBuffer) -> list[Request]:
-        """All of a client."""
+        """The requests of a client."""
         return [request for request in self._by_stream.values() if request.buffer is buffer]
 
-    def that_move(self) -> list[Request]:
-        """Those whose clients continue them elsewhere."""
+    def of_gateways(self) -> list[Request]:
+        """The requests whose clients continue them elsewhere."""
         return [request for request in self._by_stream.values() if request.buffer.moves]
 
     def are_all_of(self, buffer: DeltaBuffer) -> bool:
-        """Whether no other client has one."""
+        """Whether no other client has an open request."""
         return all(request.buffer is buffer for request in self._by_stream.values())
 
     def in_state(self, state: State) -> int:
-        """How many have a sequence in a state; may be asked on any thread."""
+        """How many have a sequence in a state; may be called on any thread."""
         requests = list(self._by_stream.values())  # one operation under the interpreter's lock
         return sum(any(s.state is state for s in r.sequences) for r in requests)
 
@@ -74,11 +94,11 @@ class OpenRequests:
         request.open = False
         if request.deadline is not None:
             request.deadline.cancel()
-        del self._by_stream[id(request.buffer), request.stream]
-        namesakes = self._by_id[request.request_id]
-        del namesakes[request.owner]
-        if not namesakes:
-            del self._by_id[request.request_id]
+        if request.parsing is not None:
+            request.parsing.cancel()
+            self.end_parsing(request)
+        self.num_searches -= request.beams is not None
+        self._remove(request)
         metrics.REQUESTS.labels(state.name.lower()).inc()
         completion_tokens = 0
         if request.beams is not None:
@@ -93,7 +113,14 @@ class OpenRequests:
                 finish.cumulative_logprob = request.cumulative_logprob
         if request.queue_seconds is not None:
             finish.queue_seconds = request.queue_seconds
-        rest = request.text.flush() if request.text is not None and not request.beams else ""
+        rest = "" if request.beams is not None else request.flush(finish)
         request.buffer.add_finish(request.stream, finish, completion_tokens, rest)
+
+    def _remove(self, request: Request) -> None:
+        del self._by_stream[id(request.buffer), request.stream]
+        same_id = self._by_id[request.request_id]
+        del same_id[request.owner]
+        if not same_id:
+            del self._by_id[request.request_id]
         if not self._by_stream:
             self.all_closed.set()

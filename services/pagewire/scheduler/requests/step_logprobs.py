@@ -1,4 +1,4 @@
-"""Log probabilities on their way from a worker's answer to the clients that want them."""
+"""Log probabilities: from a worker's result to the clients that want them."""
 
 from dataclasses import dataclass, field
 
@@ -12,27 +12,30 @@ from pagewire.v1 import worker_pb2 as worker_pb
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """What a worker's answer says of some of its rows: of each its token, then the likeliest."""
+    """The candidates of some rows of a result: the sampled token, then the likeliest tokens."""
 
-    rows: Int32Array  # [n], ascending positions in the answer
+    rows: Int32Array  # [n], ascending positions in the result
     ids: Int32Array  # [n, 1 + top]
     values: Float32Array  # [n, 1 + top]
 
     @classmethod
     def read(cls, result: worker_pb.StepResult) -> "StepLogprobs | None":
-        """Those of an answer, None if it has none; ValueError if they are not well formed."""
+        """Those of a result; None if it has none, ValueError if they are invalid."""
         if not result.logprob_rows:
             return None
         rows, tokens = unpack(result.logprob_rows), unpack(result.token_ids)
         if rows.min() < 0 or rows.max() >= len(tokens):
-            raise ValueError(f"step {result.step} has log probabilities of rows that it has not")
+            raise ValueError(
+                f"step {result.step} has log probabilities of rows {rows.min()} to {rows.max()}, "
+                f"and {len(tokens)} rows"
+            )
         ids = unpack(result.top_ids).reshape(len(rows), -1)
         values = unpack_floats(result.top_logprobs).reshape(ids.shape)
         chosen = unpack_floats(result.logprobs).reshape(len(rows), 1)
         return cls(rows, np.hstack((tokens[rows, None], ids)), np.hstack((chosen, values)))
 
     def of(self, valid: NDArray[np.bool_]) -> "StepLogprobs":
-        """With positions among the `valid` rows of the answer only, which others are not."""
+        """Those of the `valid` rows, with positions among these rows."""
         kept = valid[self.rows]
         rows = (np.cumsum(valid, dtype=np.int32) - 1)[self.rows[kept]]
         return StepLogprobs(rows, self.ids[kept], self.values[kept])
@@ -40,30 +43,30 @@ class StepLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """One token of a request, itself and the likeliest tokens at its place, as it travels."""
+    """The candidates of one token, packed: the token itself, then the likeliest at its place."""
 
     count: int
     ids: bytes  # [count] int32
     logprobs: bytes  # [count] float32
-    sizes: list[int]  # [count], of each token's part of `data`
+    sizes: list[int]  # [count], bytes of each token in `data`
     data: bytes
 
 
 @dataclass(slots=True, eq=False)
 class CandidateBuffer:
-    """The candidates that one client is to be sent; see MultiplexResponse."""
+    """The candidates that wait for one client; see MultiplexResponse."""
 
     _counts: list[int] = field(default_factory=list)
     _held: list[Candidates] = field(default_factory=list)
 
     def add(self, entry: int, candidates: Candidates) -> None:
-        """Those of the token of the message's entry number `entry`; entries come in order."""
+        """Adds the candidates of the message's entry number `entry`; entries come in order."""
         self._counts += [0] * (entry - len(self._counts))
         self._counts.append(candidates.count)
         self._held.append(candidates)
 
     def move_to(self, message: pb.MultiplexResponse, entries: int) -> None:
-        """Adds all to a message with so many entries, and forgets them."""
+        """Moves all candidates to a message that has so many entries."""
         if not self._held:
             return
         missing = entries - len(self._counts)

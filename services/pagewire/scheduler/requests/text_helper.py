@@ -1,6 +1,6 @@
-"""What a helper process of the scheduler computes: the token ids of large requests.
+"""Helper processes that tokenize large requests, so that they do not block the event loop.
 
-A task is one byte that says what is wanted, the limits, and a serialized message.
+A task is one byte for its kind, the limits, and a serialized message.
 """
 
 import struct
@@ -15,20 +15,15 @@ from pagewire.models import resolve_model, served_name
 from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.requests import failures
-from pagewire.scheduler.requests.parsing import (
-    ModelLimits,
-    RequestTokens,
-    check_model,
-    parse_request,
-    tokenize_input,
-)
+from pagewire.scheduler.requests.parsing import check_model, parse_request
+from pagewire.scheduler.requests.prompt import ModelLimits, RequestTokens, tokenize_input
 from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 _TASK = struct.Struct("<cQQQ")
 _COUNT = struct.Struct("<Q")
 _GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
-# Above it a task may take seconds.
+# A larger task may take seconds.
 _LARGE_BYTES = 256 << 10
 
 
@@ -39,7 +34,7 @@ def read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
 
 
 def bounds_of(config: SchedulerConfig) -> TextBounds:
-    """What a scheduler takes of text."""
+    """The bounds of the scheduler's settings on text."""
     return TextBounds(
         max_prompt_chars=config.max_prompt_chars,
         max_messages=config.max_messages,
@@ -69,18 +64,18 @@ class TextHelpers:
         await self._pool.close()
 
     async def tokens(self, data: bytes, limits: ModelLimits) -> RequestTokens:
-        """Those of a serialized GenerateRequest that can be run; RequestError if it cannot."""
+        """The token ids of a serialized GenerateRequest; RequestError if it cannot be run."""
         answer = await self._run(_GENERATE, data, limits)
         (count,) = _COUNT.unpack_from(answer)
         ids = unpack(answer[_COUNT.size :])
         return RequestTokens(ids[:count], ids[count:])
 
     async def tokenize(self, data: bytes) -> bytes:
-        """The serialized answer to a serialized TokenizeRequest."""
+        """The serialized response to a serialized TokenizeRequest."""
         return await self._run(_TOKENIZE, data)
 
     async def detokenize(self, data: bytes) -> bytes:
-        """The serialized answer to a serialized DetokenizeRequest."""
+        """The serialized response to a serialized DetokenizeRequest."""
         return await self._run(_DETOKENIZE, data)
 
     async def _run(self, kind: bytes, data: bytes, limits: ModelLimits | None = None) -> bytes:
@@ -91,11 +86,11 @@ class TextHelpers:
         try:
             return await self._pool.run(task, large=len(data) > _LARGE_BYTES)
         except HelperError as error:
-            raise failures.unread(str(error)) from error
+            raise failures.helper_failed(str(error)) from error
 
 
 def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
-    """Answers tasks, in a helper process."""
+    """The function that a helper process runs for each task."""
     tokenizer = read_tokenizer(config)
     model = served_name(config.model, config.served_model_name)
 
@@ -124,7 +119,7 @@ def _tokens(tokens: RequestTokens) -> bytes:
 def tokenized(
     message: pb.TokenizeRequest, tokenizer: Tokenizer | TokenIdsOnly, model: str
 ) -> pb.TokenizeResponse:
-    """The token ids of a text or a conversation; `model` is the name of the one served."""
+    """The token ids of a text or a conversation; `model` is the name of the served model."""
     check_model(message.model, model)
     return pb.TokenizeResponse(token_ids=tokenize_input(message, tokenizer).tolist())
 

@@ -1,1 +1,4 @@
-"""Text: the tokenizer, chat templates, incremental detokenization and stop strings."""
+"""Text: the tokenizer, chat templates, incremental detokenization and stop strings.
+
+Nothing here knows requests or workers.
+"""

@@ -19,7 +19,7 @@ Message = dict[str, str]
 
 
 class _GenerationBlock(Extension):
-    """Accepts `{% generation %}`, by which training marks the assistant's text; it prints it."""
+    """Prints `{% generation %}` blocks, which mark the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads it from the class
 
@@ -32,7 +32,7 @@ class ChatTemplate:
     """The template of one model; `render` may be called from any thread."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """`special_tokens` are the variables such as `bos_token`. ValueError: a bad template."""
+        """`special_tokens` are variables such as `bos_token`. ValueError if it does not parse."""
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
@@ -44,7 +44,7 @@ class ChatTemplate:
         """The template of a model folder, from chat_template.jinja or tokenizer_config.json."""
         config = _read_json(folder / "tokenizer_config.json")
         file = folder / "chat_template.jinja"
-        source = file.read_text() if file.is_file() else config.get("chat_template")
+        source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
         if isinstance(source, list):
             source = next((t["template"] for t in source if t.get("name") == "default"), None)
         return None if source is None else cls(source, _special_tokens(config))
@@ -52,14 +52,14 @@ class ChatTemplate:
     def render(
         self, messages: list[Message], add_generation_prompt: bool, variables: dict[str, Any]
     ) -> str:
-        """The prompt text; a RequestError with the template's own words if it refuses."""
+        """The prompt text; RequestError with the template's own message if it raises an error."""
         try:
             return self._template.render(
                 **(self._special_tokens | variables),
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
             )
-        except Exception as error:  # it computes with what the client gave, and with nothing else
+        except Exception as error:  # the template computes with the client's values only
             raise invalid(
                 "messages", f"the model's chat template refuses these messages: {error}"
             ) from error
@@ -76,7 +76,7 @@ def _environment() -> Environment:
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    # Jinja's own filter escapes for HTML, which a model must not see.
+    # Jinja's own filter escapes for HTML, which models were not trained on.
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
 
 
@@ -95,4 +95,4 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,14 +1,14 @@
 """The text of one running sequence: incremental decoding and stop strings."""
 
-from pagewire.scheduler.text.tokenizer import Detokenizer
+from pagewire.scheduler.text.detokenizer import Detokenizer
 
 
 class TextStream:
-    """Turns tokens into text that may be sent, and notices stop strings.
+    """Turns tokens into text that may be sent, and finds stop strings.
 
-    Text that could be the beginning of a stop string is held back until it is known not to be.
-    What has been emitted is a pure function of the tokens fed, so a resumed sequence that is fed
-    the same tokens stands at the same place.
+    Text that may be the beginning of a stop string is held back. The text that was returned is a
+    pure function of the tokens that were fed, so a resumed sequence that is fed the same tokens
+    continues at the same place.
     """
 
     __slots__ = ("_detokenizer", "_held", "_include_stop", "_stop", "stop_string")
@@ -22,9 +22,9 @@ class TextStream:
 
     @property
     def by_table(self) -> bool:
-        """Whether the text of the next token is the one in TokenTexts, if it has one there.
+        """Whether the next token may take its text from TokenTexts, if it has one there.
 
-        Such a token need not be fed: it leaves nothing behind.
+        Such a token need not be fed, because it changes no state.
         """
         return not self._stop and self._detokenizer.at_character
 
@@ -36,7 +36,7 @@ class TextStream:
         return self._release(piece)
 
     def flush(self) -> str:
-        """The rest of the text when generation ends for another reason than a stop string."""
+        """The rest of the text when generation ends; empty after a stop string."""
         if self.stop_string is not None:
             return ""
         rest = self._detokenizer.flush()

@@ -1,1 +1,4 @@
-"""The workers: a link to each, what is known of each, and what runs on it."""
+"""The workers: a link to each, the limits of each, and what runs on it.
+
+Decisions about sequences belong to `core`, and requests to `requests`.
+"""

@@ -1,4 +1,4 @@
-"""The workers that a scheduler knows: they join and leave while it runs."""
+"""The workers that a scheduler connects to: they join and leave while it runs."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ RESOLVE_SECONDS = 2.0
 
 
 class Workers:
-    """A link to each worker that is listed or that a listed name resolves to."""
+    """A link to each worker address that is listed, or that a listed name resolves to."""
 
     def __init__(
         self,
@@ -25,8 +25,7 @@ class Workers:
         credentials: Credentials = NO_CREDENTIALS,
         step_timeout: float = 60.0,
     ) -> None:
-        """`grace` are the seconds that sequences have to finish on a worker that was removed,
-        `step_timeout` those that a worker has for a step."""
+        """`grace`: seconds for the sequences of a removed worker; `step_timeout`: for a step."""
         self._addresses = addresses
         self._events = events
         self._grace = grace
@@ -39,7 +38,7 @@ class Workers:
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Until it is cancelled, or raises the fault of a link; then every link is closed."""
+        """Lasts until it is cancelled or a link fails with an error; then closes every link."""
         try:
             while True:
                 await self.refresh()
@@ -54,12 +53,12 @@ class Workers:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def refresh(self) -> None:
-        """Resolves the names again: links to what is new, and lets go of what is gone."""
+        """Resolves the names again, links to new workers and removes those that are gone."""
         for address in self._addresses:
             try:
                 self._targets[address] = await self._resolve(address)
             except OSError as error:
-                # Those found earlier stay: a name server's hiccup must not end sequences.
+                # Known workers stay: a failing name server must not end sequences.
                 log.warning("cannot resolve worker address %s: %s", address.text, error)
         wanted = {target for targets in self._targets.values() for target in targets}
         for target in sorted(wanted - self._links.keys()):
@@ -75,7 +74,7 @@ class Workers:
         task.add_done_callback(lambda _: self._forget(link))
 
     def _remove(self, link: WorkerLink) -> None:
-        """Lets the worker's sequences finish; what has not by the end of the grace moves."""
+        """Drains the worker; sequences that are left after the grace run elsewhere."""
         if link.retired:
             return
         log.info("worker %s is no longer listed", link.address)
@@ -89,8 +88,11 @@ class Workers:
             task.cancel()
 
     def _forget(self, link: WorkerLink) -> None:
-        """A link has ended. One that lost its worker to another scheduler stays known while it is
-        listed, or both would take it from each other in turns."""
+        """A link has ended.
+
+        If another scheduler took the worker, its address stays known while it is listed. Otherwise
+        both schedulers would take the worker from each other in turns.
+        """
         task = self._tasks.pop(link)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._faults.put_nowait(fault)

@@ -1,15 +1,23 @@
 """The connected workers: what runs on each, what it can take, how far ahead to plan for it."""
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pagewire.config import SchedulerConfig
+from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.chunk_size import ChunkSize
+from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.requests.parsing import ModelLimits
+from pagewire.scheduler.requests.prompt import ModelLimits
+from pagewire.scheduler.requests.slot_streams import SlotStreams
+from pagewire.scheduler.text.token_texts import TokenTexts
 from pagewire.scheduler.workers.link import WorkerLink
-from pagewire.scheduler.workers.slot_streams import SlotStreams
+from pagewire.scheduler.workers.outage import Outage
+from pagewire.scheduler.workers.step_codec import encode_step
+from pagewire.scheduler.workers.worker_info import worker_limits
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -28,11 +36,12 @@ class ReadyWorker:
     info: pb.WorkerInfo
     batch: WorkerBatch
     streams: SlotStreams
+    # Of the latest step; the first steps count as long ones.
     step_seconds: float = 1.0
-    # It gets no more sequences; it is left once it has none.
+    # It gets no more sequences, and is disconnected once it has none.
     draining: bool = False
-    left: bool = False
-    # Without a target chunks are as large as a step allows.
+    leaving: bool = False
+    # None without a target for the time of a step: chunks are as large as a step allows.
     chunks: ChunkSize | None = None
 
     def aim_at(self, tpot_ms: float) -> None:
@@ -51,49 +60,104 @@ class ReadyWorker:
             self.batch.chunk_tokens = self.chunks.tokens
 
     def wants_step(self, run_ahead: int) -> bool:
-        """Whether fewer steps are in flight than should be: short ones must cover the round trip
-        between them."""
+        """Whether fewer steps are in flight than should be.
+
+        Short steps need more in flight, to cover the round trip.
+        """
         short = self.step_seconds < SHORT_STEP_SECONDS
         return len(self.batch.in_flight) < max(run_ahead, SHORT_STEP_RUN_AHEAD if short else 0)
 
+    def send(self, plan: StepPlan) -> None:
+        """Sends a step; to be called before anything else changes the sequences."""
+        self.link.send(encode_step(plan))
+
+    def leave_if_drained(self) -> None:
+        """Disconnects from a draining worker that has no sequence any more."""
+        if self.draining and self.batch.idle and not self.leaving:
+            self.leaving = True
+            self.link.leave()
+
 
 class ReadyWorkers:
-    """The connected workers, those that drain included."""
+    """The connected workers, draining ones included. Admission knows those that take sequences."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        model: str,
+        texts: TokenTexts,
+        admission: Admission,
+        plan_soon: Callable[[], None],
+    ) -> None:
+        """`texts` are those of the model's tokens; `plan_soon` is called when requests have waited
+        for too long without a worker."""
         self.by_link: dict[WorkerLink, ReadyWorker] = {}
-        self._by_batch: dict[WorkerBatch, ReadyWorker] = {}
-        # What they can take; None before the first of them was there. While all are lost it is
-        # what they could take, so that requests wait for their return.
+        # What they can take; None before the first worker was ready. While all are lost it is what
+        # they could take, so that requests wait for their return.
         self.limits: ModelLimits | None = None
+        self.outage = Outage(config.hand_back_after, config.no_worker_timeout, plan_soon)
+        self._config = config
+        self._model = model
+        self._texts = texts
+        self._admission = admission
+        self._by_batch: dict[WorkerBatch, ReadyWorker] = {}
 
     def __iter__(self) -> Iterator[ReadyWorker]:
         return iter(self.by_link.values())
 
-    def add(self, worker: ReadyWorker) -> None:
-        """A worker has connected."""
-        self.by_link[worker.link] = self._by_batch[worker.batch] = worker
-        self._update_limits()
-        limits = worker.batch.limits
+    def connect(self, link: WorkerLink, info: pb.WorkerInfo) -> None:
+        """Adds a worker that takes sequences; ValueError if it cannot serve the model."""
+        if info.model != self._model:
+            raise ValueError(f"it serves the model {info.model!r}, this scheduler {self._model!r}")
+        limits = worker_limits(self._config, info)
+        batch = self._admission.add_worker(limits, time.monotonic())
+        streams = SlotStreams(limits.num_slots, self._texts)
+        worker = ReadyWorker(link, info, batch, streams)
+        if self._config.tpot_slo_ms is not None:
+            worker.aim_at(self._config.tpot_slo_ms)
+        self.by_link[link] = self._by_batch[batch] = worker
+        self._update()
         log.info(
-            "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d in the host's memory, "
-            "%d sequences",
-            worker.link.address,
-            worker.info.model,
-            worker.info.dtype,
-            worker.info.device,
+            "worker %s is ready: %s %s on %s, %d blocks of %d tokens, %d blocks in host memory, "
+            "%d slots",
+            link.address,
+            info.model,
+            info.dtype,
+            info.device,
             limits.num_blocks - 1,
             limits.block_size,
             limits.host.num_blocks,
             limits.num_slots,
         )
 
+    def drain(self, link: WorkerLink) -> bool:
+        """Gives a worker no more sequences; False if that is so already."""
+        worker = self.by_link.get(link)
+        if worker is None or worker.draining:
+            return False
+        worker.draining = True
+        self._admission.drain_worker(worker.batch)
+        self._update()
+        return True
+
+    def resume(self, link: WorkerLink) -> bool:
+        """Gives a draining worker sequences again; False if it is not draining, or leaving."""
+        worker = self.by_link.get(link)
+        if worker is None or not worker.draining or worker.leaving:
+            return False
+        log.info("worker %s takes sequences again", link.address)
+        worker.draining = False
+        self._admission.resume_worker(worker.batch)
+        self._update()
+        return True
+
     def remove(self, link: WorkerLink) -> ReadyWorker | None:
-        """A connection is gone; what it led to, None if that was not ready."""
+        """Removes the worker of a broken link, which keeps its sequences; None if there is none."""
         worker = self.by_link.pop(link, None)
         if worker is not None:
             del self._by_batch[worker.batch]
-            self._update_limits()
+            self._admission.drain_worker(worker.batch)
+            self._update()
         return worker
 
     def of(self, batch: WorkerBatch) -> ReadyWorker:
@@ -101,27 +165,28 @@ class ReadyWorkers:
         return self._by_batch[batch]
 
     def batches(self) -> list[WorkerBatch]:
-        """What runs on each; may be asked on any thread."""
+        """The batch of each worker; may be called on any thread."""
         return [worker.batch for worker in list(self.by_link.values())]
 
     def may_take(self, sequence: Sequence) -> bool:
-        """Whether one of them takes the sequence at its longest, as far as any is connected."""
+        """Whether some worker takes the sequence at its longest; True while none is connected."""
         return not self.by_link or any(worker.batch.fits(sequence) for worker in self)
 
     def finish(self, sequence: Sequence) -> None:
-        """Ends a sequence wherever it runs, if it does."""
+        """Ends a sequence on the worker that runs it, if any does."""
         for worker in self:
             if worker.batch.slots.holds(sequence):
                 worker.batch.finish(sequence.slot, State.CANCELLED)
                 return
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Nobody need keep the KV of these ended sequences any longer."""
+        """Lets workers free the KV that was kept of ended sequences."""
         for worker in self:
             for sequence in sequences:
                 worker.batch.forget(sequence.arrival)
 
-    def _update_limits(self) -> None:
+    def _update(self) -> None:
+        self.outage.update(bool(self._admission.batches))
         infos = [worker.info for worker in self]
         if infos:
             self.limits = ModelLimits(

@@ -1,4 +1,4 @@
-"""What a worker says of itself, as the scheduling core takes it."""
+"""From a worker's WorkerInfo and the settings to the limits that the core plans with."""
 
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
@@ -7,7 +7,7 @@ from pagewire.v1 import worker_pb2 as pb
 
 
 def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
-    """The sizes to plan with; ValueError if the worker's cannot be true."""
+    """The sizes to plan with; ValueError if the worker's are impossible."""
     for name in ("block_size", "num_slots", "max_model_len", "max_num_batched_tokens"):
         if not getattr(info, name):
             raise ValueError(f"its {name} is 0")
@@ -22,7 +22,7 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         memory_threshold=config.memory_threshold,
         prefix_caching=config.prefix_caching,
         prefix_groups=info.prefix_groups,
-        # What is on the host is found by the prefix cache.
+        # Only the prefix cache finds blocks in host memory.
         host=_host_memory(info) if config.prefix_caching else NO_HOST_MEMORY,
     )
 

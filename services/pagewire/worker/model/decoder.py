@@ -10,7 +10,7 @@ from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 
 # Behind its KV the last layer computes only what is wanted of it.
 KINDS_OF_LAYERS = 2
@@ -49,7 +49,7 @@ class Batch:
     decode_lengths: Tensor  # [num_decodes], KV tokens, the current one included
     prefill: Prefill | None
     wanted: Wanted | None = None  # None: all tokens, in order
-    shared: SharedRanges | None = None  # of the decode rows
+    shared: SharedPrefixItems | None = None  # of the decode rows
     plan: Any = None  # of their attention: what `ops.plan_decode` has returned
 
 

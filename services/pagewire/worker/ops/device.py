@@ -1,4 +1,4 @@
-"""What a launch needs to know of the device it runs on."""
+"""Properties of a device that kernel launches depend on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from functools import cache
 
 import torch
 
-# The interpreter runs programs one after another: a few are enough to split and to merge.
+# Triton's interpreter runs programs one after another. A few are enough to test how work is split
+# and merged.
 _INTERPRETED_PROCESSORS = 5
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return how many programs of one per multiprocessor fill the device."""
+    """Return the number of multiprocessors; a small constant where there is no GPU."""
     if device.type != "cuda":
         return _INTERPRETED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -20,5 +21,8 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def dependent_launch(device: torch.device) -> bool:
-    """Tell whether a kernel may start before its predecessor has ended (Hopper and later)."""
+    """Tell whether the device has programmatic dependent launch (PDL): Hopper and later.
+
+    With PDL a kernel may start before the kernel launched before it has ended.
+    """
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))

@@ -1,7 +1,7 @@
 """Who may send a worker its steps."""
 
+from pagewire.addresses import is_local
 from pagewire.config import ProcessConfig
-from pagewire.hosts import is_local
 from pagewire.rpc.credentials import WORKER_TOKEN, Credentials, read_token
 
 
@@ -12,7 +12,7 @@ def worker_credentials(config: ProcessConfig, token_file: str | None, address: s
     of everybody's prompts. OSError or ValueError for files that are no use.
     """
     credentials = Credentials.of(config).with_token(read_token(token_file, WORKER_TOKEN))
-    if not is_local(address) and not credentials.refuses_strangers:
+    if not is_local(address) and not credentials.authenticates_clients:
         raise ValueError(
             f"{address} is open to other machines; set {WORKER_TOKEN} (or --worker-token-file) "
             "here and at the schedulers, or give --tls-cert, --tls-key and --tls-ca"

@@ -47,8 +47,8 @@ class WorkerHealth:
             step_timeout,
             on_fatal,
             on_change,
-            doubt_seconds=min(unready_after or step_timeout, step_timeout),
-            on_doubt=on_doubt,
+            slow_seconds=min(unready_after or step_timeout, step_timeout),
+            on_slow=on_doubt,
         )
         await self._publish()
         return watchdog

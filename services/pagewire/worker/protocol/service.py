@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE
-from pagewire.rpc.transport import HEARTBEAT_SECONDS, PROTOCOL_VERSION
+from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.protocol.executor import StepExecutor

@@ -7,7 +7,7 @@ from torch import Tensor
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
 from pagewire.worker.model.kv_cache import zeros as lazy_zeros
 from pagewire.worker.ops import Ops
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits

@@ -11,7 +11,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.measurement.host_costs import measure_costs
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill, Wanted
 from pagewire.worker.model.kv_cache import empty_cache
-from pagewire.worker.ops.reference.step import FAILED
+from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, rehearsal
 from pagewire.worker.protocol.steps.limits import Limits

@@ -15,7 +15,7 @@ from torch import Tensor
 from pagewire.packing import Int32Array
 from pagewire.worker.measurement.piggyback import measure_ridge
 from pagewire.worker.model.decoder import Batch, Decoder
-from pagewire.worker.ops.reference.step import (
+from pagewire.worker.ops.contract.step import (
     INDICES,
     NUM_INPUTS,
     POSITIONS,

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from pagewire.packing import Int32Array
-from pagewire.worker.ops.contract.shared_ranges import (
+from pagewire.worker.ops.contract.shared_prefix import (
     ITEM_FIELDS,
     MAX_RANGES,
     RANGE_UNIT,
-    SharedRanges,
+    SharedPrefixItems,
 )
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 
@@ -36,11 +36,13 @@ def buffer_length(rows: int) -> int:
     return 4 + ITEM_FIELDS * MAX_ITEMS + MAX_RANGES * rows + 2 * rows
 
 
-def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedRanges:
+def shared_ranges(buffer: torch.Tensor, rows: int) -> SharedPrefixItems:
     """Views of `buffer [buffer_length(rows)]` int32 on the device."""
     lengths = (4, ITEM_FIELDS * MAX_ITEMS, MAX_RANGES * rows, rows, rows)
     count, items, entries, covered, counts = buffer.split(lengths)
-    return SharedRanges(count[:1], items.view(MAX_ITEMS, ITEM_FIELDS), entries, covered, counts)
+    return SharedPrefixItems(
+        count[:1], items.view(MAX_ITEMS, ITEM_FIELDS), entries, covered, counts
+    )
 
 
 def pack_ranges(

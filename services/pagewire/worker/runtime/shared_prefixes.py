@@ -4,7 +4,7 @@ import torch
 
 from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Decoder
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import Sharing, buffer_length, pack_ranges, shared_ranges
@@ -16,11 +16,11 @@ class SharedPrefixes:
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype, rows: int) -> None:
         from pagewire.worker.ops.device import multiprocessors
-        from pagewire.worker.ops.triton.attention.shared import rows_of_an_item
+        from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 
         model, device = decoder.config, decoder.weights.embedding.device
         self._sharing = Sharing(
-            members=rows_of_an_item(dtype, model.head_dim, model.num_heads // model.num_kv_heads),
+            members=max_rows_per_item(dtype, model.head_dim, model.num_heads // model.num_kv_heads),
             kv_heads=model.num_kv_heads,
             processors=multiprocessors(device),
             block_size=limits.block_size,
@@ -29,7 +29,7 @@ class SharedPrefixes:
         self._staging = Staging(buffer_length(rows))
         self._held: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
 
-    def ranges(self, rows: int) -> SharedRanges:
+    def ranges(self, rows: int) -> SharedPrefixItems:
         """What a step of `rows` rows reads."""
         return shared_ranges(self._buffer[: buffer_length(rows)], rows)
 

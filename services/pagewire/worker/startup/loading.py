@@ -24,14 +24,10 @@ from pagewire.worker.model.kv_cache import (
 from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
+from pagewire.worker.ops.contract.blocks import check_block_size
 from pagewire.worker.protocol.backend import Backend
 from pagewire.worker.protocol.steps.device_plan import rehearsal
-from pagewire.worker.protocol.steps.limits import (
-    Limits,
-    check_block_size,
-    fit_to_pool,
-    longest_sequence,
-)
+from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import GraphBackend
 from pagewire.worker.startup.compile_pool import Compiled, CompilePool
@@ -93,7 +89,7 @@ def _load(
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import choose_products
+        from pagewire.worker.startup.tuning import choose_gemms
 
         record = KernelRecord(config)
         if not record.exists():
@@ -109,7 +105,7 @@ def _load(
     timeline.mark("weights")
     compiled: list[Compiled] = []
     if graphs:
-        choose_products(decoder, trial)
+        choose_gemms(decoder, trial)
         timeline.mark("choosing products")
         if pool is not None:
             compiled = pool.finish()

@@ -15,7 +15,7 @@ from pagewire.worker.runtime.mixed_layout import body_sizes
 log = logging.getLogger(__name__)
 
 
-def choose_products(decoder: Decoder, limits: Limits) -> None:
+def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     """Measures the products of layers that graphs for `limits` will hold and cuBLAS computes."""
     weights = decoder.weights
     tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})

@@ -8,7 +8,7 @@ from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.workers.link import encode_step
+from pagewire.scheduler.workers.step_codec import encode_step
 from support.sequences import EOS, admit, answer, can_admit, new_batch, sequence
 
 

@@ -12,7 +12,7 @@ from pagewire.scheduler.core.kv.host_tier import HostMemory, Reuse
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import Candidate, PrefixAware
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.scheduler.workers.link import encode_step
+from pagewire.scheduler.workers.step_codec import encode_step
 from support.sequences import GREEDY
 
 SIZE = 4

@@ -15,7 +15,7 @@ from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sequence, State
-from pagewire.suspicion import CONTROL_SECONDS, Loss, Suspicion
+from pagewire.suspicion import SURVIVAL_SECONDS, Loss, Suspicion
 from support.sequences import GREEDY, admit
 
 LIMITS = WorkerLimits(33, 4, 8, 16, memory_threshold=1.0)
@@ -65,7 +65,7 @@ class Fleet:
         loss = Loss("process")
         self.admission.lose_worker(batch, loss, self.now)
         self.admission.add_worker(LIMITS, self.now)
-        loss.met("process" if self.returns() else "another")
+        loss.resolve("process" if self.returns() else "another")
         self.failed += self.admission.remove_deadly()
 
     def _advance(self, batch: WorkerBatch) -> None:
@@ -116,7 +116,7 @@ def test_a_deadly_sequence_alone_fails_after_four_workers(deadly: Callable, work
     assert fleet.failed == [bad]
     assert fleet.losses == 4  # twice among others, then twice alone
     assert fleet.beside[2:] == [1, 1]
-    assert fleet.now > CONTROL_SECONDS, "some worker has lived without it in between"
+    assert fleet.now > SURVIVAL_SECONDS, "some worker has lived without it in between"
     assert all(len(s.output) == 20 for s in others)
 
 
@@ -149,7 +149,7 @@ def test_a_suspect_alone_twice_goes_on_if_a_worker_is_lost_without_it_meanwhile(
         fleet.lose(batch)
         assert fleet.losses == expected
     assert only.lost_alone
-    fleet.now += CONTROL_SECONDS / 2
+    fleet.now += SURVIVAL_SECONDS / 2
     assert list(fleet.admission.admit(fleet.now)) == [], "a worker must live without it first"
     fleet.lose(fleet.admission.batches[0])  # idle
     assert not only.lost_alone
@@ -190,7 +190,7 @@ def test_a_suspect_waits_until_a_loss_is_explained() -> None:
     assert list(fleet.admission.admit(fleet.now)) == []
     assert fleet.admission.held == [suspect]
     assert fleet.admission.runnable() == [], "no other scheduler may run it either"
-    loss.met("process")
+    loss.resolve("process")
     assert fleet.admission.remove_deadly() == []
     assert [each.sequence for each in fleet.admission.admit(fleet.now)] == [suspect]
 
@@ -209,13 +209,13 @@ def test_a_worker_that_was_to_leave_is_no_loss() -> None:
 def test_losses_at_another_scheduler_count() -> None:
     bad = sequence(0)
     fleet = Fleet(1, deadly_in_prefill(bad))
-    fleet.admission.set_suspicion(bad, Suspicion.told(3, [0.1], fleet.now))
+    fleet.admission.set_suspicion(bad, Suspicion.from_report(3, [0.1], fleet.now))
     assert bad.suspect
     assert bad.lost_alone
     fleet.run([bad])
     assert fleet.failed == [bad]
     assert fleet.losses == 1
-    assert fleet.now > CONTROL_SECONDS
+    assert fleet.now > SURVIVAL_SECONDS
 
 
 def test_two_deadly_sequences_are_told_apart() -> None:

@@ -1,7 +1,7 @@
-"""Matrix products by an algorithm of one's choice: as much of cuBLASLt as that needs.
+"""Bindings of cuBLASLt: list the algorithms of a GEMM and run one of them.
 
-torch takes the first algorithm that the library's heuristics name. Names and numbers are those of
-`cublasLt.h`; the library itself is the one that torch has loaded.
+torch always takes the first algorithm that the library's heuristic lists. Names and numbers here
+are those of `cublasLt.h`. The library is the one that torch has loaded.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# As much as torch gives cuBLAS on Hopper.
+# The workspace that torch gives cuBLAS on Hopper.
 WORKSPACE_BYTES = 32 << 20
-# Addresses of matrices are multiples of this, as the heuristics assume.
+# Addresses of matrices must be multiples of this many bytes, as the heuristic assumes.
 ALIGNMENT = 256
 
-# Asked for with less workspace, the heuristics name other algorithms.
+# With less workspace the heuristic lists other algorithms.
 _WORKSPACE_LIMITS = (WORKSPACE_BYTES, WORKSPACE_BYTES // 8, 0)
-# So many they name at most; asked for 256 with cuBLAS 13.1, no more.
+# The heuristic lists this many at most: cuBLAS 13.1 returned no more when asked for 256.
 _MAX_RESULTS = 8
 
 # cublasLtMatmulAlgoConfigAttributes_t: number and type of each setting of an algorithm.
@@ -116,7 +116,10 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a product `x [tokens, k] @ weight [features, k].T`; `add` if it is added to the output."""
+    """A GEMM `x [tokens, k] @ weight [features, k].T`.
+
+    `add`: the result is added to the output instead of replacing it.
+    """
 
     tokens: int
     features: int
@@ -127,7 +130,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Algorithm:
-    """One way to compute the products of a shape, with what the library knows of the shape."""
+    """One way to compute the GEMMs of a shape, with the library's descriptors of that shape."""
 
     chosen: _Algorithm
     description: Handle
@@ -138,15 +141,16 @@ class Algorithm:
 
 
 def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm]:
-    """Those that the heuristics name, the likely fastest first; none for types not known here.
+    """Return the algorithms that the heuristic lists, the likely fastest first.
 
     Args:
-        shape: what they compute.
-        others: algorithms of shapes that differ in tokens alone; those that fit are added.
+        shape: the GEMM. The list is empty for dtypes other than bfloat16 and float16.
+        others: algorithms of shapes that differ in tokens only. Those that can compute this shape
+            are appended.
 
     Raises:
-        OSError: torch has loaded no such library.
-        RuntimeError: the library refused.
+        OSError: there is no cuBLASLt library of torch's CUDA version.
+        RuntimeError: the library returned an error.
     """
     if shape.dtype not in _DATA_TYPES:
         return []
@@ -160,7 +164,7 @@ def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm
     )
 
     def layout(rows: int, columns: int) -> Handle:
-        """Of a matrix whose columns follow one another: ours, transposed."""
+        """Describe a column-major matrix, which is the transpose of a row-major tensor."""
         kind = _DATA_TYPES[shape.dtype]
         return _new(library.cublasLtMatrixLayoutCreate, kind, rows, columns, rows)
 
@@ -180,18 +184,21 @@ def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor, algorithm: Algorithm) -> Tensor:
-    """Write `x @ weight.T` to `out`, or add it, as the algorithm's shape says; queues it only.
+    """Queue `x @ weight.T` on the current stream; it is written or added to `out`.
+
+    All tensors are contiguous and have the dtype of the algorithm's shape.
 
     Args:
-        x: `[tokens, k]`, like the others contiguous and of the shape's type.
+        x: `[tokens, k]`.
         weight: `[features, k]`.
-        out: `[tokens, features]`.
+        out: `[tokens, features]`; the result is added to it if the shape has `add`.
+        algorithm: one for exactly this shape.
 
     Returns:
         `out`.
 
     Raises:
-        RuntimeError: the library refused.
+        RuntimeError: the library returned an error.
     """
     workspace = _workspace(x.device)
     _check(
@@ -218,7 +225,7 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, algorithm: Algorithm) -> Te
 
 
 def with_settings(algorithm: Algorithm, **settings: int) -> Algorithm | None:
-    """The same with other `SETTINGS`; None if the library does not take them."""
+    """Return the algorithm with other `SETTINGS`; None if the library does not support them."""
     chosen = copy(algorithm.chosen)
     for name, value in settings.items():
         number, kind = SETTINGS[name]
@@ -232,7 +239,7 @@ def with_settings(algorithm: Algorithm, **settings: int) -> Algorithm | None:
 
 
 def _fits(algorithm: Algorithm) -> bool:
-    """Whether an algorithm that the heuristics did not name for its shape can compute it."""
+    """Tell whether the library can run an algorithm that its heuristic did not list."""
     result = _HeuristicResult()
     status = _library().cublasLtMatmulAlgoCheck(
         _handle(),
@@ -273,7 +280,7 @@ def _heuristics(
         byref(count),
     )
     _check(library.cublasLtMatmulPreferenceDestroy(preference))
-    if status == 0:  # otherwise there is none for so little workspace
+    if status == 0:  # otherwise no algorithm needs so little workspace
         yield from (result for result in results[: count.value] if result.state == 0)
 
 
@@ -292,14 +299,14 @@ def _handle() -> Handle:
 
 @cache
 def _workspace(device: torch.device) -> Tensor:
-    """Products of one stream share it: they run one after another."""
+    """Return one workspace for all GEMMs of a device: those of one stream do not overlap."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 def _new(create: Any, *arguments: int) -> Handle:
-    made = Handle()
-    _check(create(byref(made), *arguments))
-    return made
+    handle = Handle()
+    _check(create(byref(handle), *arguments))
+    return handle
 
 
 def _address(value: Any) -> Handle:
@@ -308,4 +315,4 @@ def _address(value: Any) -> Handle:
 
 def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"cuBLASLt answered with status {status}")
+        raise RuntimeError(f"cuBLASLt returned status {status}")

@@ -1,8 +1,8 @@
-"""Tiles that cut a matrix product into one wave, which cuBLAS's heuristics often do not name.
+"""Tiles that cut a GEMM into one wave, which cuBLAS's heuristic often does not list.
 
-Such a product has as many programs as there are multiprocessors, or a few less, and all end
-together. Without them some multiprocessors compute two tiles, or a sum is cut and its parts are
-added by a kernel of their own, while others wait.
+In one wave a GEMM has as many programs as there are multiprocessors, or a few less, and all of them
+end together. With other tiles some multiprocessors compute two tiles while others are idle, or the
+sum over k is split and another kernel adds the parts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pagewire.worker.ops.integers import cdiv
 
 HEIGHTS = (64, 128, 192, 256)
 MAX_WIDTH = 256
-WIDTH_STEP = 8  # of matrix instructions
-MIN_BUSY = 0.7  # of all multiprocessors
+WIDTH_STEP = 8  # columns of a matrix instruction
+MIN_BUSY = 0.7  # fraction of multiprocessors that have a tile
 MAX_TILES = 2
 
-# cublasLtMatmulTile_t, the same from cuBLAS 12.6 to 13.1 (which divides by zero when it is asked
-# about numbers that no tile has): the first of the tiles of each height whose numbers follow one
-# another as their widths do, and those that had a number before.
+# cublasLtMatmulTile_t, equal in cuBLAS 12.6 to 13.1. For each height: the number of the first tile
+# of a series in which numbers rise with widths, and by width the tiles that had a number before
+# that series and are not part of it. cuBLAS 13.1 divides by zero on a number that no tile has.
 _NUMBERS = {
     64: (312, {8: 10, 32: 13, 64: 15, 96: 26, 128: 17, 192: 116, 256: 19}),
     128: (393, {32: 16, 64: 18, 96: 33, 128: 20, 160: 29, 192: 32, 256: 23}),
@@ -30,14 +30,14 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes of an output: `height` features of `width` tokens."""
+    """The part of the output that one program computes: `height` features of `width` tokens."""
 
     height: int
     width: int
 
     @property
     def number(self) -> int:
-        """Its cublasLtMatmulTile_t."""
+        """The tile's cublasLtMatmulTile_t."""
         first, older = _NUMBERS[self.height]
         if self.width in older:
             return older[self.width]
@@ -46,9 +46,9 @@ class Tile:
 
 
 def one_wave_tiles(features: int, tokens: int, processors: int) -> list[Tile]:
-    """At most `MAX_TILES` tiles of which `processors` programs cover `[tokens, features]`.
+    """Return up to `MAX_TILES` tiles with which `processors` programs cover `[tokens, features]`.
 
-    Those come first that read the least for what they compute.
+    Tiles that read the fewest values per output come first.
     """
     tiles = []
     for height in HEIGHTS:

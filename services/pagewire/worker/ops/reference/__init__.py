@@ -1,1 +1,4 @@
-"""The worker's operations in plain torch: the CPU backend, and the oracle of every kernel test."""
+"""The operations in plain torch: they run on a CPU, and every kernel is tested against them.
+
+A function implements the operation of its name, which `ops.contract` documents.
+"""

@@ -1,4 +1,4 @@
-"""Query/key normalization, rotary embedding and the KV write, in plain torch."""
+"""Query/key normalization, rotary embedding and KV write in plain torch; see `contract.rope`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,6 @@ def norm_qkv_rope_kv_write(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return `qk_norm_rope_kv_write` of `norm_linear(x, None, eps, weight, bias)`.
-
-    Args:
-        x: `[tokens, hidden]`.
-        eps: of both norms.
-        weight: `[(query_heads + 2 * kv_heads) * head_dim, hidden]`; holds the norm's weight.
-        bias: `[(query_heads + 2 * kv_heads) * head_dim]` or None.
-        q_norm, k_norm, cos_sin, positions, slots, block_tables, k_cache, v_cache, out: as there.
-
-    Returns:
-        Queries `[tokens, query_heads, head_dim]` in the dtype of `x`.
-    """
     qkv = norm_linear(x, None, eps, weight, bias)
     return qk_norm_rope_kv_write(
         qkv, q_norm, k_norm, eps, cos_sin, positions, slots, block_tables, k_cache, v_cache, out=out
@@ -58,29 +46,6 @@ def qk_norm_rope_kv_write(
     unscaled: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Turn the fused QKV projection of T tokens into rotated queries and cached keys and values.
-
-    Each query and key head is RMS-normalized where a norm weight is given, then rotated by the
-    token's position (the two halves of a head are the real and imaginary parts, as in the
-    Llama family); everything is computed in float32 and rounded once. Keys and values go to
-    block `block_tables[slot, position // block_size]`, row `position % block_size`.
-
-    Args:
-        qkv: `[tokens, (query_heads + 2 * kv_heads) * head_dim]`, queries, then keys, then values.
-        q_norm, k_norm: `[head_dim]` weights of the per-head RMS norm, or None for no norm.
-        eps: added to the mean square, as in `rms_norm`.
-        cos_sin: `[max_positions, head_dim]` float32, cosines in the first half of a row and
-            sines in the second.
-        positions, slots: `[tokens]` int32. Tokens of the padding slot write to scratch block 0.
-        block_tables: `[slots, max_blocks]` int32.
-        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
-        unscaled: `[tokens, hidden]`, what `qkv` was computed from where its RMS norm was meant:
-            `qkv` is divided by its root mean square first. None: it is right.
-        out: `[tokens, query_heads, head_dim]`, takes the queries; a new tensor when None.
-
-    Returns:
-        Queries `[tokens, query_heads, head_dim]` in the dtype of `qkv`: `out` if it was given.
-    """
     _, kv_heads, block_size, head_dim = k_cache.shape
     wide = qkv if unscaled is None else qkv.float() * inverse_rms(unscaled, eps)
     heads = wide.view(len(qkv), -1, head_dim)  # [tokens, query_heads + 2 kv_heads, head_dim]

@@ -1,115 +1,50 @@
-"""Drawing tokens from logits in plain torch.
+"""Drawing tokens from logits in plain torch; see `contract.sampling`.
 
-A token is drawn by the Gumbel-max method: the argmax of `score + noise`, where a score is
-`logit / temperature`, is a sample of the softmax, and the largest `score + noise` of a group is
-distributed as the logsumexp of its scores plus noise, whichever token it is of (Maddison, Tarlow
-and Minka, 2014, "A* Sampling"). So first a group of `GROUP` neighbouring ids is drawn, with one
-noise for each group, then one of its ids: noise for each id of the vocabulary costs three times as
-much as reading the logits. The noise is a hash of the request's seed, the token's index in the
-request and the number of the group or the id, and nothing else, so a request resumed elsewhere
-draws what it would have drawn here, whatever runs beside it.
+Tokens are drawn by the Gumbel-max method (Maddison, Tarlow and Minka, 2014, "A* Sampling"). A score
+is `logit / temperature`. With independent Gumbel noise for each token:
+
+- The argmax of `score + noise` is a sample of the softmax of the scores.
+- The largest `score + noise` of a group is distributed as the logsumexp of the group's scores plus
+  one noise value, independently of which token has it.
+
+So a group of `GROUP` neighbouring ids is drawn first, with one noise value for each group, then one
+id of that group. Noise for every id of the vocabulary would cost three times as much as reading the
+logits.
+
+The noise is a hash of the request's seed, the token's index in its request, and the number of the
+group or id. It depends on nothing else: equal logits give equal tokens in every batch and on every
+worker.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from pagewire.worker.protocol.steps.adjustments import BIASED, MAX_COUNTED, PENALIZED
+from pagewire.worker.ops.contract.noise import (
+    GREEDY_BELOW,
+    GROUP,
+    KEY_BITS,
+    LARGEST_BELOW_ONE,
+    MIX_FIRST,
+    MIX_SECOND,
+    SEED_HIGH_OFFSET,
+    SEED_LOW_OFFSET,
+    SERIES_BELOW,
+)
+from pagewire.worker.ops.contract.sampling import (
+    BIASED,
+    MAX_COUNTED,
+    PENALIZED,
+    Adjustments,
+    SamplingState,
+)
 
-# Below this temperature a row is greedy: 1 / temperature would leave the noise no bits.
-GREEDY_BELOW = 1e-5
-
-# How many ids are drawn from as one before one of them is.
-GROUP = 8
-
-# Added to the two halves of the seed so that seed 0 is no fixed point of the mixing: the 32-bit
-# golden ratio and a constant of xxHash32.
-SEED_LOW_OFFSET = 0x9E3779B9
-SEED_HIGH_OFFSET = 0x85EBCA77
-# The multipliers of MurmurHash3's 32-bit finalizer.
-MIX_FIRST = 0x85EBCA6B
-MIX_SECOND = 0xC2B2AE35
-
-LARGEST_BELOW_ONE = 1.0 - 2.0**-24
-# How many of the upper bits of a logit as float32 differ between logits as a model gives them. The
-# filters look at no more of any, so adjusted ones that differ in lower bits alone are tied.
-KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-# Under this, -log(1 - v) comes from its series, because 1 - v would round the digits of v away.
-SERIES_BELOW = 2.0**-6
-
-
-# Where the sequence of each row begins, and its step: `[rows]` int32 each.
+# An arithmetic sequence for each row, which the hash mixes: first term and step, `[rows]` int32.
 NoiseKeys = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Adjustments:
-    """Biases and penalties. Only rows whose `kinds` say that there are some read the rest.
-
-    Attributes:
-        kinds: `[rows]` int32, bits: BIASED, PENALIZED.
-        slots: `[rows]` int32, where in the following the row's own are.
-        token_counts: `[slots, vocabulary or more]` int16, what a sequence has of each token: see
-            MAX_COUNTED.
-        penalties: `[slots, 3]` float32: repetition, of which 1 is off, frequency and presence.
-        bias_ids: `[slots, 300]` int32, ascending; NO_TOKEN behind the last.
-        biases: `[slots, 300]` float32, what is added to the logits of `bias_ids`.
-    """
-
-    kinds: Tensor
-    slots: Tensor
-    token_counts: Tensor
-    penalties: Tensor
-    bias_ids: Tensor
-    biases: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingState:
-    """How each row of a batch is drawn; every tensor lies on the device of the logits.
-
-    Attributes:
-        temperature: `[rows]` float32, 0 is greedy.
-        top_k: `[rows]` int32, 0 is off.
-        top_p: `[rows]` float32, 1 is off.
-        min_p: `[rows]` float32, 0 is off.
-        seed: `[rows]` int64, the request's seed.
-        index: `[rows]` int32, the index of the drawn token in its request, from 0.
-        min_tokens: `[rows]` int32; the stop tokens cannot be drawn while `index` is below it.
-        stop_token_ids: `[rows, 16]` int32, -1 is none.
-        adjustments: biases and penalties; None if no row has any.
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    index: Tensor
-    min_tokens: Tensor
-    stop_token_ids: Tensor
-    adjustments: Adjustments | None = None
-
-
 def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
-    """Draw one token a row.
-
-    Biases, bans and penalties come first (`adjusted_logits`), then temperature, then `min_p`,
-    `top_k` and `top_p` on the resulting distribution, `top_p` relative to the mass that the other
-    two left. Tokens tied at a filter's boundary are all kept. Of tied scores the lowest id wins.
-
-    Args:
-        logits: `[rows, vocabulary]`.
-        state: the rows' parameters.
-        filtered: False promises that no row has a `top_k`, `top_p`, `min_p`, bias or penalty and
-            that none need be looked at.
-
-    Returns:
-        `[rows]` int32 token ids.
-    """
     scores = adjusted_logits(logits, state, filtered)  # [rows, vocabulary]
     drawn = state.temperature >= GREEDY_BELOW
     if filtered:
@@ -131,7 +66,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
 
 
 def in_groups(scores: Tensor) -> Tensor:
-    """Scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, with -inf behind the last id."""
+    """Return scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, padded with -inf."""
     missing = -scores.shape[1] % GROUP
     if missing:
         scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
@@ -139,33 +74,25 @@ def in_groups(scores: Tensor) -> Tensor:
 
 
 def noisy_groups(groups: Tensor, keys: NoiseKeys) -> Tensor:
-    """Return each group's logsumexp plus noise, `[rows, groups]`; see `in_groups`."""
+    """Return the logsumexp of each group plus noise, `[rows, groups]`; see `in_groups`."""
     numbers = torch.arange(groups.shape[1], dtype=torch.int32, device=groups.device)
     return groups.logsumexp(-1) + gumbel_noise(keys, ~numbers)
 
 
 def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
-    """Return scores plus noise of the ids of each row's `group [rows]`, `[rows, GROUP]`."""
+    """Return scores plus noise, `[rows, GROUP]`, of the ids in the group that each row drew.
+
+    Args:
+        groups: `[rows, groups, GROUP]`, see `in_groups`.
+        group: `[rows]`, the drawn group.
+        keys: the sequences of the rows.
+    """
     ids = torch.arange(GROUP, dtype=torch.int32, device=groups.device) + (group * GROUP)[:, None]
     within = groups[torch.arange(len(group), device=groups.device), group]
     return within + gumbel_noise(keys, ids.int())
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log probability of each row's token and of its `k` most likely tokens.
-
-    They are of the softmax of the logits as the model gave them: before biases, bans, penalties,
-    temperature and filters.
-
-    Args:
-        logits: `[rows, vocabulary]`.
-        tokens: `[rows]` int32.
-        k: 0 to 20.
-
-    Returns:
-        `[rows]` float32 of the tokens, `[rows, k]` int32 ids, most likely first, and
-        `[rows, k]` float32.
-    """
     normalized = logits.float().log_softmax(-1)
     top, ids = normalized.topk(k)
     chosen = normalized.gather(1, tokens.long()[:, None])[:, 0]
@@ -173,9 +100,9 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
 
 
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:
-    """Return logits as they are drawn from, `[rows, vocabulary]` float32, a copy.
+    """Return the logits after biases, bans and penalties, `[rows, vocabulary]` float32; a copy.
 
-    Biases are added, then stop tokens that may not come yet get -inf, then comes `penalized`.
+    Biases are added first. Then stop tokens that may not come yet get -inf. Then come penalties.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -188,7 +115,7 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
     if adjustments is not None:
         rows = (adjustments.kinds & BIASED).nonzero()[:, 0]
         slots = adjustments.slots[rows]
-        # One column more than the vocabulary takes the writes of absent ids.
+        # NO_TOKEN writes to one more column than the vocabulary has.
         biases = scores.new_zeros(len(rows), vocabulary + 1)
         ids = adjustments.bias_ids[slots].clamp(max=vocabulary)
         biases.scatter_(1, ids.long(), adjustments.biases[slots])
@@ -205,9 +132,11 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
 def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
     """Apply penalties to logits: repetition, then frequency and presence.
 
+    The repetition penalty is of Keskar et al., 2019, "CTRL"; the others are those of OpenAI's API.
+
     Args:
         logits: `[n, vocabulary]` float32.
-        seen: `[n, vocabulary]` int16, their tokens' `token_counts`.
+        seen: `[n, vocabulary]` int16, `token_counts` of these rows.
         penalties: `[n, 3]`, see `Adjustments`.
     """
     repetition, frequency, presence = penalties.unsqueeze(-1).unbind(1)  # [n, 1] each
@@ -217,12 +146,12 @@ def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
 
 
 def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> None:
-    """Add a token to the output of each slot with penalties; counts stay at MAX_COUNTED.
+    """Count one more output token for each slot with penalties; counts stop at MAX_COUNTED.
 
     Args:
         tokens: `[n]` int32.
-        slots: `[n]` int32, each with penalties at most once.
-        adjustments: by slot, counted in place.
+        slots: `[n]` int32; a slot with penalties occurs once at most.
+        adjustments: by slot; its counts are changed in place.
     """
     rows = (adjustments.kinds[slots] & PENALIZED).nonzero()[:, 0]
     at = slots[rows], tokens[rows]
@@ -233,7 +162,7 @@ def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> Non
 def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
     """Return a copy of `[rows, vocabulary]` with -inf at stop tokens that may not come yet."""
     early = (state.index < state.min_tokens)[:, None] & (state.stop_token_ids >= 0)
-    # One column more than the vocabulary takes the writes of absent ids.
+    # Tokens that are not banned write to one more column than the vocabulary has.
     rows, vocabulary = logits.shape
     banned = torch.zeros(rows, vocabulary + 1, dtype=torch.bool, device=logits.device)
     ids = torch.where(early, state.stop_token_ids, vocabulary).clamp(max=vocabulary)
@@ -244,13 +173,14 @@ def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
 def kept_thresholds(
     logits: Tensor, state: SamplingState, rows: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return the logits `[n]` from which `top_k`, `top_p` and `min_p` keep tokens.
+    """Return the smallest logit that `top_k`, `top_p` and `min_p` keep, `[n]` float32.
 
     Args:
         logits: `[n, vocabulary]` float32.
-        state: the parameters, none of them greedy.
-        rows: `[n]`, which rows of the state the logits belong to.
-        dtype: what the model gave them as: those of the same `KEY_BITS` are tied.
+        state: the parameters of all rows.
+        rows: `[n]`, the rows of `state` that the logits belong to; none of them is greedy.
+        dtype: the dtype in which the model gave the logits. Logits whose upper `KEY_BITS` bits are
+            equal are tied.
     """
     temperature, top_k = state.temperature[rows, None], state.top_k[rows, None]
     top_p, min_p = state.top_p[rows, None], state.min_p[rows, None]
@@ -259,19 +189,19 @@ def kept_thresholds(
     floor = peak + min_p.log() * temperature  # log(0) = -inf keeps all
 
     last = torch.where(top_k > 0, top_k, logits.shape[1]).clamp(max=logits.shape[1]) - 1
-    floor = torch.maximum(floor, _least_tied(ordered.gather(1, last.long()), dtype))
+    floor = torch.maximum(floor, _smallest_tied(ordered.gather(1, last.long()), dtype))
 
     kept = ordered >= floor
     mass = ((ordered - peak) * (1 / temperature)).exp().double().masked_fill_(~kept, 0)
     above = mass.cumsum(-1) - mass
     kept &= (above < top_p.double() * mass.sum(-1, keepdim=True)) | (top_p >= 1)
     kept[:, 0] = True
-    pivot = _least_tied(ordered.gather(1, kept.sum(-1, keepdim=True) - 1), dtype)
+    pivot = _smallest_tied(ordered.gather(1, kept.sum(-1, keepdim=True) - 1), dtype)
     return torch.maximum(floor, pivot)[:, 0]
 
 
-def _least_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The least float32 with the upper `KEY_BITS` of `x`; see `sampling_filters` for the keys."""
+def _smallest_tied(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the smallest float32 that ties with `x`: its upper `KEY_BITS` bits are the same."""
     low = (1 << (32 - KEY_BITS[dtype])) - 1
     bits = x.view(torch.int32)
     least = torch.where(bits >= 0, bits & ~low, bits | low).view(torch.float32)
@@ -287,7 +217,7 @@ def gumbel_noise(keys: NoiseKeys, numbers: Tensor) -> Tensor:
 
 
 def noise_uniform(keys: NoiseKeys, numbers: Tensor) -> Tensor:
-    """Map the hash's upper 31 bits to float32 in (0, 1), `[rows, n]`."""
+    """Map the upper 31 bits of the hash to float32 in (0, 1), `[rows, n]`."""
     bits = noise_bits(keys, numbers)
     upper = bits.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
     return upper.float().add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST_BELOW_ONE)
@@ -296,26 +226,25 @@ def noise_uniform(keys: NoiseKeys, numbers: Tensor) -> Tensor:
 def noise_bits(keys: NoiseKeys, numbers: Tensor) -> Tensor:
     """Hash (seed, index, number) to 32 uniform bits, `[rows, n]` int32.
 
-    MurmurHash3's finalizer (Appleby, 2011, MurmurHash3, `fmix32`) mixes the terms of a row's
-    arithmetic sequence. So a number costs one round, and rows of different steps have no two
-    neighbours in common.
+    The finalizer of MurmurHash3 (Appleby, 2011, `fmix32`) mixes the terms of a row's arithmetic
+    sequence. A number costs one round, and rows whose sequences have different steps share no two
+    neighbouring terms.
 
     Args:
-        keys: the rows' sequences.
-        numbers: `[n]` or `[rows, n]` int32: an id, or of a group the complement of its number,
-            which is no id.
+        keys: the sequences of the rows.
+        numbers: `[n]` or `[rows, n]` int32: token ids, or the complements of group numbers, which
+            are negative and therefore no ids.
     """
     begin, step = keys
     return _mix((numbers * step[:, None]).add_(begin[:, None]))
 
 
 def noise_keys(seed: Tensor, index: Tensor) -> NoiseKeys:
-    """Return where the arithmetic sequence of each row begins and its step.
+    """Return the arithmetic sequence of each row: first term and step.
 
-    The seed's halves and the index give a 64-bit key of each row, which is a bijection of the
-    seed at each index. One half is where the sequence begins, the other, made odd, its step.
-    Where it begins depends on both halves: number 0 meets no step. Arithmetic is modulo 2^32 on
-    int32.
+    The two halves of the seed and the index give each row a 64-bit key. At a fixed index the key
+    is a bijection of the seed. One half, made odd, is the step. The first term depends on
+    both halves, because the step has no influence on number 0. Arithmetic is modulo 2^32 on int32.
 
     Args:
         seed: `[rows]` int64.
@@ -329,7 +258,7 @@ def noise_keys(seed: Tensor, index: Tensor) -> NoiseKeys:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finalizer of int32 bit patterns, in place."""
+    """Apply the 32-bit finalizer of MurmurHash3 to int32 bit patterns, in place."""
     x.bitwise_xor_(_shift_right(x, 16)).mul_(MIX_FIRST - 2**32)
     x.bitwise_xor_(_shift_right(x, 13)).mul_(MIX_SECOND - 2**32)
     return x.bitwise_xor_(_shift_right(x, 16))

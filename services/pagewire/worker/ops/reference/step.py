@@ -1,4 +1,4 @@
-"""The two ends of a decode step in plain torch: from the slots' state to the decoder, and back."""
+"""The first and the last operations of a decode step in plain torch; see `contract.step`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState, count_tokens
-
-# Rows of the packed inputs of a decode step, each `[rows]` int32.
-SLOTS, POSITIONS, INDICES, WRITE_SLOTS, WRITE_COLUMNS, WRITE_BLOCKS = range(6)
-NUM_INPUTS = 6
-
-FAILED = -1
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.step import (
+    FAILED,
+    POSITIONS,
+    SLOTS,
+    WRITE_BLOCKS,
+    WRITE_COLUMNS,
+    WRITE_SLOTS,
+)
+from pagewire.worker.ops.reference.sampling import count_tokens
 
 
 def begin_decode(
     inputs: Tensor, embedding: Tensor, last_tokens: Tensor, block_tables: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Append blocks to the block tables and embed each row's last token.
-
-    Args:
-        inputs: `[6, rows]` int32: slot, position and output index of each row, then slot, column
-            and block of as many block table writes. A row without a write names the padding
-            slot, column 0 and block 0.
-        embedding: `[vocabulary, hidden]`.
-        last_tokens: `[slots]` int32, the token last sampled for each slot.
-        block_tables: `[slots, max_blocks]` int32, written in place; the last slot is padding.
-
-    Returns:
-        The residual stream `[rows, hidden]`, and the KV lengths `[rows]` int32 with the token
-        that the step adds; 0 for rows of the padding slot, which then attend to nothing.
-    """
     slots = inputs[SLOTS]
     block_tables[inputs[WRITE_SLOTS], inputs[WRITE_COLUMNS]] = inputs[WRITE_BLOCKS]
     lengths = torch.where(slots == len(block_tables) - 1, 0, inputs[POSITIONS] + 1)
@@ -40,7 +29,6 @@ def begin_decode(
 
 
 def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> SamplingState:
-    """The sampling parameters of rows: those of their slots, for token `indices [rows]`."""
     adjustments = by_slot.adjustments
     if adjustments is not None:
         adjustments = replace(adjustments, kinds=adjustments.kinds[slots], slots=slots)
@@ -64,17 +52,6 @@ def end_decode(
     last_tokens: Tensor,
     adjustments: Adjustments | None = None,
 ) -> Tensor:
-    """Keep each row's token for the next step; `[rows]` int32, -1 where `hidden` is not finite.
-
-    Args:
-        tokens: `[rows]` int32, as sampled.
-        hidden: `[rows, hidden]`, the residual stream that the logits came from.
-        slots: `[rows]` int32.
-        last_tokens: `[slots]` int32, written in place; a failed row leaves token 0, which steps
-            already on their way may decode once more.
-        adjustments: by slot; the tokens of rows with penalties are added to its counts, in place.
-            None promises that no row has any.
-    """
     finite = torch.isfinite(hidden).all(dim=-1)
     last_tokens[slots] = tokens * finite
     if adjustments is not None:

@@ -1,4 +1,4 @@
-"""The gated activation kernel."""
+"""The kernel of the gated activation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewire.worker.ops.triton.norm import inverse_rms
 
 @dataclass(frozen=True, slots=True)
 class ActivationConfig:
-    """A program computes `block` columns of one token with `warps` warps."""
+    """The tile of a program: `block` columns of one token, computed by `warps` warps."""
 
     block: int
     warps: int
@@ -33,18 +33,22 @@ def silu_of(x):
 
 @triton.jit
 def _silu_mul_kernel(
-    gate_up_ptr,
+    gate_up_ptr,  # [tokens, 2 * intermediate]
     unscaled_ptr,  # [tokens, HIDDEN]
-    out_ptr,
+    out_ptr,  # [tokens, intermediate]
     intermediate,
     gate_up_stride,
     eps,
-    HIDDEN: tl.constexpr,  # 0 where the gates and values are right
+    HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
     BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One block of one token's columns; programs of a token are neighbours."""
+    """Compute `silu(gate) * up`, after a division by the root mean square of `unscaled` if HIDDEN.
+
+    A program computes BLOCK columns of one token. The grid is `[tokens * blocks]`; programs of one
+    token are neighbours.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -72,7 +76,7 @@ def silu_mul(
     *,
     config: ActivationConfig = CONFIG,
 ) -> Tensor:
-    """Twin of `reference.activation.silu_mul`; rows of `gate_up` may lie apart, no others."""
+    """Implement `ActivationOps.silu_mul`; the rows of `gate_up` may have any stride."""
     tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((tokens, intermediate))
     if tokens == 0:

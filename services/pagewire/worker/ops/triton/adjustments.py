@@ -1,7 +1,8 @@
-"""Logits on their way from the model to a draw: biases, bans and penalties.
+"""Biases, bans and penalties of logits.
 
-Rows with biases or penalties are written out once, so that the kernels that come after keep their
-registers for their own work; any other row is read as the model gave it.
+One kernel writes the adjusted logits of the rows that have biases or penalties. The kernels after
+it read these (`load_chunk`) and need no registers for adjustments. They read all other rows from
+the logits of the model and ban stop tokens themselves.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.worker.ops.contract import sampling as contract
+from pagewire.worker.ops.contract.sampling import SamplingState
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference.sampling import SamplingState
-from pagewire.worker.protocol.steps import adjustments
 
 CHUNK = 4096
 WARPS = 8
-# Programs of a chunk, each with a run of rows: most find nothing to adjust, so few are better.
+# Programs of a chunk, each with a run of rows. Most rows have nothing to adjust, so few programs
+# are faster than one for each row.
 RUNS = 16
-# Rows begin where wide loads may.
+# Rows begin at multiples of this many values, where loads of 16 bytes are possible.
 _ALIGNMENT = 16
 
 _STOP_IDS = tl.constexpr(MAX_STOP_IDS)
 _BIASES = tl.constexpr(MAX_BIASES)
 _BIAS_LANES = tl.constexpr(next_power_of_2(MAX_BIASES))
-_NO_TOKEN = tl.constexpr(adjustments.NO_TOKEN)
-_BIASED = tl.constexpr(adjustments.BIASED)
-_PENALIZED = tl.constexpr(adjustments.PENALIZED)
-_MAX_COUNTED = tl.constexpr(adjustments.MAX_COUNTED)
+_NO_TOKEN = tl.constexpr(contract.NO_TOKEN)
+_BIASED = tl.constexpr(contract.BIASED)
+_PENALIZED = tl.constexpr(contract.PENALIZED)
+_MAX_COUNTED = tl.constexpr(contract.MAX_COUNTED)
 
 
 @triton.jit
 def load_chunk(source, row, ids, ADJUSTED: tl.constexpr):
-    """Load one row's logits at `ids` as float32, as they are drawn from.
+    """Load the adjusted logits of one row at `ids`, as float32; -inf behind the vocabulary.
 
-    `source` is what a kernel was given of them: `logits_ptr, stride, vocabulary, index_ptr,
+    `source` is a tuple of kernel arguments: `logits_ptr, stride, vocabulary, index_ptr,
     min_tokens_ptr, stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride`.
     """
     logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr = source[:5]
@@ -57,7 +59,7 @@ def load_chunk(source, row, ids, ADJUSTED: tl.constexpr):
 
 @triton.jit
 def _ban_stop_tokens(x, row, ids, index_ptr, min_tokens_ptr, stop_ids_ptr):
-    """Twin of `reference.sampling.ban_stop_tokens` for a chunk of one row."""
+    """Compute `reference.sampling.ban_stop_tokens` for a chunk of one row."""
     if tl.load(index_ptr + row) < tl.load(min_tokens_ptr + row):
         for i in tl.static_range(_STOP_IDS):
             stop = tl.load(stop_ids_ptr + row * _STOP_IDS + i)
@@ -67,7 +69,7 @@ def _ban_stop_tokens(x, row, ids, index_ptr, min_tokens_ptr, stop_ids_ptr):
 
 @triton.jit
 def _add_biases(x, ids, first, end, slot, bias_ids_ptr, biases_ptr):
-    """Add a slot's biases to a chunk. Its ids ascend, so those in the chunk are neighbours."""
+    """Add the biases of a slot to a chunk. Their ids ascend: those in the chunk are adjacent."""
     bias_ids_ptr += slot * _BIASES
     lane = tl.arange(0, _BIAS_LANES)
     biased = tl.load(bias_ids_ptr + lane, mask=lane < _BIASES, other=_NO_TOKEN)
@@ -79,7 +81,7 @@ def _add_biases(x, ids, first, end, slot, bias_ids_ptr, biases_ptr):
 
 @triton.jit
 def _penalize(x, seen, penalties_ptr):
-    """Twin of `reference.sampling.penalized` for a chunk of one row."""
+    """Compute `reference.sampling.penalized` for a chunk of one row."""
     repetition = tl.load(penalties_ptr)
     frequency, presence = tl.load(penalties_ptr + 1), tl.load(penalties_ptr + 2)
     repeated = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
@@ -88,33 +90,37 @@ def _penalize(x, seen, penalties_ptr):
     return tl.where(seen != 0, repeated, x) - penalty
 
 
-# `index` and `slots` are read value by value: compiled once, however those of few rows are aligned.
+# Values of `index` and `slots` are loaded one by one, so their alignment does not matter: compiled
+# once.
 @triton.jit(
     do_not_specialize=["rows", "run"],
     do_not_specialize_on_alignment=["index_ptr", "slots_ptr"],
 )
 def _adjust_kernel(
-    logits_ptr,
+    logits_ptr,  # [rows, vocabulary]
     stride,
-    index_ptr,
-    min_tokens_ptr,
-    stop_ids_ptr,
-    kinds_ptr,
-    slots_ptr,
-    counts_ptr,
+    index_ptr,  # [rows]
+    min_tokens_ptr,  # [rows]
+    stop_ids_ptr,  # [rows, stop ids]
+    kinds_ptr,  # [rows]
+    slots_ptr,  # [rows]
+    counts_ptr,  # [slots, counts_stride]
     counts_stride,
-    penalties_ptr,
-    bias_ids_ptr,
-    biases_ptr,
-    adjusted_ptr,
+    penalties_ptr,  # [slots, 3]
+    bias_ids_ptr,  # [slots, biases]
+    biases_ptr,  # [slots, biases]
+    adjusted_ptr,  # [rows, adjusted_stride]
     adjusted_stride,
     rows,
-    run,
+    run,  # rows
     vocabulary,
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write a chunk of those of a run of rows that have adjustments to `adjusted`."""
+    """Write the adjusted logits of rows that have biases or penalties.
+
+    A program computes one chunk of ids for a run of rows. The grid is `[chunks, runs]`.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -139,7 +145,7 @@ def _adjust_kernel(
 
 @triton.jit
 def count_token(token, slot, kinds_ptr, counts_ptr, counts_stride):
-    """Twin of `reference.sampling.count_tokens` for one row."""
+    """Compute `reference.sampling.count_tokens` for one row."""
     if (tl.load(kinds_ptr + slot) & _PENALIZED) != 0:
         at = counts_ptr + slot.to(tl.int64) * counts_stride + token
         seen = tl.load(at).to(tl.int32)
@@ -148,10 +154,11 @@ def count_token(token, slot, kinds_ptr, counts_ptr, counts_stride):
 
 
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor | None:
-    """Twin of `reference.sampling.adjusted_logits`, but writes no row that has no adjustments.
+    """Return the logits after biases, bans and penalties, for rows with biases or penalties.
 
     Returns:
-        `[rows, vocabulary or more]`; None without adjustments, or with `adjusted` False.
+        `[rows, vocabulary or more]` float32, in which other rows are undefined; None if `state`
+        has no adjustments or `adjusted` is False.
     """
     given = state.adjustments
     if given is None or not adjusted:
@@ -188,7 +195,7 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
 
 
 def adjustment_arguments(state: SamplingState, adjusted: Tensor | None) -> dict[str, Any]:
-    """What kernels take for `load_chunk` of what `adjusted_logits` gave for a state."""
+    """Return the kernel arguments of `load_chunk` for a result of `adjusted_logits`."""
     given = state.adjustments
     if given is None or adjusted is None:
         not_read = {"kinds_ptr": state.temperature, "adjusted_ptr": state.temperature}

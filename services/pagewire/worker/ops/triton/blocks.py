@@ -1,4 +1,4 @@
-"""Copying KV blocks between two memories, one of which may be the host's: one launch for all."""
+"""The kernel that copies KV blocks between two memories, one of which may be the host's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from pagewire.worker.ops.integers import cdiv
 
-# Values that a program copies. Of 2 bytes each they are 16 for each thread at a time, four times,
-# which keeps enough reads under way to hide the bus.
+# Values that a program copies. With 2 bytes a value, each thread reads 16 bytes four times, which
+# is enough to hide the latency of the bus.
 _PIECE = 4096
 
 
 def copy_blocks(source: Tensor, sources: Tensor, target: Tensor, targets: Tensor) -> Tensor:
-    """See `ops.reference.blocks.copy_blocks`; a program a piece of a part of a block.
+    """Implement `BlockOps.copy_blocks` in one launch.
 
-    Pinned memory of the host is read and written where it is, over the bus.
+    The kernel reads or writes pinned memory of the host over the bus.
     """
     parts, _, values = source.shape
     assert target.shape[0] == parts
@@ -51,6 +51,10 @@ def _copy_kernel(
     VALUES: tl.constexpr,
     PIECE: tl.constexpr,
 ):
+    """Copy blocks.
+
+    A program copies PIECE values of one part of one block. The grid is `[copies, parts, pieces]`.
+    """
     copy, part = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * PIECE + tl.arange(0, PIECE)
     mask = columns < VALUES

@@ -1,4 +1,4 @@
-"""Keys of kernels in Triton's cache that are the same in every process."""
+"""Keys of kernels in Triton's cache, made equal in every process."""
 
 from importlib import import_module
 from pkgutil import walk_packages
@@ -8,12 +8,12 @@ from triton.runtime.jit import JITFunction
 from pagewire.worker.ops import triton as package
 
 
-def settle_cache_keys() -> None:
-    """Has the keys of all functions computed, in one order.
+def compute_cache_keys() -> None:
+    """Compute the cache keys of all jitted functions, in a fixed order.
 
-    The key that Triton gives a function holds the globals of only those functions it calls that
-    were given theirs before. Left to the order of launches, a process would look in vain for what
-    another has compiled.
+    Triton caches the key of a function when it first computes it. The key includes the globals of
+    the functions that it calls only if their keys were computed before. In the order of launches,
+    which differs between processes, a process would not find what another one compiled.
     """
     modules = walk_packages(package.__path__, f"{package.__name__}.")
     for name in sorted(module.name for module in modules):

@@ -1,25 +1,27 @@
-"""Linear layers for small batches: matrix-vector and skinny matrix products.
+"""Linear layers for few tokens: a matrix-vector kernel and a skinny GEMM kernel.
 
-At a few tokens a product is as fast as its weights arrive, so both kernels stream the weights once
-and fold their neighbours in. A norm folds by linearity: `rms_norm(x) @ W.T` is
-`((x * g) @ W.T) * rsqrt(mean(x^2) + eps)`, so products and sum of squares come from one pass, and
-no program waits for another's statistics. With more tokens, cuBLAS and the pointwise kernels do the
-same work in pieces; `linear_config` draws the line. Where the weights hold `g` already, what comes
-behind a product can still save the norm its kernel: it multiplies by `rsqrt(mean(x^2) + eps)` what
-it reads anyway (`unscaled` in `rope` and `activation`).
+With few tokens the time of a GEMM is the time to read its weights. Both kernels therefore read the
+weights once and compute the operations around the GEMM as well. The matrix-vector kernel also folds
+in the norm of its input: with norm weight g, `rms_norm(x) @ W.T` is
+`((x * g) @ W.T) * rsqrt(mean(x^2) + eps)`. So one pass gives the dot products and the sum of
+squares, and no program waits for a statistic of another one.
+
+For more tokens, `linear_config` chooses cuBLAS, and the other operations run as kernels of their
+own. If g is already multiplied into the weights, the norm still needs no kernel: the kernel after
+the GEMM multiplies by `rsqrt(mean(x^2) + eps)` (`unscaled` in `rope` and `activation`).
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.cublas.gemm import product, product_add
+from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton.activation import silu_mul, silu_of
 from pagewire.worker.ops.triton.linear_config import (
     Config,
@@ -32,7 +34,7 @@ from pagewire.worker.ops.triton.norm import rms_norm, scales_late
 
 @triton.jit
 def _weight_rows(row, features, GATED: tl.constexpr):
-    """Map a program's rows to those of the weight: GATED alternates gate and up rows."""
+    """Map the rows of a program to rows of the weight: with GATED, gate and up rows alternate."""
     if GATED:
         row = row // 2 + row % 2 * features
     return row.to(tl.int64)
@@ -40,11 +42,11 @@ def _weight_rows(row, features, GATED: tl.constexpr):
 
 @triton.jit
 def _vector_kernel(
-    x_ptr,
-    norm_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
+    x_ptr,  # [TOKENS, K]
+    norm_ptr,  # [K]
+    weight_ptr,  # [features, K]
+    bias_ptr,  # [features]
+    out_ptr,  # [TOKENS, features]
     features,
     x_stride,
     eps,
@@ -59,11 +61,14 @@ def _vector_kernel(
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS weight rows times TOKENS tokens; for more than one token, BLOCK_K covers K.
+    """Multiply the weight by a few tokens with elementwise products and sums.
 
-    NORM: the input is normalized, with NORM_WEIGHT by weights that `weight` does not hold yet.
-    GATED: `weight` is `[2 * features, K]`, and the outputs are `silu(gate) * up`.
-    ADD: the outputs are added to what `out` holds.
+    A program computes ROWS weight rows times all TOKENS tokens. The grid is `[weight rows / ROWS]`.
+    With more than one token, BLOCK_K covers K.
+
+    NORM: the input is normalized. NORM_WEIGHT: its norm has a weight, which is not yet multiplied
+    into `weight`. GATED: `weight` is `[2 * features, K]`, and the output is `silu(gate) * up`. ADD:
+    the result is added to `out`. BIAS: a bias is added.
     """
     if PDL:
         gdc_launch_dependents()
@@ -74,7 +79,7 @@ def _vector_kernel(
     column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     weight = weight_ptr + _weight_rows(row, features, GATED) * K + column  # [ROWS, BLOCK_K]
 
-    # The first tile is on its way before the kernel that computes `x` has ended.
+    # The first weights are loaded while the kernel that computes `x` may still run.
     w = tl.load(weight, mask=inside & (column < K), other=0.0, eviction_policy="evict_first")
     if NORM_WEIGHT:
         g = tl.load(norm_ptr + column, mask=column < K, other=0.0)
@@ -83,7 +88,7 @@ def _vector_kernel(
     if PDL:
         gdc_wait()
 
-    # All inputs are on their way before the first is used.
+    # Issue the loads of all inputs before the first one is used.
     inputs = ()
     residuals = ()
     for token in tl.static_range(TOKENS):
@@ -125,13 +130,13 @@ def _vector_kernel(
         tl.store(out_ptr + token * features + output, out, mask=output < features)
 
 
-# Compiled once, not again for 1, 16 or 32 tokens.
+# Not specialized for `tokens`: Triton would compile the values 1 and multiples of 16 separately.
 @triton.jit(do_not_specialize=["tokens"])
 def _skinny_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
+    x_ptr,  # [tokens, K]
+    weight_ptr,  # [features, K]
+    bias_ptr,  # [features]
+    out_ptr,  # [tokens, features]
     tokens,
     features,
     K,
@@ -145,13 +150,16 @@ def _skinny_kernel(
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS weight rows times up to BLOCK_T tokens on the tensor cores; flags as above.
+    """Multiply the weight by up to BLOCK_T tokens on the tensor cores.
 
-    Weights are the left operand, so that the long side of the product meets the long side of the
-    matrix instruction; K is a multiple of BLOCK_K.
+    A program computes ROWS weight rows times all tokens. The grid is `[weight rows / ROWS]`. K is a
+    multiple of BLOCK_K. Flags are those of `_vector_kernel`. Weights are the left operand, because
+    a matrix instruction has more rows than columns.
 
-    Behind a product that adds or gates there is another one, whose first weights may come early.
-    Behind a plain one there is RoPE or sampling: what starts then finds the input of this complete.
+    With ADD or GATED the next kernel is another GEMM, which may load its first weights at once.
+    Without them it is RoPE or sampling, which may read `x` before it waits (`waited_for` in
+    `rope`). It is therefore allowed to start only after this kernel has waited, when `x` is
+    complete.
     """
     if PDL and (ADD or GATED):
         gdc_launch_dependents()
@@ -164,7 +172,7 @@ def _skinny_kernel(
     weight = weight_ptr + _weight_rows(row, features, GATED) * K + column  # [ROWS, BLOCK_K]
     x_tile = x_ptr + token * x_stride + column  # [BLOCK_T, BLOCK_K]
 
-    # The first tile is on its way before the kernel that computes `x` has ended.
+    # The first weights are loaded while the kernel that computes `x` may still run.
     w = tl.load(weight)
     if PDL:
         gdc_wait()
@@ -200,10 +208,12 @@ def linear(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """Twin of `reference.linear.linear`; `weight` is contiguous, as in all functions here."""
+    """Implement `LinearOps.linear`; `weight` is contiguous in all functions of this module."""
     config = config or choose_config(x, weight)
     if config is None:
-        return product(x, weight, out) if bias is None else reference.linear(x, weight, bias, out)
+        if bias is None:
+            return gemm(x, weight, out)
+        return torch.addmm(bias, x, weight.t(), out=out)  # as F.linear does, which takes no `out`
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     return _launch(x, weight, out, config, bias=bias)
@@ -219,7 +229,6 @@ def norm_linear(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """Twin of `reference.linear.norm_linear`."""
     config = config or choose_config(x, weight)
     if not isinstance(config, VectorConfig):
         return linear(rms_norm(x, norm_weight, eps), weight, bias, out, config=config)
@@ -235,10 +244,10 @@ def linear_add(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """Twin of `reference.linear.linear_add`; the sum is rounded once."""
+    """Implement `LinearOps.linear_add`; the sum is rounded once."""
     config = config or choose_config(x, weight)
     if config is None:
-        return product_add(x, weight, residual)
+        return gemm_add(x, weight, residual)
     return _launch(x, weight, residual, config, add=True)
 
 
@@ -250,11 +259,10 @@ def norm_gate_up_silu_mul(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """Twin of `reference.linear.norm_gate_up_silu_mul`."""
     config = config or choose_config(x, weight)
     if config is None:
         if norm_weight is None and scales_late(x):
-            return silu_mul(product(x, weight), x, eps)
+            return silu_mul(gemm(x, weight), x, eps)
         return silu_mul(norm_linear(x, norm_weight, eps, weight))
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
     if isinstance(config, SkinnyConfig):
@@ -263,7 +271,7 @@ def norm_gate_up_silu_mul(
 
 
 def choose_config(x: Tensor, weight: Tensor) -> Config | None:
-    """Return the kernel for `x [tokens, k]` times a weight `[rows, k]`, None for cuBLAS."""
+    """Return the kernel and tiles for `x [tokens, k]` and a weight `[rows, k]`; None is cuBLAS."""
     rows, k = weight.shape
     return linear_config(x.shape[0], rows, k, weight.element_size())
 

@@ -1,8 +1,9 @@
-"""Which kernel, with which tiles, computes a small-batch product.
+"""The kernel and tiles of a GEMM with few tokens.
 
-The table was measured on an H200 (`benchmarks/kernels/pointwise.py --tune`), each entry in a graph
-of a decode step's linear layers with weights of their own: a kernel timed alone reads part of its
-weights from the cache and does not meet its neighbours. An absent entry is cuBLAS.
+The table was measured on an H200 (`benchmarks/kernels/pointwise.py --tune`). Each entry was timed
+in a CUDA graph of all linear layers of a decode step, with separate weights for each layer: a
+kernel that is timed alone finds part of its weights in the L2 cache and does not overlap with the
+kernels around it. A shape without an entry is computed by cuBLAS.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pagewire.worker.ops.integers import next_power_of_2
 class VectorConfig:
     """A matrix-vector program: `rows` weight rows, `block_k` columns at a time, `warps` warps.
 
-    For more than one token `block_k` covers the rows; gated products need two rows at least.
+    With more than one token `block_k` must cover a whole row. Gated GEMMs need two rows or more.
     """
 
     rows: int
@@ -26,7 +27,7 @@ class VectorConfig:
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """A skinny program: a tile of `rows` weight rows by `block_k`, `stages` tiles in flight.
+    """A skinny program: tiles of `rows` weight rows by `block_k`, of which `stages` are loading.
 
     `block_k` divides the length of a row.
     """
@@ -40,7 +41,7 @@ class SkinnyConfig:
 Config = VectorConfig | SkinnyConfig
 V, S = VectorConfig, SkinnyConfig
 
-# Shape of the weight -> tokens, rounded up to a power of two -> kernel.
+# Shape of the weight -> tokens, rounded up to a power of two -> kernel and tiles.
 TABLE: dict[tuple[int, int], dict[int, Config]] = {
     # Qwen3-0.6B: QKV, attention output, gate and up, down, head.
     (4096, 1024): {
@@ -128,15 +129,15 @@ TABLE: dict[tuple[int, int], dict[int, Config]] = {
 
 
 def linear_config(tokens: int, rows: int, k: int, item_size: int) -> Config | None:
-    """Choose the kernel for a weight `[rows, k]`, None for cuBLAS.
+    """Choose the kernel for a weight `[rows, k]`; None is cuBLAS.
 
-    The matrix-vector kernel is compiled for its number of tokens, so it takes those of the table
-    alone; the skinny one is compiled for the power of two above.
+    The matrix-vector kernel is compiled for an exact number of tokens, so it is used only for the
+    numbers in the table. The skinny kernel is compiled for the next power of two.
 
     Args:
         tokens: rows of the input.
         rows, k: the shape of the weight.
-        item_size: bytes of an element. The tiles of the table are of two-byte elements.
+        item_size: bytes of an element. The table holds for elements of two bytes.
     """
     entries = TABLE.get((rows, k), {}) if item_size == 2 else {}
     config = entries.get(next_power_of_2(tokens))
@@ -146,7 +147,7 @@ def linear_config(tokens: int, rows: int, k: int, item_size: int) -> Config | No
 
 
 def _any_vector(k: int) -> VectorConfig:
-    """One token times a weight that the table does not name: 16 to 32 weights a thread."""
+    """Return tiles for one token and a weight without an entry: 16 to 32 weights a thread."""
     if k <= 1024:
         return VectorConfig(rows=4, block_k=1024, warps=4)
     return VectorConfig(rows=2, block_k=2048, warps=4)

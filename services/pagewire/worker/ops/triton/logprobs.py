@@ -1,4 +1,8 @@
-"""Log probabilities of drawn tokens and of the most likely ones."""
+"""The kernels of log probabilities.
+
+The vocabulary is cut into chunks. One kernel reduces each chunk, a second one merges the chunks of
+each row.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,21 @@ WARPS = 4
 
 @triton.jit
 def _top_kernel(
-    logits_ptr,
+    logits_ptr,  # [rows, vocabulary]
     stride,
-    peaks_ptr,
-    masses_ptr,
-    values_ptr,
-    ids_ptr,
+    peaks_ptr,  # [rows, chunks]
+    masses_ptr,  # [rows, chunks]
+    values_ptr,  # [rows, chunks, TOP]
+    ids_ptr,  # [rows, chunks, TOP]
     vocabulary,
     CHUNK: tl.constexpr,
     TOP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write a chunk's peak, its exponential mass and its TOP largest logits with their ids."""
+    """Write the maximum of a chunk, its sum of `exp(x - maximum)`, and its TOP largest logits.
+
+    A program reduces one chunk of one row. The grid is `[chunks, rows]`.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -52,21 +59,24 @@ def _top_kernel(
 def _logprobs_kernel(
     logits_ptr,
     stride,
-    tokens_ptr,
-    peaks_ptr,
-    masses_ptr,
-    values_ptr,
-    ids_ptr,
-    chosen_ptr,
-    top_ids_ptr,
-    top_ptr,
+    tokens_ptr,  # [rows]
+    peaks_ptr,  # [rows, chunks]
+    masses_ptr,  # [rows, chunks]
+    values_ptr,  # [rows, chunks, TOP]
+    ids_ptr,  # [rows, chunks, TOP]
+    chosen_ptr,  # [rows]
+    top_ids_ptr,  # [rows, TOP]
+    top_ptr,  # [rows, TOP]
     chunks,
     CHUNKS: tl.constexpr,
     CANDIDATES: tl.constexpr,
     TOP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge a row's chunks: normalize, and choose the TOP largest of their candidates."""
+    """Merge the chunks of a row: normalize, and choose the TOP largest of their candidates.
+
+    A program computes one row. The grid is `[rows]`.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -87,7 +97,7 @@ def _logprobs_kernel(
         for i in range(TOP):
             value, best = tl.max(values, axis=0, return_indices=True)
             tl.store(top_ptr + row * TOP + i, value - normalizer)
-            # A NaN among the values may make a padding candidate the best: it has no id.
+            # If a value is NaN, the maximum may be at a padding candidate, which has no id.
             best_id = tl.load(
                 ids_ptr + row * chunks * TOP + best, mask=best < chunks * TOP, other=0
             )
@@ -96,9 +106,9 @@ def _logprobs_kernel(
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Twin of `reference.sampling.logprobs`; the rows of `logits` may lie apart."""
+    """Implement `SamplingOps.logprobs`; the rows of `logits` may have any stride."""
     if not 0 <= k <= MAX_LOGPROBS:
-        raise ValueError(f"k is {k}: at most {MAX_LOGPROBS} log probabilities a token are given")
+        raise ValueError(f"k is {k}: choose 0 to {MAX_LOGPROBS} log probabilities a token")
     rows, vocabulary = logits.shape
     chunks = cdiv(vocabulary, CHUNK)
     chosen = logits.new_empty(rows, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization kernels."""
+"""The kernel of root-mean-square normalization."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
-MAX_SCALED_LATE = 1 << 19  # values
+# Values in the input of a layer up to which its norm is folded into the next kernel.
+MAX_SCALED_LATE = 1 << 19
 
 
 @triton.jit
 def inverse_rms(x, eps, HIDDEN: tl.constexpr, AXIS: tl.constexpr):
-    """Return `1 / sqrt(mean(x^2) + eps)` along an axis of float32, of which HIDDEN values count."""
+    """Return `1 / sqrt(mean(x^2) + eps)` of float32 along AXIS: HIDDEN values, then zeros."""
     return tl.rsqrt(tl.sum(x * x, AXIS) / HIDDEN + eps)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
+    x_ptr,  # [tokens, HIDDEN]
+    weight_ptr,  # [HIDDEN]
+    out_ptr,  # [tokens, HIDDEN]
     tokens,
     x_stride,
     eps,
@@ -35,10 +35,12 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WEIGHT: tl.constexpr,
-    ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Normalize ROWS rows; with ADD, first add them to the residual stream."""
+    """Normalize rows of `x`.
+
+    A program computes ROWS whole rows. The grid is `[tokens / ROWS]`.
+    """
     if PDL:
         gdc_launch_dependents()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)  # [ROWS, 1]
@@ -50,11 +52,6 @@ def _rms_norm_kernel(
         gdc_wait()
 
     x = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        residual = residual_ptr + row * HIDDEN + column
-        total = (x + tl.load(residual, mask=mask, other=0.0)).to(residual_ptr.dtype.element_ty)
-        tl.store(residual, total, mask=mask)
-        x = total.to(tl.float32)
     out = x * inverse_rms(x, eps, HIDDEN, 1)[:, None]
     if WEIGHT:
         out *= weight
@@ -63,7 +60,7 @@ def _rms_norm_kernel(
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """A program normalizes `rows` rows with `warps` warps."""
+    """The tile of a program: `rows` rows, computed by `warps` warps."""
 
     rows: int
     warps: int
@@ -72,39 +69,7 @@ class NormConfig:
 def rms_norm(
     x: Tensor, weight: Tensor | None, eps: float, *, config: NormConfig | None = None
 ) -> Tensor:
-    """Twin of `reference.norm.rms_norm`; the rows of `x` may lie apart, its columns may not."""
-    return _launch(x, None, weight, eps, config)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, config: NormConfig | None = None
-) -> Tensor:
-    """Twin of `reference.norm.add_rms_norm`; `residual` is contiguous."""
-    return _launch(x, residual, weight, eps, config)
-
-
-def scales_late(x: Tensor) -> bool:
-    """Whether to multiply by `x [tokens, hidden]` first and divide by its root mean square later.
-
-    That saves the norm its kernel, and whoever divides reads `x` as well, most often several
-    programs the same token: on an H200, steps of 8 to 512 rows of Qwen3-0.6B take 0.8 to 2.3 %
-    less, of 8 to 128 of Llama-3.1-8B 0.2 to 0.8; with more it no longer pays. float16 might not
-    hold what is still to be divided.
-    """
-    return x.numel() <= MAX_SCALED_LATE and x.dtype != torch.float16
-
-
-def norm_config(tokens: int, hidden: int) -> NormConfig:
-    """Spread few tokens over programs and warps, give many tokens 4 to 8 KiB a program."""
-    block = next_power_of_2(hidden)
-    if tokens <= 256:
-        return NormConfig(rows=1, warps=max(1, min(8, block // 512)))
-    return NormConfig(rows=2 if block <= 2048 else 1, warps=max(4, min(16, block // 1024)))
-
-
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, config: NormConfig | None
-) -> Tensor:
+    """Implement `NormOps.rms_norm`; the rows of `x` may have any stride, its columns may not."""
     tokens, hidden = x.shape
     out = x.new_empty((tokens, hidden))
     if tokens == 0:
@@ -113,7 +78,6 @@ def _launch(
     pdl = dependent_launch(x.device)
     _rms_norm_kernel[(cdiv(tokens, config.rows),)](
         x,
-        x if residual is None else residual,
         x if weight is None else weight,
         out,
         tokens,
@@ -123,9 +87,28 @@ def _launch(
         BLOCK=next_power_of_2(hidden),
         ROWS=config.rows,
         WEIGHT=weight is not None,
-        ADD=residual is not None,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,
     )
     return out
+
+
+def scales_late(x: Tensor) -> bool:
+    """Tell whether a GEMM should read `x [tokens, hidden]` before its norm, which is applied later.
+
+    The kernel after the GEMM then divides by the root mean square of `x`, and the norm needs no
+    kernel of its own. That kernel must read `x` too, often several programs the same token, so this
+    pays for few tokens only. On an H200, steps take 0.8 to 2.3 % less time with 8 to 512 rows of
+    Qwen3-0.6B, and 0.2 to 0.8 % with 8 to 128 rows of Llama-3.1-8B. float16 is excluded because
+    values could overflow before they are divided. See docs/decisions/norms-folded.md.
+    """
+    return x.numel() <= MAX_SCALED_LATE and x.dtype != torch.float16
+
+
+def norm_config(tokens: int, hidden: int) -> NormConfig:
+    """Choose one row per program for few tokens, and 4 to 8 KiB per program for many."""
+    block = next_power_of_2(hidden)
+    if tokens <= 256:
+        return NormConfig(rows=1, warps=max(1, min(8, block // 512)))
+    return NormConfig(rows=2 if block <= 2048 else 1, warps=max(4, min(16, block // 1024)))

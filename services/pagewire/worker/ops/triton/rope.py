@@ -1,4 +1,4 @@
-"""Query/key normalization, rotary embedding and the KV write in one kernel."""
+"""The kernel of query/key normalization, rotary embedding and KV write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagewire.worker.ops.triton.norm import inverse_rms, scales_late
 
 @dataclass(frozen=True, slots=True)
 class RopeKernelConfig:
-    """A program handles `heads` heads of `tokens` tokens."""
+    """The tile of a program: `heads` heads of `tokens` tokens, computed by `warps` warps."""
 
     tokens: int
     heads: int
@@ -42,9 +42,9 @@ def norm_qkv_rope_kv_write(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Twin of `reference.rope.norm_qkv_rope_kv_write`; `x` is contiguous."""
+    """Implement `RopeOps.norm_qkv_rope_kv_write`; `x` is contiguous."""
     config = choose_config(x, weight)
-    # A matrix-vector kernel divides for nothing.
+    # The matrix-vector kernel applies the norm at no cost.
     late = bias is None and scales_late(x) and not isinstance(config, VectorConfig)
     qkv = linear(x, weight) if late else norm_linear(x, None, eps, weight, bias)
     return qk_norm_rope_kv_write(
@@ -81,13 +81,13 @@ def qk_norm_rope_kv_write(
     waited_for: bool = False,
     config: RopeKernelConfig | None = None,
 ) -> Tensor:
-    """Twin of `reference.rope.qk_norm_rope_kv_write`; `qkv`, `unscaled` and `out` are
-    contiguous.
+    """Implement `RopeOps.qk_norm_rope_kv_write`; `qkv`, `unscaled` and `out` are contiguous.
 
     Args:
-        waited_for: the kernel in front, which computes `qkv`, has waited for `unscaled` before it
-            lets this one start, so that may be read at once. Of cuBLAS's kernels nobody knows.
-        config: the tiles; chosen by the number of tokens when None.
+        waited_for: True promises that the kernel before this one, which computes `qkv`, lets this
+            kernel start only when `unscaled` is complete, so `unscaled` may be read before the
+            wait. The skinny GEMM does so; it is not known whether cuBLAS's kernels do.
+        config: the tiles; None chooses them by the number of tokens.
     """
     tokens = qkv.shape[0]
     _, kv_heads, block_size, head_dim = k_cache.shape
@@ -97,7 +97,7 @@ def qk_norm_rope_kv_write(
     launch = {"launch_pdl": True} if pdl else {}
 
     q = qkv.new_empty((tokens, query_heads, head_dim)) if out is None else out
-    # Groups of heads: those of the queries, then of the keys, then of the values.
+    # Groups of heads: first those of the queries, then of the keys, then of the values.
     groups = cdiv(query_heads, config.heads) + 2 * cdiv(kv_heads, config.heads)
     _qk_norm_rope_kv_write_kernel[(cdiv(tokens, config.tokens), groups)](
         q,
@@ -133,7 +133,7 @@ def qk_norm_rope_kv_write(
 
 
 def _config(tokens: int) -> RopeKernelConfig:
-    """Choose a tile, as timing whole steps of Qwen3-0.6B and Llama-3.1-8B found them on an H200."""
+    """Choose a tile: the fastest in whole steps of Qwen3-0.6B and Llama-3.1-8B on an H200."""
     if tokens <= 32:
         return RopeKernelConfig(tokens=1, heads=8, warps=2)
     if tokens <= 1024:
@@ -149,7 +149,7 @@ def _scale_of(x_ptr, token, here, eps, HIDDEN: tl.constexpr, BLOCK_H: tl.constex
         x_ptr + token.to(tl.int64)[:, None] * HIDDEN + column,
         mask=here[:, None] & (column < HIDDEN),
         other=0.0,
-        cache_modifier=".cg",  # from L2: without a wait a multiprocessor may hold what is older
+        cache_modifier=".cg",  # from L2: before a wait, the L1 cache may hold older values
     ).to(tl.float32)
     return inverse_rms(x, eps, HIDDEN, 1)[:, None, None]
 
@@ -167,7 +167,7 @@ def _norm_rotate(
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Load heads by their halves `[tokens, heads, head_dim / 2]`, normalize and rotate them."""
+    """Load the two halves of heads, each `[tokens, heads, head_dim / 2]`; normalize and rotate."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dim = tl.arange(0, HALF)[None, None, :]
     first = tl.load(x_ptr + at, mask=present, other=0.0).to(tl.float32) * scale
@@ -192,7 +192,7 @@ def _cache_at(
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Return where the heads of the tokens begin in the cache, `[tokens, heads, 1]`."""
+    """Return the offsets in the cache of heads of tokens, `[tokens, heads, 1]`."""
     block = tl.load(tables_ptr + slot * table_stride + position // BLOCK_SIZE, mask=here, other=0)
     page = block.to(tl.int64)[:, None] * KV_HEADS + head[None, :]
     return ((page * BLOCK_SIZE + (position % BLOCK_SIZE)[:, None]) * HEAD_DIM)[:, :, None]
@@ -222,7 +222,7 @@ def _qk_norm_rope_kv_write_kernel(
     tokens,
     table_stride,
     HEAD_DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,  # 0 where `qkv` is right
+    HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -234,6 +234,11 @@ def _qk_norm_rope_kv_write_kernel(
     K_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Normalize and rotate queries and keys, and write keys and values to the cache.
+
+    A program computes HEADS heads of TOKENS tokens. The grid is `[tokens / TOKENS, groups]`: groups
+    of query heads come first, then those of key heads, then those of value heads.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     Q_GROUPS: tl.constexpr = (QUERY_HEADS + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
@@ -242,7 +247,7 @@ def _qk_norm_rope_kv_write_kernel(
     here = token < tokens
     heads = tl.arange(0, HEADS)
     dim = tl.arange(0, HALF)[None, None, :]
-    # The step's inputs are older than the kernel in front, which need not have ended for them.
+    # These inputs were written before the kernel that computes `qkv` started: no need to wait.
     position = tl.load(positions_ptr + token, mask=here, other=0)
     slot = tl.load(slots_ptr + token, mask=here, other=0)
     angle = (position * HEAD_DIM)[:, None, None] + dim

@@ -1,8 +1,8 @@
-"""Drawing tokens from logits without leaving the device.
+"""The kernels that draw tokens; `reference.sampling` explains the method.
 
-A vocabulary is cut into chunks of ids. A program takes one chunk when there are few rows, so that a
-single row fills the device, and a run of chunks when there are many. It finds the best group of ids
-in one pass over the logits and reads those of that group again to draw one of them.
+The vocabulary is cut into chunks of ids, and a program takes a run of chunks. With few rows a run
+is one chunk, so that a single row fills the device. A program finds the best group of its run in
+one pass over the logits. Then it reads the logits of that group again to draw one of its ids.
 """
 
 from __future__ import annotations
@@ -13,42 +13,40 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
+from pagewire.worker.ops.contract import noise
+from pagewire.worker.ops.contract.sampling import SamplingState
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import (
     adjusted_logits,
     adjustment_arguments,
     load_chunk,
 )
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
-from pagewire.worker.ops.triton.logprobs import logprobs
 from pagewire.worker.ops.triton.sampling_filters import kept_thresholds
 
-__all__ = ["SamplingState", "logprobs", "sample"]
-
-# Timed on an H200 at 1 to 512 rows.
+# The fastest on an H200 at 1 to 512 rows.
 CHUNK = 2048
 WARPS = 4
-# Programs that a multiprocessor holds at once; more would only repeat the preambles.
-PROGRAMS_A_PROCESSOR = 8
+# Programs that run on a multiprocessor at the same time. More programs would only repeat the code
+# before the loop.
+PROGRAMS_PER_MULTIPROCESSOR = 8
 
-_GROUP = tl.constexpr(reference.GROUP)
-_GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
-_SEED_LOW_OFFSET = tl.constexpr(reference.SEED_LOW_OFFSET)
-_SEED_HIGH_OFFSET = tl.constexpr(reference.SEED_HIGH_OFFSET)
-_MIX_FIRST = tl.constexpr(reference.MIX_FIRST)
-_MIX_SECOND = tl.constexpr(reference.MIX_SECOND)
-_LARGEST_BELOW_ONE = tl.constexpr(reference.LARGEST_BELOW_ONE)
-_SERIES_BELOW = tl.constexpr(reference.SERIES_BELOW)
+_GROUP = tl.constexpr(noise.GROUP)
+_GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
+_SEED_LOW_OFFSET = tl.constexpr(noise.SEED_LOW_OFFSET)
+_SEED_HIGH_OFFSET = tl.constexpr(noise.SEED_HIGH_OFFSET)
+_MIX_FIRST = tl.constexpr(noise.MIX_FIRST)
+_MIX_SECOND = tl.constexpr(noise.MIX_SECOND)
+_LARGEST_BELOW_ONE = tl.constexpr(noise.LARGEST_BELOW_ONE)
+_SERIES_BELOW = tl.constexpr(noise.SERIES_BELOW)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
 def _mix(x):
-    """MurmurHash3's 32-bit finalizer of uint32."""
+    """Apply the 32-bit finalizer of MurmurHash3 to uint32."""
     x ^= x >> 16
     x *= _MIX_FIRST
     x ^= x >> 13
@@ -58,7 +56,7 @@ def _mix(x):
 
 @triton.jit
 def _noise_bits(seed, index, numbers):
-    """Twin of `reference.sampling.noise_bits` and its keys, for one row; uint32."""
+    """Return `reference.sampling.noise_bits` of one row, as uint32."""
     first = _mix(_mix(seed.to(tl.uint32) + _SEED_LOW_OFFSET) + index.to(tl.uint32))
     second = _mix(((seed >> 32).to(tl.uint32) + _SEED_HIGH_OFFSET) ^ first)
     return _mix(numbers.to(tl.uint32) * (second | 1) + (first + _mix(second)))
@@ -66,7 +64,7 @@ def _noise_bits(seed, index, numbers):
 
 @triton.jit
 def _log(x, FAST: tl.constexpr):
-    """Natural logarithm; FAST is the device's own to 22 bits, which the interpreter lacks."""
+    """Return the natural logarithm; FAST is the GPU's own, to 22 bits, not in the interpreter."""
     if FAST:
         return libdevice.fast_logf(x)
     else:
@@ -75,7 +73,7 @@ def _log(x, FAST: tl.constexpr):
 
 @triton.jit
 def _gumbel_noise(seed, index, numbers, FAST: tl.constexpr):
-    """Twin of `reference.sampling.gumbel_noise` for one row."""
+    """Return `reference.sampling.gumbel_noise` of one row."""
     upper = (_noise_bits(seed, index, numbers) >> 1).to(tl.float32)
     v = tl.minimum((upper + 0.5) * 0.5**31, _LARGEST_BELOW_ONE)
     series = v * (1.0 + v * (1.0 / 2.0 + v * (1.0 / 3.0 + v * 0.25)))
@@ -83,23 +81,23 @@ def _gumbel_noise(seed, index, numbers, FAST: tl.constexpr):
     return -_log(exponential, FAST)
 
 
-# `index` is read value by value: compiled once, however that of few rows is aligned.
+# Values of `index` are loaded one by one, so its alignment does not matter: compiled once.
 @triton.jit(do_not_specialize=["run"], do_not_specialize_on_alignment=["index_ptr"])
 def _draw_kernel(
-    logits_ptr,
+    logits_ptr,  # [rows, vocabulary]
     stride,
-    temperature_ptr,
+    temperature_ptr,  # [rows], like the next three
     seed_ptr,
     index_ptr,
     min_tokens_ptr,
-    stop_ids_ptr,
-    thresholds_ptr,
-    scores_ptr,
-    ids_ptr,
+    stop_ids_ptr,  # [rows, stop ids]
+    thresholds_ptr,  # [rows]
+    scores_ptr,  # [rows, runs]
+    ids_ptr,  # [rows, runs]
     vocabulary,
-    run,
-    kinds_ptr,
-    adjusted_ptr,
+    run,  # chunks
+    kinds_ptr,  # [rows]
+    adjusted_ptr,  # [rows, adjusted_stride]
     adjusted_stride,
     CHUNK: tl.constexpr,
     FILTERED: tl.constexpr,
@@ -107,9 +105,10 @@ def _draw_kernel(
     FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write the best score of each run of chunks and a token to `scores`, `ids [rows, runs]`.
+    """Write the best score of a run of chunks, and the id that is drawn from the best group.
 
-    A score is of a group of ids, the token the one that is drawn of them.
+    A program computes one run of one row. The grid is `[runs, rows]`. Scores belong to groups. A
+    greedy row has no noise: its score is the largest logit.
     """
     if PDL:
         gdc_launch_dependents()
@@ -138,21 +137,21 @@ def _draw_kernel(
         score = tl.max(x, axis=1)
         groups = first // _GROUP + lanes
         needed = drawn
-        if FILTERED:  # most chunks keep nothing of a filtered row: they need no noise
+        if FILTERED:  # most chunks of a filtered row keep no token and need no noise
             needed = drawn & (tl.max(score) > -float("inf"))
         if needed:
-            # Finite, so that a group without any token to draw has a mass of 0.
+            # Finite, so that a group in which no token is kept has a mass of 0.
             peak = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
             mass = tl.sum(tl.exp2((x - peak[:, None]) * (inverse * _LOG2_E)), axis=1)
             score = peak * inverse + _log(mass, FAST) + _gumbel_noise(seed, index, ~groups, FAST)
-        better = score > best  # NaN never is
+        better = score > best  # false for NaN
         best_groups = tl.where(better, groups, best_groups)
         best = tl.where(better, score, best)
     score = tl.max(best)
     group = tl.min(tl.where(best == score, best_groups, 0x7FFFFFFF))
     ids = group * _GROUP + tl.arange(0, _GROUP)
     x = load_chunk(source, row, ids, ADJUSTED)
-    x = tl.where(x >= threshold, x, -float("inf"))  # of NaN, too
+    x = tl.where(x >= threshold, x, -float("inf"))  # -inf for NaN as well
     if drawn:
         x = x * inverse + _gumbel_noise(seed, index, ids, FAST)
     out = row * tl.num_programs(0) + tl.program_id(0)
@@ -162,14 +161,17 @@ def _draw_kernel(
 
 @triton.jit(do_not_specialize=["runs"])
 def _choose_kernel(
-    scores_ptr,
-    ids_ptr,
-    tokens_ptr,
+    scores_ptr,  # [rows, runs]
+    ids_ptr,  # [rows, runs]
+    tokens_ptr,  # [rows]
     runs,
     RUNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Choose a row's best run; the first of tied ones has the lowest id."""
+    """Write the token of the best run of a row; the first of tied runs has the lowest id.
+
+    A program computes one row. The grid is `[rows]`.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -181,10 +183,10 @@ def _choose_kernel(
 
 
 def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
-    """Twin of `reference.sampling.sample`; the rows of `logits` may lie apart.
+    """Implement `SamplingOps.sample`; the rows of `logits` may have any stride.
 
-    With `filtered` False the kernels of filters and adjustments are not launched: this is the
-    variant to capture for batches in which no row has any.
+    With `filtered` False, no kernels of filters and adjustments are launched. Graphs of batches
+    without filters capture this variant.
     """
     rows, vocabulary = logits.shape
     tokens = logits.new_empty(rows, dtype=torch.int32)
@@ -196,7 +198,7 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     scores = logits.new_empty((rows, runs), dtype=torch.float32)
     ids = torch.empty_like(scores, dtype=torch.int32)
     adjusted = adjusted_logits(logits, state, filtered)
-    thresholds = scores  # not read
+    thresholds = scores  # not read unless `filtered`
     if filtered:
         thresholds = kept_thresholds(logits, state, adjusted)
     _draw_kernel[(runs, rows)](
@@ -230,9 +232,9 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
 
 
 def _runs(logits: Tensor) -> tuple[int, int]:
-    """Return how many chunks a program takes, and how many such runs a row has."""
+    """Return the number of chunks in a run, and the number of runs of a row."""
     rows, vocabulary = logits.shape
     chunks = cdiv(vocabulary, CHUNK)
-    programs = PROGRAMS_A_PROCESSOR * multiprocessors(logits.device)
+    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(logits.device)
     run = min(chunks, max(1, rows * chunks // programs))
     return run, cdiv(chunks, run)

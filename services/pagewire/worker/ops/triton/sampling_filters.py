@@ -1,10 +1,12 @@
-"""Top-k, top-p and min-p without sorting: the search for the smallest logit kept.
+"""The kernels of top-k, top-p and min-p: a radix search for the smallest logit that is kept.
 
-float32 maps to unsigned keys of the same order, and each step fixes `DIGIT_BITS` bits of the
-pivot's key, from the top, by counting (top-k) or weighing (top-p) what lies at or above each
-candidate. A step is one kernel; each of its programs first reads what the step before summed. Sums
-are of fixed chunks of the vocabulary and meet in a fixed order, so what a row keeps does not depend
-on its batch.
+Nothing is sorted. float32 values map to unsigned integer keys of the same order. Each step of the
+search fixes the next `DIGIT_BITS` bits of the key of the pivot, from the top. For each candidate of
+these bits it counts the logits at or above the candidate (top-k) or sums their weights (top-p). A
+step is one launch, whose programs first read the sums of the step before.
+
+Sums are taken over fixed chunks of the vocabulary and added in a fixed order, so the tokens that a
+row keeps do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -15,27 +17,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract import noise
+from pagewire.worker.ops.contract.sampling import SamplingState
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.reference import sampling as reference
-from pagewire.worker.ops.reference.sampling import SamplingState
 from pagewire.worker.ops.triton.adjustments import adjustment_arguments, load_chunk
 
 CHUNK = 4096
 WARPS = 4
 DIGIT_BITS = 4
 
-_GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
+_GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
 _DIGIT_BITS = tl.constexpr(DIGIT_BITS)
 _DIGITS = tl.constexpr(1 << DIGIT_BITS)
 
 
 @triton.jit
-def _least_logit(key):
-    """The least float32 whose key is at least `key`: the order of keys is the order of floats.
+def _smallest_logit(key):
+    """Return the smallest float32 whose key is at least `key`.
 
-    Keys of positive floats are their bits with the sign set, those of negative ones their
-    complement; those below -inf, which no number has, give -inf.
+    The key of a positive float is its bits with the sign bit set. The key of a negative float is
+    the complement of its bits. Keys below that of -inf belong to no number and give -inf.
     """
     key = tl.maximum(key, 0x007FFFFF)
     bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
@@ -44,14 +46,14 @@ def _least_logit(key):
 
 @triton.jit
 def _row_peak(peaks_ptr, row, chunks, CHUNKS: tl.constexpr):
-    """Reduce `peaks [rows, chunks]` over the chunks of a row."""
+    """Return the maximum of `peaks [rows, chunks]` over the chunks of a row."""
     chunk = tl.arange(0, CHUNKS)
     return tl.max(tl.load(peaks_ptr + row * chunks + chunk, chunk < chunks, -float("inf")))
 
 
 @triton.jit
 def _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS: tl.constexpr):
-    """Reduce step `step` of `sums [steps, rows, chunks, digits]` over the chunks of a row."""
+    """Return the sum of step `step` of `sums [steps, rows, chunks, digits]` over the chunks."""
     chunk = tl.arange(0, CHUNKS)[:, None]
     offset = ((step * rows + row) * chunks + chunk) * _DIGITS + tl.arange(0, _DIGITS)[None, :]
     return tl.sum(tl.load(sums_ptr + offset, mask=chunk < chunks, other=0.0), axis=0)  # [digits]
@@ -59,7 +61,7 @@ def _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _narrow(prefix, sums, target, shift):
-    """Append to the pivot's prefix the largest digit whose sum still reaches the target."""
+    """Append to the prefix of the pivot the largest digit whose sum reaches the target."""
     reached = tl.sum((sums >= target).to(tl.int32))
     return prefix | (tl.maximum(reached - 1, 0).to(tl.uint32) << shift)
 
@@ -68,15 +70,18 @@ def _narrow(prefix, sums, target, shift):
 def _final_pivot(
     prefixes_ptr, sums_ptr, step, target, row, chunks, rows, steps, CHUNKS: tl.constexpr
 ):
-    """The pivot that a search arrived at, from what its last step `step` summed; a logit."""
+    """Return the pivot of a search as a logit, from the sums of its last step `step`."""
     sums = _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS)
     prefix = tl.load(prefixes_ptr + step * rows + row).to(tl.uint32, bitcast=True)
-    return _least_logit(_narrow(prefix, sums, target, 32 - _DIGIT_BITS * steps))
+    return _smallest_logit(_narrow(prefix, sums, target, 32 - _DIGIT_BITS * steps))
 
 
 @triton.jit
 def _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS: tl.constexpr):
-    """The mass to keep: of all that top-k and min-p left, which is digit 0 of the first step."""
+    """Return the mass that top-p keeps.
+
+    The mass that top-k and min-p left is the sum of digit 0 in the first step of top-p.
+    """
     return top_p * tl.max(_step_sums(sums_ptr, steps, row, chunks, rows, CHUNKS))
 
 
@@ -94,7 +99,7 @@ def _kept_floor(
     steps,
     CHUNKS: tl.constexpr,
 ):
-    """The logit from which top-k and min-p keep tokens."""
+    """Return the smallest logit that top-k and min-p keep."""
     floor = peak + tl.log(tl.load(min_p_ptr + row)) * temperature  # log(0) = -inf keeps all
     if top_k > 0:
         target = top_k.to(tl.float32)
@@ -105,21 +110,21 @@ def _kept_floor(
     return floor
 
 
-# `index` is read value by value: compiled once, however that of few rows is aligned.
+# Values of `index` are loaded one by one, so its alignment does not matter: compiled once.
 @triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["index_ptr"])
 def _search_kernel(
-    logits_ptr,
+    logits_ptr,  # [rows, vocabulary]
     stride,
-    temperature_ptr,
+    temperature_ptr,  # [rows], like the next five
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
     index_ptr,
     min_tokens_ptr,
-    stop_ids_ptr,
-    peaks_ptr,
-    prefixes_ptr,
-    sums_ptr,
+    stop_ids_ptr,  # [rows, stop ids]
+    peaks_ptr,  # [rows, chunks]
+    prefixes_ptr,  # [2 * steps, rows]
+    sums_ptr,  # [2 * steps, rows, chunks, digits]
     step,
     steps,
     vocabulary,
@@ -133,12 +138,12 @@ def _search_kernel(
     ADJUSTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Fix one digit of a pivot and sum a chunk for the next.
+    """Run one step of the search: fix one digit of the pivot, then sum a chunk for the next digit.
 
-    Steps 0 to `steps - 1` count for top-k, and the first also finds the chunks' peaks; the next
-    `steps` weigh for top-p (MASS). A step writes the prefix it arrived at to
-    `prefixes [2 * steps, rows]`, and for each digit that may follow the sum over logits at or
-    above it to `sums [2 * steps, rows, chunks, digits]`.
+    A program sums one chunk of one row. The grid is `[chunks, rows]`. Steps 0 to `steps - 1` count
+    for top-k; step 0 also writes the maximum of each chunk to `peaks`. The next `steps` steps sum
+    weights for top-p (MASS). A step writes to `prefixes` the digits that are fixed so far, and to
+    `sums`, for each digit that may come next, the sum over the logits at or above it.
     """
     if PDL:
         gdc_launch_dependents()
@@ -183,12 +188,12 @@ def _search_kernel(
                 steps,
                 CHUNKS,
             )
-    # Most chunks lie below a likely pivot: their sums are 0 without reading them.
+    # Most chunks are below the pivot: their sums are 0, and their logits are not read.
     if peaked:
         needed = True
     else:
         highest = tl.load(peaks_ptr + row * chunks + chunk, searched, -float("inf"))
-        needed = searched & (highest >= tl.maximum(floor, _least_logit(prefix)))
+        needed = searched & (highest >= tl.maximum(floor, _smallest_logit(prefix)))
     source = (
         logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
         stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride,
@@ -204,7 +209,7 @@ def _search_kernel(
                 inverse = tl.div_rn(1.0, temperature)
                 weight = tl.where(x >= floor, tl.exp((x - peak) * inverse), 0.0)
             for digit in tl.static_range(_DIGITS):
-                candidate = _least_logit(prefix | (tl.full((), digit, tl.uint32) << shift))
+                candidate = _smallest_logit(prefix | (tl.full((), digit, tl.uint32) << shift))
                 tl.store(out + digit, tl.sum(tl.where(x >= candidate, weight, 0.0)))
     elif searched:
         tl.store(out + tl.arange(0, _DIGITS), tl.zeros((_DIGITS,), tl.float32))
@@ -212,21 +217,24 @@ def _search_kernel(
 
 @triton.jit
 def _threshold_kernel(
-    temperature_ptr,
+    temperature_ptr,  # [rows], like the next three
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
-    peaks_ptr,
-    prefixes_ptr,
-    sums_ptr,
-    thresholds_ptr,
+    peaks_ptr,  # [rows, chunks]
+    prefixes_ptr,  # [2 * steps, rows]
+    sums_ptr,  # [2 * steps, rows, chunks, digits]
+    thresholds_ptr,  # [rows]
     steps,
     vocabulary,
     chunks,
     CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write the logit from which a row's tokens are kept to `thresholds [rows]`."""
+    """Write the smallest logit that the filters of a row keep.
+
+    A program computes one row. The grid is `[rows]`.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -261,13 +269,18 @@ def _threshold_kernel(
 
 
 def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | None = None) -> Tensor:
-    """Twin of `reference.sampling.kept_thresholds`, but for every row of the state.
+    """Return the smallest logit that the filters of each row keep, `[rows]` float32.
 
-    `adjusted` is what `adjusted_logits` gave for the state.
+    It is `reference.sampling.kept_thresholds` for all rows, and -inf for greedy ones.
+
+    Args:
+        logits: `[rows, vocabulary]`; the rows may have any stride.
+        state: the parameters of the rows.
+        adjusted: the result of `adjusted_logits` for this state.
     """
     rows, vocabulary = logits.shape
     chunks = cdiv(vocabulary, CHUNK)
-    steps = reference.KEY_BITS[logits.dtype] // DIGIT_BITS
+    steps = noise.KEY_BITS[logits.dtype] // DIGIT_BITS
     peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
     prefixes = logits.new_empty((2 * steps, rows), dtype=torch.int32)
     sums = logits.new_empty((2 * steps, rows, chunks, 1 << DIGIT_BITS), dtype=torch.float32)

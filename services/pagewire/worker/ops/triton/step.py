@@ -1,4 +1,4 @@
-"""The two ends of a decode step, one small kernel each: see the twins in `ops.reference.step`."""
+"""The kernels at the beginning and at the end of a decode step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.step import NUM_INPUTS
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.reference.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.reference.step import NUM_INPUTS
 from pagewire.worker.ops.triton.adjustments import count_token
 
 
 def begin_decode(
     inputs: Tensor, embedding: Tensor, last_tokens: Tensor, block_tables: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """See `ops.reference.step.begin_decode`; one program a row."""
     rows, hidden = inputs.shape[1], embedding.shape[1]
     assert inputs.shape[0] == NUM_INPUTS
     assert inputs.is_contiguous()
@@ -41,10 +40,9 @@ def begin_decode(
 
 
 def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> SamplingState:
-    """See `ops.reference.step.gather_sampling`."""
     rows, stops = len(slots), by_slot.stop_token_ids.shape[1]
     held = by_slot.adjustments
-    kinds = by_slot.top_k if held is None else held.kinds  # top_k: not read
+    kinds = by_slot.top_k if held is None else held.kinds  # not read without adjustments
     out_kinds = torch.empty_like(kinds[:rows])
     out = SamplingState(
         temperature=torch.empty_like(by_slot.temperature[:rows]),
@@ -89,7 +87,6 @@ def end_decode(
     last_tokens: Tensor,
     adjustments: Adjustments | None = None,
 ) -> Tensor:
-    """See `ops.reference.step.end_decode`; one program a row."""
     out = torch.empty_like(tokens)
     _end_kernel[(len(tokens),)](
         tokens,
@@ -109,18 +106,22 @@ def end_decode(
 
 @triton.jit(do_not_specialize=["rows"])
 def _begin_kernel(
-    inputs_ptr,
-    embedding_ptr,
-    last_tokens_ptr,
-    tables_ptr,
-    residual_ptr,
-    lengths_ptr,
+    inputs_ptr,  # [6, rows]
+    embedding_ptr,  # [vocabulary, HIDDEN]
+    last_tokens_ptr,  # [slots]
+    tables_ptr,  # [slots, table_stride]
+    residual_ptr,  # [rows, HIDDEN]
+    lengths_ptr,  # [rows]
     rows,
     padding_slot,
     table_stride,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write one block table entry, the KV length and the embedding of a row.
+
+    A program computes one row. The grid is `[rows]`.
+    """
     row = tl.program_id(0)
     slot = tl.load(inputs_ptr + row)
     position = tl.load(inputs_ptr + rows + row)
@@ -136,7 +137,8 @@ def _begin_kernel(
     tl.store(residual_ptr + row.to(tl.int64) * HIDDEN + columns, values, mask)
 
 
-# `slots` is read value by value: compiled once, however that of few rows is aligned.
+# Values of `slots` are loaded one by one. The kernel does not depend on the alignment of the
+# pointer, which may be a slice of another tensor, so it is compiled once.
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _gather_kernel(
     slots_ptr,
@@ -159,6 +161,10 @@ def _gather_kernel(
     STOPS: tl.constexpr,
     ADJUSTED: tl.constexpr,
 ):
+    """Copy the sampling parameters of a row from those of its slot.
+
+    A program copies one row. The grid is `[rows]`.
+    """
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     tl.store(out_temperature_ptr + row, tl.load(temperature_ptr + slot))
@@ -175,23 +181,27 @@ def _gather_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _end_kernel(
-    tokens_ptr,
-    hidden_ptr,
-    slots_ptr,
-    last_tokens_ptr,
-    out_ptr,
-    kinds_ptr,
-    counts_ptr,
+    tokens_ptr,  # [rows]
+    hidden_ptr,  # [rows, HIDDEN]
+    slots_ptr,  # [rows]
+    last_tokens_ptr,  # [slots]
+    out_ptr,  # [rows]
+    kinds_ptr,  # [slots]
+    counts_ptr,  # [slots, counts_stride]
     counts_stride,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     ADJUSTED: tl.constexpr,
 ):
+    """Keep the token of a row for the next step, and count it if its slot has penalties.
+
+    A program computes one row. The grid is `[rows]`.
+    """
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     offsets = row.to(tl.int64) * HIDDEN + columns
     values = tl.load(hidden_ptr + offsets, columns < HIDDEN, other=0.0).to(tl.float32)
-    # NaN and infinity are the values whose difference with themselves is not 0.
+    # For NaN and infinity x - x is NaN, which is not equal to 0.
     bad = tl.sum((values - values != 0.0).to(tl.int32), axis=0)
     token, slot = tl.load(tokens_ptr + row), tl.load(slots_ptr + row)
     tl.store(last_tokens_ptr + slot, tl.where(bad == 0, token, 0))

@@ -2,14 +2,10 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 from pagewire.worker.errors import SetupError
 
 log = logging.getLogger(__name__)
-
-# Positions that the Triton kernels read as one run: blocks hold whole ones.
-RUN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +33,6 @@ class Limits:
     def padding_slot(self) -> int:
         """The slot of rows that belong to no sequence."""
         return self.num_slots
-
-
-def check_block_size(block_size: int, kernels: Literal["torch", "triton"]) -> None:
-    """SetupError if these kernels do not read such blocks."""
-    if kernels == "triton" and block_size % RUN:
-        raise SetupError(
-            f"block_size {block_size} is no multiple of {RUN}, and the triton kernels read blocks "
-            f"in runs of as many positions: take a multiple, or --ops torch"
-        )
 
 
 def longest_sequence(trained: int, window: int | None, wanted: int | None) -> int:

@@ -1,4 +1,9 @@
-"""Attention over the paged KV cache."""
+"""Attention kernels over the paged KV cache.
+
+Decode attention cuts its work into shares (`shares`), attends (`decode`, `decode_kernel`,
+`shared_prefix`) and merges partial results (`merge`). Prefill attention has one kernel for all
+devices and one for Hopper.
+"""
 
 from pagewire.worker.ops.triton.attention.decode import decode_attention, plan_decode
 from pagewire.worker.ops.triton.attention.prefill import prefill_attention

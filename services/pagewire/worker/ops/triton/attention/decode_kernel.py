@@ -1,16 +1,16 @@
-"""The loop of decode attention.
+"""The kernel of decode attention.
 
-A program walks the *segments* (one row, one KV head) that its share touches, in one loop over all
-of their tiles, so that the next segment's keys and values are on their way while one ends. A tile
-is some runs of positions, each within one block: what a thread adds to the address of a run is the
-same in every tile.
+A program loops over all tiles of its share, also across segments (one KV head of one row), so that
+keys and values of the next segment are loading while one segment ends. A tile consists of runs of
+positions, each within one block, so a thread's offset within a run is the same in every tile.
 
-Lengths, the plan of shares and block tables are read while the kernel in front, the one that makes
-the queries, may still run: what wrote them must have ended before that.
+Lengths, plan and block tables are loaded while the preceding kernel, which computes the queries,
+may still run. The kernels that wrote them must have ended before that kernel started.
 
-Products are `k @ q.T` and `v.T @ weights.T`: a tensor core takes 16 rows by 8 columns at least, and
-a group of query heads fills less of 16 than of 8. That halves what is multiplied for nothing, which
-matters where an H200 is at its power limit, and the registers of queries and outputs.
+The GEMMs are `k @ q.T` and `v.T @ weights.T`. A tensor core takes at least 16 rows by 8 columns, so
+a group of query heads is padded to 8 columns instead of 16 rows. This halves the padding that is
+multiplied, which saves time when an H200 is at its power limit, and the registers of queries and
+outputs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _kv_of_row(
     table_stride,
     RANGES: tl.constexpr,
 ):
-    """Return a row's length, where its own KV begins, and its block table."""
+    """Return the length of a row, the first position behind its shared prefix, its block table."""
     length = tl.load(lengths_ptr + row)
     begin = 0
     if RANGES:
@@ -50,7 +50,7 @@ def _blocks(
     RUN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return the blocks of a tile's runs, scratch block 0 past the end."""
+    """Return the block of each run of a tile; scratch block 0 behind `length`."""
     blocks = ()
     for run in tl.static_range(TILE // RUN):
         at = position + run * RUN
@@ -67,16 +67,16 @@ def _line(
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Return the offset of a head's cached vector at `position`, which lies in `block`."""
+    """Return the offset of the cached vector of a head at `position`, which is in `block`."""
     page = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
     return page + position % BLOCK_SIZE * HEAD_DIM
 
 
 @triton.jit
 def _queries(q_ptrs, segment, present, SIZE: tl.constexpr):
-    """Return a segment's queries, `[BLOCK_N, head_dim]`.
+    """Return the queries of a segment, `[BLOCK_N, head_dim]`.
 
-    From L2, like keys and values: what a multiprocessor holds may be older without a wait.
+    They are loaded from L2: before a wait, the L1 cache may hold older values.
     """
     return tl.load(q_ptrs + segment * SIZE, mask=present, other=0.0, cache_modifier=".cg")
 
@@ -101,10 +101,11 @@ def _store_segment(
     GROUP: tl.constexpr,
     RANGES: tl.constexpr,
 ):
-    """Store `out [BLOCK_N, head_dim]` of a segment of which the share has its beginning, end, both.
+    """Store the result of a segment, or of the part of it that lies in this share.
 
-    `lse [BLOCK_N]` is its log-sum-exp, `head_row [BLOCK_N]` and `at [BLOCK_N, head_dim]` where the
-    group's heads lie.
+    `begins` and `ends` say whether the share has the first and the last tile of the segment.
+    `out [BLOCK_N, head_dim]` is the result and `lse [BLOCK_N]` its log-sum-exp. For each query head
+    of the group, `head_row [BLOCK_N]` is its index and `at [BLOCK_N, head_dim]` its offsets.
     """
     held = head_row < GROUP
     present = held[:, None]
@@ -114,7 +115,7 @@ def _store_segment(
     if begins & ends & (count == 0):
         to = out_ptr + segment * (GROUP * HEAD_DIM) + at
         tl.store(to, out.to(out_ptr.dtype.element_ty), mask=present)
-    elif begins & ends:  # one more piece of the row's ranges
+    elif begins & ends:  # whole, but the row has a shared prefix: one more piece after its ranges
         row, head = segment // KV_HEADS, segment % KV_HEADS
         piece = (row * (RANGES + 1) + count) * (KV_HEADS * GROUP) + head * GROUP
         tl.store(range_pieces_ptr + piece * HEAD_DIM + at, out, mask=present)
@@ -125,27 +126,27 @@ def _store_segment(
         tl.store(sums_ptr + piece + head_row, lse, mask=held)
 
 
-@triton.jit(do_not_specialize=["least_share", "beside"])
+@triton.jit(do_not_specialize=["min_share", "beside"])
 def decode_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
     sums_ptr,  # [programs, 2, group]
     range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
     range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
-    q_ptr,
-    k_ptr,
+    q_ptr,  # [rows, kv_heads * group, head_dim]
+    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim]
     v_ptr,
-    tables_ptr,
-    slots_ptr,
-    lengths_ptr,
-    shared_ptr,
-    counts_ptr,
-    rows_ptr,  # these three are the plan, if PLANNED
+    tables_ptr,  # [slots, table_stride]
+    slots_ptr,  # [rows]
+    lengths_ptr,  # [rows]
+    shared_ptr,  # [rows], positions in shared prefixes
+    counts_ptr,  # [rows], ranges of shared prefixes
+    rows_ptr,  # these three are the plan, if PLANNED; see `DecodePlan`
     units_ptr,
     begins_ptr,
     scale_log2,
-    least_share,  # units
-    beside,  # whether the kernel in front runs on meanwhile
+    min_share,  # units
+    beside,  # 1 if the preceding kernel runs at the same time, else 0
     table_stride,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -159,9 +160,13 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Attend from the query heads of each segment to the tiles of one share.
+
+    A program computes one share. The grid is `[programs]`, a fixed number for each multiprocessor.
+    """
     program = tl.program_id(0)
-    # Where the share begins: a row, a head of it, a tile of that. Tables are, like lengths and the
-    # plan, older than the kernel in front: the first blocks are on their way before that has ended.
+    # The begin of the share: a row, a head of it, a tile of that. The first blocks are looked up
+    # before the preceding kernel has ended.
     number = 0
     row = 0
     if PLANNED:
@@ -177,8 +182,8 @@ def decode_kernel(
         stop = tl.load(units_ptr + program + 1)
     else:
         total = tiles * KV_HEADS
-        share, longer = cut(total, tl.num_programs(0), least_share)
-        # Programs past the last share begin at the end of the line or behind it.
+        share, longer = cut(total, tl.num_programs(0), min_share)
+        # Programs without a share begin at the end of the line or behind it.
         unit = program * share + tl.minimum(program, longer)
         stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
         within = unit
@@ -201,7 +206,7 @@ def decode_kernel(
         gdc_launch_dependents()
 
     segment = row * KV_HEADS + head
-    begins = tile == 0  # whether the share has the segment's first tile
+    begins = tile == 0  # whether the share has the first tile of the segment
     q_ptrs = q_ptr + at
     q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
     highest = tl.full([BLOCK_N], LOWEST, tl.float32)
@@ -214,7 +219,7 @@ def decode_kernel(
         for run in tl.static_range(TILE // RUN):
             start = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
             valid = line < left - run * RUN * HEAD_DIM
-            # Nobody reads them again in this layer: in L2 they give way to what is.
+            # Not read again in this layer: L2 should evict them before other values.
             k = tl.load(
                 k_ptrs + start, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
             )
@@ -225,8 +230,8 @@ def decode_kernel(
             scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
             values += (v,)  # type: ignore[assignment]
 
-        # The next tile, whose keys and values are on their way while this one is computed: it may
-        # be of another head or row.
+        # The next tile, which may belong to another head or row. Its keys and values are loaded
+        # while this tile is computed.
         unit += 1
         tile += 1
         position += TILE
@@ -250,7 +255,7 @@ def decode_kernel(
             best = tl.maximum(best, scores[run])
         new_highest = tl.maximum(highest, tl.max(best, 0) * scale_log2)
         decay = tl.exp2(highest - new_highest)
-        norm = norm * decay[None, :]  # summed over its RUN parts at the end only
+        norm = norm * decay[None, :]  # [RUN, BLOCK_N], summed over RUN only at the end
         out = out * decay[None, :]
         for run in tl.static_range(TILE // RUN):
             weights = tl.exp2(scores[run] * scale_log2 - new_highest[None, :])
@@ -274,4 +279,4 @@ def decode_kernel(
             norm = tl.zeros([RUN, BLOCK_N], tl.float32)
             out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
     if PDL:
-        gdc_wait()  # for a neighbour; a second time, it costs nothing
+        gdc_wait()  # for a kernel that runs beside; a second wait costs nothing

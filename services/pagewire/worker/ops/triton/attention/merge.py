@@ -1,14 +1,15 @@
-"""Merging what programs of decode attention leave of a row and KV head that was cut.
+"""The merge of partial results of decode attention.
 
-A *segment* (one row, one KV head) that is cut leaves a *piece* in each share: an output normalized
-over its own KV range, float32, with its log-sum-exp (base 2, of the scaled scores). Pieces of one
-segment merge by
+A *segment* (one KV head of one row) that is cut has a *piece* in each of its shares: a float32
+output that is normalized over the KV positions of the piece, and its log-sum-exp, in base 2 of the
+scaled scores. A shared prefix gives pieces of the same form (`shared_prefix`). The pieces of one
+segment are merged by
 
     lse = log2(sum_i 2^lse_i)        out = sum_i 2^(lse_i - lse) out_i
 
-A share holds two pieces at most: one whose segment began in an earlier share (index 0), and one
-whose segment goes on in the next (index 1). `(out, lse)` of a KV range is also what a prefix
-shared by several rows leaves (`attention_shared.py`).
+This is the reduction of Flash-Decoding (Dao et al., 2023). A share has two pieces at most: one of a
+segment that began in an earlier share (index 0), and one of a segment that continues in the next
+share (index 1).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.paged import LOWEST
-from pagewire.worker.ops.triton.attention.shared import Pieces
+from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, share_of
 
-WARP_VALUES = 4096  # of pieces, that a warp holds
-MANY_HEADS = 8  # that a program merges at most, unless a group has more
+WARP_VALUES = 4096  # values of pieces in the registers of a warp
+MANY_HEADS = 8  # query heads that a program merges at most, unless a group has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +38,26 @@ class MergeConfig:
     heads: int
 
     def programs(self, programs: int, kv_heads: int) -> int:
-        """How many of `programs` attend to a single row: its pieces are merged in whole steps.
+        """Return how many of `programs` attend to a batch of one row.
 
-        Its heads have about as many pieces each, and a few more than a step takes would cost
-        another.
+        Each head then has about as many pieces as a whole number of steps merges. A few pieces more
+        would cost another step.
         """
         at_once = self.step * kv_heads
         return programs - programs % at_once if programs > at_once else programs
 
 
 def merge_config(rows: int, kv_heads: int, group: int, programs: int) -> MergeConfig:
-    """Choose how what `programs` leave is merged, in few ways, so that few variants are compiled.
+    """Choose how the pieces of `programs` are merged.
 
-    The more segments there are, the fewer pieces each has; where most are whole, a program has
-    several. Those of a single row may have many pieces.
+    There are few choices, so that few variants are compiled. The more segments a batch has, the
+    fewer pieces each of them has. If most segments are whole, a program merges several of them. The
+    segments of a single row may have many pieces.
     """
     if rows == 1:
         return MergeConfig(64, 1)
     segments = rows * kv_heads
-    pieces = programs // segments + 2  # of a segment, about
+    pieces = programs // segments + 2  # of one segment, approximately
     if pieces > 8:
         return MergeConfig(16, 2 if group % 2 == 0 else 1)
     if pieces > 4:
@@ -79,23 +81,24 @@ def merge_pieces(
     shared_lengths: Tensor,
     counts: Tensor,
     plan: DecodePlan,
-    least_share: int,
+    min_share: int,
     config: MergeConfig,
     **common: int | bool,
 ) -> None:
-    """Write to `out [rows, query_heads, head_dim]` the rows and heads that are in pieces.
+    """Write to `out` the heads that are in pieces.
 
     Args:
-        out: where the others are already.
+        out: `[rows, query_heads, head_dim]`; the other heads are already written.
         pieces, sums: `[programs, 2, group, head_dim]` and `[programs, 2, group]` float32, outputs
             and log-sum-exps of each share.
-        ranges: the pieces of ranges that rows share; not read where `RANGES` is 0.
-        lengths, shared_lengths, counts: `[rows]` int32: cached tokens, those in shared ranges, and
-            how many ranges these are; the last two are not read where `RANGES` is 0.
-        plan: how decode attention has cut the rows; not read unless `PLANNED`.
-        least_share: units of a share at least, as decode attention has cut them.
-        config: how they are merged.
-        common: constants and launch options that decode attention has been launched with, too.
+        ranges: the pieces of shared prefixes; not read if `RANGES` is 0.
+        lengths: `[rows]` int32, cached tokens.
+        shared_lengths, counts: `[rows]` int32, tokens in shared prefixes and ranges of these; not
+            read if `RANGES` is 0.
+        plan: how decode attention cut the batch; not read unless `PLANNED`.
+        min_share: the smallest share in units, as in decode attention.
+        config: the tiles of the merge.
+        common: constants and launch options, the same as those of decode attention.
     """
     rows, query_heads, head_dim = out.shape
     padded_heads = next_power_of_2(config.heads)
@@ -110,7 +113,7 @@ def merge_pieces(
         counts,
         plan.shares,
         plan.ends,
-        least_share,
+        min_share,
         len(pieces),
         HEADS=config.heads,
         PADDED_HEADS=padded_heads,
@@ -120,19 +123,19 @@ def merge_pieces(
     )
 
 
-@triton.jit(do_not_specialize=["least_share", "programs"])
+@triton.jit(do_not_specialize=["min_share", "programs"])
 def _merge_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
     pieces_ptr,  # [programs, 2, group, head_dim]
     sums_ptr,  # [programs, 2, group]
     range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
     range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
-    lengths_ptr,
-    shared_ptr,
-    counts_ptr,
-    shares_ptr,
+    lengths_ptr,  # [rows]
+    shared_ptr,  # [rows], positions in shared prefixes
+    counts_ptr,  # [rows], ranges of shared prefixes
+    shares_ptr,  # these two are of the plan, if PLANNED; see `DecodePlan`
     ends_ptr,
-    least_share,  # units
+    min_share,  # units
     programs,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -145,10 +148,13 @@ def _merge_kernel(
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the pieces of HEADS query heads of one row, `STEP` at a time."""
+    """Merge the pieces of query heads, STEP pieces at a time.
+
+    A program merges HEADS query heads of one row. The grid is `[rows, query heads / HEADS]`.
+    """
     row = tl.program_id(0)
     length = tl.load(lengths_ptr + row)
-    if length < 0:  # most rows of a small batch in a large graph
+    if length < 0:  # true for most rows when a small batch runs in a large graph
         if PDL:
             gdc_wait()
         return
@@ -164,7 +170,7 @@ def _merge_kernel(
         longer = tl.load(shares_ptr + 1)
         row_begin = tl.load(ends_ptr + row) - tiles * KV_HEADS
     else:
-        share, longer = cut(tiles * KV_HEADS, programs, least_share)
+        share, longer = cut(tiles * KV_HEADS, programs, min_share)
     index = tl.arange(0, PADDED_HEADS)
     head = tl.program_id(1) * HEADS + index
     segment = row_begin + head // GROUP * tiles
@@ -175,10 +181,10 @@ def _merge_kernel(
     pieces = tl.max(tl.where(present, last - first, 0), 0) + 1
     to = out_ptr + (row * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM
     to += tl.arange(0, HEAD_DIM)[None, :]
-    if PDL:  # by every program: who waits for this kernel waits for those before it, too
+    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
         gdc_wait()
         gdc_launch_dependents()
-    if length == 0:  # no share has met this row
+    if length == 0:  # the row has no units, so no share wrote it
         zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
         tl.store(to, zeros, mask=present[:, None])
         return
@@ -191,7 +197,7 @@ def _merge_kernel(
     if pieces > 1:
         for done in range(0, pieces, STEP):
             program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
-            # The segment begins in its first share, as that share's last piece.
+            # The segment begins as the last piece of its first share.
             begins = (program == first[None, :]).to(tl.int32)
             piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
             held = (program <= last[None, :]) & (present & (first < last))[None, :]
@@ -221,7 +227,7 @@ def _add_pieces(
     held,  # [n, heads]
     HEAD_DIM: tl.constexpr,
 ):
-    """Add those pieces of each head to a merge under way that are `held`."""
+    """Add the pieces of each head that are `held` to the sums `highest`, `norm` and `out`."""
     lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
     at = piece[:, :, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, None, :]
     part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, head_dim]

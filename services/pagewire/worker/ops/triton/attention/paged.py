@@ -1,7 +1,7 @@
-"""What the attention kernels share: how the paged cache is addressed, and how scores are scaled.
+"""Addresses in the paged cache and the scale of scores, for all attention kernels.
 
-A kernel looks the blocks of a KV tile up a step before it loads the tile: a pipelined load whose
-address hangs on another load of the same step would cost two of the pipeline's stages.
+A kernel looks up the blocks of a KV tile one step before it loads the tile. If a load needed an
+address that is loaded in the same step, the pipeline would need two more stages.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.protocol.steps.limits import RUN
+from pagewire.worker.ops.contract.blocks import RUN
 
 # Softmax runs in base 2: scores are multiplied by scale * LOG2_E.
 LOG2_E = 1.4426950408889634
-# A finite stand-in for minus infinity: differences of two of them are 0, not NaN.
+# Used instead of minus infinity: the difference of two of these is 0, not NaN.
 LOWEST = tl.constexpr(-1.0e30)
 
 
 def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Refuse tensors whose layout the kernels do not read.
+    """Check that the kernels can read tensors of this layout.
 
     Raises:
-        ValueError: a tensor is not contiguous, the head size is not a power of two from 16, the
-            KV heads do not divide the query heads, or a block is not some whole runs.
+        ValueError: a tensor is not contiguous, the head size is not a power of two of at least 16,
+            the query heads are not a multiple of the KV heads, or a block is not a multiple of RUN
+            positions.
     """
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if not tensor.is_contiguous():
@@ -32,19 +33,20 @@ def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     _, kv_heads, block_size, _ = k_cache.shape
     if head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(
-            f"head_dim is {head_dim}, not a power of two from 16: use the torch backend"
+            f"head_dim is {head_dim}, not a power of two of at least 16: use --ops torch"
         )
     if query_heads % kv_heads:
-        raise ValueError(f"{query_heads} query heads are no multiple of {kv_heads} KV heads")
+        raise ValueError(f"{query_heads} query heads are not a multiple of {kv_heads} KV heads")
     if block_size % RUN:
         raise ValueError(
-            f"block_size is {block_size}, not a multiple of {RUN}: use the torch backend"
+            f"block_size is {block_size}, not a multiple of {RUN}: "
+            "choose a multiple, or --ops torch"
         )
 
 
 @triton.jit
 def lookup(table_ptr, position, length, BLOCK_SIZE: tl.constexpr):
-    """Return the block of each of `position [TILE]`, scratch block 0 past the end."""
+    """Return the block of each of `position [TILE]`; scratch block 0 behind `length`."""
     return tl.load(table_ptr + position // BLOCK_SIZE, mask=position < length, other=0)
 
 

@@ -1,13 +1,14 @@
 """Prefill attention over the paged KV cache: chunks of new tokens behind a cached prefix.
 
-A program computes one tile of query rows for one KV head. Rows of a tile are the query heads of
-that KV head for some consecutive tokens of one chunk (row r is token r // group, head r % group),
-so keys and values are read once for the whole group, and a short chunk still fills its tile.
+The rows of a tile are the query heads of one KV head for consecutive tokens of one chunk: row r is
+token `r // group`, head `r % group`. So keys and values are read once for the whole group, and a
+short chunk still fills its tile. The softmax is computed online, tile by tile, as in FlashAttention
+(Dao et al., 2022; Dao, 2023).
 
-The grid needs no length from the device: chunks of `n_i` tokens have at most
-`tokens // tile_tokens + chunks` tiles. Tile `starts[i] // tile_tokens + i` is the first of chunk
-i, which leaves room for all tiles of the chunks before it; programs without tokens end at once.
-Where chunks begin and end is read while the kernel in front may still run, as in decode attention.
+The host needs no lengths to choose the grid. All chunks together have at most
+`tokens // tile_tokens + chunks` tiles. The first tile of chunk i is `starts[i] // tile_tokens + i`,
+which leaves enough tiles for the chunks before it. Programs without tokens end at once. The begins
+and ends of chunks are read while the preceding kernel may still run, as in decode attention.
 """
 
 from __future__ import annotations
@@ -28,16 +29,13 @@ from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST, check_lay
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How prefill attention is cut: `rows` of queries by `tile` KV positions a step.
+    """Tiles and launch options of prefill attention."""
 
-    `registers` is the most that a thread may have, which says how many programs run at once.
-    """
-
-    rows: int
-    tile: int
+    rows: int  # of queries
+    tile: int  # KV positions of a step
     warps: int
     stages: int
-    registers: int | None = None
+    registers: int | None = None  # of a thread at most; decides how many programs run at once
     pdl: bool = True
 
 
@@ -55,34 +53,10 @@ def prefill_attention(
     out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
-    """Attend causally from N chunks of new tokens, each to its cached prefix and to itself.
+    """Implement `AttentionOps.prefill_attention`.
 
-    Query j of chunk i stands at position `lengths[i] - (query_starts[i+1] - query_starts[i]) + j`
-    of its sequence and sees all positions up to its own.
-
-    Args:
-        q: `[tokens, query_heads, head_dim]`, contiguous: tokens of no chunk, the chunks one
-            after another, tokens of no chunk.
-        k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous; the keys
-            and values of the chunks are already written.
-        block_tables: `[slots, max_blocks]` int32.
-        slots: `[chunks]` int32.
-        query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, and the end of the last.
-        lengths: `[chunks]` int32, tokens cached after the chunk: prefix and chunk together. A
-            chunk of length 0 gives zeros: its tokens are padding.
-        scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
-        max_query_length: no chunk is longer, padding aside. Short chunks are cut into smaller
-            tiles.
-        out: like `q`, takes the result; a new tensor when None.
-        config: the tiles; chosen by dtype, head size and `max_query_length` when None. Hopper then
-            has a kernel of its own for most shapes, `attention_prefill_hopper`.
-
-    Returns:
-        `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if it was given. Rows before
-        the first chunk are left as they are, rows after the last are zero.
-
-    Raises:
-        ValueError: the tensors' layout is not the one described.
+    `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
+    shapes then have a kernel of their own on Hopper (`prefill_hopper`).
     """
     check_layout(q, k_cache, v_cache)
     tokens, query_heads, head_dim = q.shape
@@ -99,7 +73,7 @@ def prefill_attention(
     pdl = config.pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
 
-    # One more than the chunks' tiles, because the tokens after the last chunk form one too.
+    # One more than the tiles of chunks: the tokens after the last chunk count as one more chunk.
     tiles = tokens // tile_tokens + chunks + 1
     _prefill_kernel[(kv_heads, tiles)](
         out,
@@ -132,31 +106,31 @@ def prefill_attention(
 
 
 def padded_chunks(chunks: int) -> int:
-    """Round a chunk count up to one of a few sizes, so that few variants are compiled."""
+    """Round a number of chunks up to one of a few sizes, so that few variants are compiled."""
     return max(256, next_power_of_2(chunks))
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
-    """Choose tiles, as `benchmarks/kernels/attention.py --sweep` found them on an H200.
+    """Choose tiles, the fastest of `benchmarks/kernels/attention.py --sweep` on an H200.
 
-    `rows` is the most rows of queries, heads of a group included, that a chunk has.
+    `rows` is tokens of the longest chunk times query heads of a group.
     """
     if dtype == torch.float32:
         return PrefillConfig(rows=16, tile=16, warps=4, stages=1)
     if head_dim > 128:
         return PrefillConfig(rows=128, tile=32, warps=8, stages=2)
-    if rows <= 1024:  # of few tokens: tiles that keep more multiprocessors busy
+    if rows <= 1024:  # few tokens: smaller tiles keep more multiprocessors busy
         return PrefillConfig(rows=64, tile=64, warps=4, stages=3)
-    tile = 64 if head_dim <= 64 else 32  # two programs have half the registers each
+    tile = 64 if head_dim <= 64 else 32  # two programs share the registers of a multiprocessor
     return PrefillConfig(rows=128, tile=tile, warps=8, stages=3, registers=128)
 
 
 @triton.jit
 def attend_tiles(
-    out,  # [ROWS, head_dim]
-    highest,  # [ROWS], of the scores so far
+    out,  # [ROWS, head_dim], sum of the weighted values so far
+    highest,  # [ROWS], largest score so far
     norm,  # [ROWS], sum of the weights so far
-    q,
+    q,  # [ROWS, head_dim]
     k_ptr,
     v_ptr,
     table_ptr,
@@ -173,10 +147,10 @@ def attend_tiles(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend from the tile's queries to KV tiles `begin` to `end`.
+    """Attend from the queries of a tile to KV tiles `begin` to `end`; return `out, highest, norm`.
 
-    A softmax waits for the scores and the next product for the softmax. What runs on the tensor
-    cores meanwhile is another program on the same multiprocessor: two or more fit (`registers`).
+    The softmax waits for the scores, and the second GEMM for the softmax. Meanwhile another program
+    on the same multiprocessor uses the tensor cores: `registers` is chosen so that two or more fit.
     """
     at = begin * TILE + tl.arange(0, TILE)
     block = lookup(table_ptr, at, length, BLOCK_SIZE)
@@ -205,13 +179,13 @@ def attend_tiles(
 @triton.jit(do_not_specialize=["tokens", "chunks"])
 def _prefill_kernel(
     out_ptr,  # [tokens, kv_heads * group, head_dim]
-    q_ptr,
-    k_ptr,
+    q_ptr,  # [tokens, kv_heads * group, head_dim]
+    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim]
     v_ptr,
-    tables_ptr,
-    slots_ptr,
-    starts_ptr,
-    lengths_ptr,
+    tables_ptr,  # [slots, table_stride]
+    slots_ptr,  # [chunks]
+    starts_ptr,  # [chunks + 1]
+    lengths_ptr,  # [chunks]
     scale_log2,
     tokens,
     chunks,
@@ -226,9 +200,14 @@ def _prefill_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Attend from one tile of query rows to the KV positions that they see.
+
+    A program computes one tile for one KV head. The grid is `[kv_heads, tiles]`.
+    """
     TOKENS: tl.constexpr = ROWS // GROUP
     head = tl.program_id(0)
-    # Late tiles of a chunk see the most positions: they start first, the light ones fill the end.
+    # The last tiles of a chunk see the most positions. They start first, and tiles with less work
+    # fill the multiprocessors at the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     index = tl.arange(0, PADDED_CHUNKS)
     # The tokens after the last chunk are chunk number `chunks`.
@@ -238,10 +217,10 @@ def _prefill_kernel(
     end = tl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=tokens)
     token_begin = begin + (tile - begin // TOKENS - chunk) * TOKENS
     length = tl.load(lengths_ptr + chunk, mask=(chunk >= 0) & (chunk < chunks), other=0)
-    if PDL:  # by every program: whoever waits for this kernel waits for the one before it, too
+    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
         gdc_wait()
         gdc_launch_dependents()
-    if (chunk < 0) | (token_begin >= end):  # chunk -1 are the tokens before the first one
+    if (chunk < 0) | (token_begin >= end):  # chunk -1: the tokens before the first chunk
         return
 
     row = tl.arange(0, ROWS)
@@ -265,7 +244,7 @@ def _prefill_kernel(
     norm = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
-    diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
+    diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
     out, highest, norm = attend_tiles(
         out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,

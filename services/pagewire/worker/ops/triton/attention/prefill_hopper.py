@@ -1,16 +1,18 @@
 """Prefill attention for Hopper, written in Gluon: a loader and two consumers in each program.
 
-A work item is 128 query rows of one KV head, as in `attention_prefill`. The loader, one warp,
-copies the item's queries and its KV tiles to shared memory by TMA, a page of 16 positions at a
-time. Each consumer is a warp group of four warps with 64 of the rows. It issues the scores of the
-next KV tile and the values of the current one, and computes the softmax of the next while the
-tensor cores work. The consumers take turns on the tensor cores by themselves.
+A work item is 128 query rows of one KV head, as in `prefill`. The loader is one warp. It copies the
+queries and the KV tiles of an item to shared memory by TMA, a page of 16 positions at a time. A
+consumer is a warp group of four warps with 64 of the rows. It issues the scores of the next KV tile
+and the values of the current one, and computes the softmax of the next tile while the tensor cores
+work. The two consumers alternate on the tensor cores without synchronization. The scheme is that of
+FlashAttention-3 (Shah et al., 2024).
 
-Programs are persistent, one on each multiprocessor, and take items from a counter, heaviest first
-within a chunk. The loader hands each item over through shared memory.
+Programs are persistent, one on each multiprocessor. They take items from a counter, within a chunk
+those with the most work first. The loader describes each item to the consumers in shared memory.
 
-KV tiles begin at multiples of 128 positions, and every row folds its tiles from left to right.
-A row's result therefore has the same bits whichever chunk, tile or batch it was computed in.
+KV tiles begin at multiples of 128 positions, and every row adds its tiles from left to right. So
+the result of a row has the same bits in every chunk, tile and batch.
+See docs/decisions/prefill-attention-hopper.md.
 """
 
 from __future__ import annotations
@@ -36,28 +38,29 @@ from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
 
 HEAD_DIM = gl.constexpr(128)
-ROWS = gl.constexpr(128)  # of queries in an item
-HALF = gl.constexpr(64)  # of them, one consumer's
+ROWS = gl.constexpr(128)  # query rows of an item
+HALF = gl.constexpr(64)  # query rows of a consumer
 TILE = gl.constexpr(128)  # KV positions of a step
 PAGE = gl.constexpr(16)  # KV positions of a copy; divides every block size
 STAGES = gl.constexpr(2)  # KV tiles in shared memory
 FIELDS = gl.constexpr(8)  # int32 values that describe an item
-CHUNKS = gl.constexpr(256)  # what a call may have, the tokens after the last chunk counted as one
-# 65,536 registers for three warp groups, one of which is the loader's.
+CHUNKS = gl.constexpr(256)  # maximum; the tokens after the last chunk count as one
+# Registers of a thread. A multiprocessor has 65,536 for two consumers and the loader's warp group.
 CONSUMER_REGISTERS = gl.constexpr(224)
 LOADER_REGISTERS = gl.constexpr(56)
-# Below this many query rows in a chunk, smaller tiles keep more multiprocessors busy.
+# With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
+# multiprocessors busy.
 MIN_ROWS = 1024
 
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    """Tell whether the kernel runs on the device: its instructions are those of sm_90 alone."""
+    """Tell whether the kernel can run on the device: only sm_90 has its instructions."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int) -> bool:
-    """Tell whether `prefill` computes this call, and is faster than the plain kernel."""
+    """Tell whether `prefill` can compute this call and is faster than the plain kernel."""
     _, query_heads, head_dim = q.shape
     group = query_heads // k_cache.shape[1]
     return (
@@ -83,7 +86,7 @@ def prefill(
     scale: float,
     pdl: bool = True,
 ) -> None:
-    """Compute `prefill_attention` into `out`, where `is_supported`.
+    """Compute `prefill_attention` into `out`, for calls that are supported (`is_supported`).
 
     Two calls on one device must not run at the same time: they would share the counter of items.
     """
@@ -128,10 +131,12 @@ def prefill(
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """Items taken and programs done, `[2]` int32: zeros before and after each call.
+    """Return the counters of items taken and programs done, `[2]` int32.
+
+    Both are zero before and after each call of the kernel.
 
     Raises:
-        RuntimeError: the first call is inside the capture of a graph, whose memory they would be.
+        RuntimeError: the first call is captured in a graph. The counters would be in its memory.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -146,21 +151,26 @@ def prefill_hopper_kernel(
     k_pages,  # descriptor of [num_blocks * kv_heads * block_size, head_dim]
     v_pages,
     out_ptr,  # [tokens, kv_heads * group, head_dim]
-    tables_ptr,
-    slots_ptr,
-    starts_ptr,
-    lengths_ptr,
-    counters_ptr,
+    tables_ptr,  # [slots, table_stride]
+    slots_ptr,  # [chunks]
+    starts_ptr,  # [chunks + 1]
+    lengths_ptr,  # [chunks]
+    counters_ptr,  # [2]
     scale_log2,
     tokens,
     chunks,
     table_stride,
-    cache_lines,
+    cache_lines,  # vectors of head_dim in the cache
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     PDL: gl.constexpr,
 ):
+    """Attend from the query rows of work items to the KV positions that they see.
+
+    A program takes items until none is left. The grid is `[multiprocessors]`, or fewer if there are
+    fewer items.
+    """
     dtype: gl.constexpr = k_pages.dtype
     tiled: gl.constexpr = k_pages.layout
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -185,10 +195,10 @@ def prefill_hopper_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=2)
     fence_async_shared()
-    if PDL:  # by every program: whoever waits for this kernel waits for the one before it, too
+    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
         gdc_wait()
         gdc_launch_dependents()
-    # Literals: constants of a tuple that has a name would become values.
+    # Literal tuples: in a tuple that has a name, Gluon would turn constants into values.
     gl.warp_specialize(
         [
             (_consume, (
@@ -242,7 +252,7 @@ def _load(
     GROUP: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
 ):
-    """Take items until there are none; load the queries and the KV tiles of each."""
+    """Take items until none is left; load the queries and the KV tiles of each."""
     TOKENS: gl.constexpr = ROWS // GROUP
     of_chunks: gl.constexpr = gl.BlockedLayout([CHUNKS // 32], [32], [1], [0])
     of_fields: gl.constexpr = gl.BlockedLayout([FIELDS], [32], [1], [0])
@@ -261,7 +271,7 @@ def _load(
     item = _taken(_take(counters_ptr))
     while item < all_tiles * KV_HEADS:
         head = item % KV_HEADS
-        # Late tiles of a chunk see the most positions: they start first, the light ones fill up.
+        # The last tiles of a chunk see the most positions, so they start first.
         tile = all_tiles - 1 - item // KV_HEADS
         chunk = gl.sum((tiles <= tile).to(gl.int32), 0)
         tile_in_chunk = tile - gl.max(gl.where(index < chunk, tiles, 0), 0)
@@ -278,7 +288,7 @@ def _load(
             first_position = length - end + token_begin
             last_position = gl.minimum(first_position + TOKENS, length) - 1
             kv_tiles = last_position // TILE + 1
-            diagonal = (first_position + 1) // TILE  # tiles that every row sees whole
+            diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
             mbarrier.wait(q_empty, (served & 1) ^ 1)
             served += 1
             fields = gl.where(field == 0, kv_tiles, 0)
@@ -300,7 +310,8 @@ def _load(
                     ),
                 )
             for kv_tile in range(kv_tiles):
-                # Late, so that programs with little work left take items first, but in time.
+                # Take the next item during the last KV tile: late, so that programs with less work
+                # take items first, but early enough to hide the latency.
                 if kv_tile == kv_tiles - 1:
                     ticket = _take(counters_ptr)
                 first = kv_tile * TILE
@@ -309,7 +320,7 @@ def _load(
                     at = first + page * PAGE
                     block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
                     line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
-                    # The copy fills pages behind the cache with zeros.
+                    # TMA fills pages behind the end of the cache with zeros.
                     lines = lines + (gl.where(at < length, line, cache_lines),)  # type: ignore[assignment]  # noqa: RUF005
                 mbarrier.wait(k_empty.index(stage), phase)
                 _copy_pages(k_pages, lines, k_full.index(stage), k_smem.index(stage))
@@ -326,12 +337,12 @@ def _load(
                 stage, phase = _next(stage, phase)
         item = _taken(ticket)
 
-    # An item without tiles is the end.
+    # An item without KV tiles tells the consumers to end.
     mbarrier.wait(q_empty, (served & 1) ^ 1)
     item_smem.store(gl.zeros([FIELDS], gl.int32, layout=of_fields))
     debug_barrier()
     mbarrier.arrive(q_full)
-    # Nothing is left to take once all programs are here: the last one clears the counters.
+    # When all programs are here, no item is left to take: the last program clears the counters.
     if gl.atomic_add(counters_ptr + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters_ptr, 0)
         gl.store(counters_ptr + 1, 0)
@@ -351,7 +362,7 @@ def _next(stage, phase):
 
 @gluon.jit
 def _take(counters_ptr):
-    """Begin to take an item. Only `_taken` waits for the counter; one warp calls this."""
+    """Begin to take an item; called by one warp. `_taken` waits for the result."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
         "mov.b32 $0, 0; @first atom.global.add.u32 $0, [$1], 1; }",
@@ -365,7 +376,7 @@ def _take(counters_ptr):
 
 @gluon.jit
 def _taken(ticket):
-    """Return the item of `_take` to all lanes."""
+    """Return the item of a `_take` in all lanes."""
     return gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, 0, 31, -1;",
         "=r,r",
@@ -378,7 +389,7 @@ def _taken(ticket):
 
 @gluon.jit
 def _copy_pages(pages, lines, full, tile_smem):
-    """Copy the pages that begin at `lines` of the cache to a KV tile; `full` counts the bytes."""
+    """Copy the pages at `lines` of the cache to a KV tile; the barrier `full` counts the bytes."""
     mbarrier.expect(full, TILE * HEAD_DIM * 2)
     for page in gl.static_range(TILE // PAGE):
         tma.async_copy_global_to_shared(
@@ -390,8 +401,8 @@ def _copy_pages(pages, lines, full, tile_smem):
 def _clear_lines(v_smem, stage, first):
     """Zero the last page of a tile from position `first` on.
 
-    Values behind the end of a sequence may be NaN, and a weight of zero does not undo that. The
-    tile lies in shared memory as two halves of the head's dimensions, 128 bytes a line each.
+    Values behind the end of a sequence may be NaN, which stays NaN times a weight of zero. In
+    shared memory the tile is stored as two halves of `head_dim`, with lines of 128 bytes each.
     """
     half_line: gl.constexpr = HEAD_DIM // 2
     of_line: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
@@ -407,7 +418,7 @@ def _clear_lines(v_smem, stage, first):
 
 @gluon.jit
 def _store_zeros(out_ptr, token_begin, end, head, KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
-    """Write the zeros that padding has for a result."""
+    """Write zeros for the tokens of a padding chunk."""
     two_rows: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0])
     dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, two_rows))
     for first in range(0, ROWS, 2):
@@ -437,15 +448,15 @@ def _consume(
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """Attend from one half of each item's rows to its KV tiles."""
+    """Attend from one half of the rows of each item to its KV tiles."""
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     of_out: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_out, 2)
-    # Every thread has all fields.
+    # Every thread holds all fields.
     of_fields: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [4]], [[0], [0], [0], [0], [0]], [[0], [0]], [], [FIELDS]
     )
-    # A thread has eight columns of a row: a store of 16 bytes.
+    # A thread holds eight columns of a row, which is a store of 16 bytes.
     of_store: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
         [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
@@ -471,7 +482,7 @@ def _consume(
         row = half * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_scores))
         column = gl.arange(0, TILE, layout=gl.SliceLayout(0, of_scores))
         position = first_position + row // GROUP
-        # A finite stand-in for minus infinity: differences of two of them are 0, not NaN.
+        # Used instead of minus infinity: the difference of two of these is 0, not NaN.
         highest = gl.full([HALF], -1.0e30, gl.float32, layout=gl.SliceLayout(1, of_scores))
         norm = gl.zeros([HALF], gl.float32, layout=gl.SliceLayout(1, of_scores))
         out = gl.zeros([HALF, HEAD_DIM], gl.float32, layout=of_out)
@@ -526,7 +537,7 @@ def _field(fields, field, wanted: gl.constexpr):
 
 @gluon.jit
 def _softmax(scores, highest, norm, scale_log2):
-    """Return the weights of `scores`, the decay of what was before, and the new sums."""
+    """Return the weights of `scores`, the decay of earlier sums, and the new maximum and norm."""
     new_highest = gl.maximum(highest, gl.max(scores, 1) * scale_log2)
     decay = gl.exp2(highest - new_highest)
     weights = gl.exp2(scores * scale_log2 - new_highest[:, None])
@@ -554,7 +565,7 @@ def _step(
     scale_log2,
     MASKED: gl.constexpr,
 ):
-    """Add the tile in `stage`, whose weights are known, and compute the weights of the next."""
+    """Add the values of the tile in `stage`, and compute the weights of the next tile."""
     next_stage, next_phase = _next(stage, phase)
     mbarrier.wait(k_full.index(next_stage), next_phase)
     keys = k_smem.index(next_stage).permute((1, 0))

@@ -1,14 +1,15 @@
-"""How the work of decode attention is cut into equal shares, on the device.
+"""The plan that cuts decode attention into equal shares, made on the device.
 
-The work of a batch is a line of *units*. A unit is one tile of KV positions of one KV head of one
-row; a row's heads follow one another, and so do the rows. A fixed number of programs cuts that
-line into equal shares, whatever the lengths are, so one long sequence among short ones spreads
-over the whole device, and the grid depends on nothing but the device. Rows of length 0, which pad
-a captured batch, have no units. Lengths are read on the device only: a captured CUDA graph stays
-right as they grow.
+A *unit* is one tile of KV positions of one KV head of one row. All units of a batch form a line:
+tile after tile, head after head, row after row. A *segment* is all units of one KV head of one row.
+A *share* is a piece of the line that one program computes.
 
-Where lengths are so alike that shares of whole segments (one KV head of one row) are nearly equal,
-no segment is cut, and nothing is left to merge.
+The number of programs is fixed, so the grid depends on the device only, and one long sequence among
+short ones is spread over the whole device. Rows of length 0, which pad a captured batch, have no
+units. Lengths are read on the device only, so a captured CUDA graph stays valid while they grow.
+
+If lengths are so similar that shares of whole segments are almost equal, no segment is cut, and
+there is nothing to merge. See docs/decisions/decode-attention-shares.md.
 """
 
 from __future__ import annotations
@@ -19,48 +20,52 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.ops.contract.shared_ranges import SharedRanges
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
-_PROGRAMS = 16  # whose shares one program plans
-# By how much an equal share may be exceeded so that segments stay whole. 512 rows of 8 heads are 4
-# segments or 3 for each of 1,056 programs, 1/32 more, which makes a step 0.4 to 0.8 % shorter; at
-# 1/8 some gain nothing, at 1/6 the longest shares take longer than a merge
-# (docs/decisions/decode-attention-shares.md).
+_PROGRAMS = 16  # shares that one program plans
+# Segments stay whole if the longest share is then at most this fraction longer than an equal share.
+# Measured on an H200: at 1/32 (512 rows of 8 heads on 1,056 programs) a step takes 0.4 to 0.8 %
+# less time, at 1/8 some steps gain nothing, at 1/6 the longest share costs more than a merge.
 _LEEWAY = 1 / 8
 
 
 def padded_rows(rows: int) -> int:
-    """Round a row count up to one of a few sizes, so that few variants are compiled."""
+    """Round a number of rows up to one of a few sizes, so that few variants are compiled."""
     sizes = (64, 256, next_power_of_2(rows))
     return next(size for size in sizes if rows <= size)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How a batch is cut; int32 on the device."""
+    """How a batch is cut; all tensors are int32 on the device."""
 
-    # For the merge, [2]: units of a share, and how many first ones have one more. Where segments
-    # stay whole, one share of all units: nothing lies in two.
+    # For the merge, [2]: the units of a share, and the number of leading shares that have one unit
+    # more. If segments stay whole: all units and 0, as if one share had all units.
     shares: Tensor
-    ends: Tensor  # [rows], where each row ends on the line
-    rows: Tensor  # [rows], those that are not empty, then what is not read
-    units: Tensor  # [programs + 1], where each share begins on the line, and where the last ends
-    begins: Tensor  # [programs, 2]: in which of `rows` a share begins, and at which unit of it
+    ends: Tensor  # [rows], the end of each row on the line
+    rows: Tensor  # [rows], the rows that are not empty; the rest is undefined
+    units: Tensor  # [programs + 1], the begin of each share on the line, then the end of the last
+    begins: Tensor  # [programs, 2], the index in `rows` and the unit of that row of each begin
 
 
 def plan_shares(
     lengths: Tensor,
-    shared: SharedRanges | None,
+    shared: SharedPrefixItems | None,
     kv_heads: int,
     tile: int,
     programs: int,
-    least_share: int,
+    min_share: int,
 ) -> DecodePlan:
-    """Cut the rows into shares for `programs`, of `least_share` units of `tile` positions at least
-    unless segments stay whole.
+    """Cut a batch into shares.
 
-    `lengths` and `shared` are those of `decode_attention`.
+    Args:
+        lengths: `[rows]` int32, as in `decode_attention`.
+        shared: as in `decode_attention`. The positions that it covers have no units.
+        kv_heads: heads of each row.
+        tile: KV positions of a unit.
+        programs: the number of shares; some may be empty.
+        min_share: the smallest share in units, unless segments stay whole.
     """
     rows = len(lengths)
     plan = DecodePlan(
@@ -80,7 +85,7 @@ def plan_shares(
         lengths if shared is None else shared.lengths,
         rows,
         programs,
-        least_share,
+        min_share,
         TILE=tile,
         KV_HEADS=kv_heads,
         PADDED_ROWS=padded_rows(rows),
@@ -92,18 +97,18 @@ def plan_shares(
     return plan
 
 
-@triton.jit(do_not_specialize=["rows", "programs", "least_share"])
+@triton.jit(do_not_specialize=["rows", "programs", "min_share"])
 def _plan_kernel(
-    shares_ptr,
+    shares_ptr,  # these five are the plan
     ends_ptr,
     rows_ptr,
     units_ptr,
     begins_ptr,
-    lengths_ptr,
-    shared_ptr,
+    lengths_ptr,  # [rows]
+    shared_ptr,  # [rows]
     rows,
     programs,
-    least_share,
+    min_share,
     TILE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
@@ -111,10 +116,11 @@ def _plan_kernel(
     PROGRAMS: tl.constexpr,
     LEEWAY: tl.constexpr,
 ):
-    """Each program plans PROGRAMS shares.
+    """Write the plan.
 
-    Decode attention reads a plan before the kernel in front of it has ended. Where that is this
-    one, it is safe because this one lets nobody start early.
+    A program plans PROGRAMS shares and reads all lengths. The grid is `[(programs + 1) /
+    PROGRAMS]`. Decode attention reads the plan before the kernel that precedes it has ended. This
+    kernel may precede it, because it does not let the next kernel start early.
     """
     row = tl.arange(0, PADDED_ROWS)
     length = tl.load(lengths_ptr + row, mask=row < rows, other=0)
@@ -123,16 +129,16 @@ def _plan_kernel(
     tiles = tl.cdiv(tl.maximum(length, 0), TILE)
     units = tiles * KV_HEADS
     held = units > 0
-    number = tl.cumsum(held.to(tl.int32), 0) - 1  # among the rows that are not empty
+    number = tl.cumsum(held.to(tl.int32), 0) - 1  # index among the rows that are not empty
     ends = tl.cumsum(units, 0)
     total = tl.sum(units, 0)
-    share, longer = cut(total, programs, least_share)
+    share, longer = cut(total, programs, min_share)
     program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
     unit = tl.minimum(program * share + tl.minimum(program, longer), total)
     segments = tl.sum(held.to(tl.int32), 0) * KV_HEADS
-    longest = tl.cdiv(segments, programs) * tl.max(tiles, 0)  # of shares of whole segments
+    longest = tl.cdiv(segments, programs) * tl.max(tiles, 0)  # share of whole segments
     if longest <= total / programs * (1 + LEEWAY):
-        # Longer ones lie evenly among the others: where they come first, a step takes 1 % more.
+        # Longer shares are spread evenly. With all of them first, a step takes 1 % more time.
         segment = tl.minimum(program * segments // programs, segments)
         of = number[:, None] - (segment // KV_HEADS)[None, :]  # [rows, programs]
         unit = tl.sum(tl.where(of < 0, units[:, None], 0), 0)
@@ -158,18 +164,18 @@ def _plan_kernel(
 
 
 @triton.jit
-def cut(total, programs, least_share):
-    """Cut the line into shares: return the units of a share, and how many first ones have one more.
+def cut(total, programs, min_share):
+    """Return the units of a share, and the number of leading shares that have one unit more.
 
-    As many programs get a share as there are shares of `least_share` units, or all of them.
+    If there are fewer shares of `min_share` units than programs, the other programs get nothing.
     """
-    used = tl.maximum(tl.minimum(programs, tl.cdiv(total, least_share)), 1)
+    used = tl.maximum(tl.minimum(programs, tl.cdiv(total, min_share)), 1)
     return total // used, total % used
 
 
 @triton.jit
 def share_of(unit, share, longer):
-    """Return the share that a unit lies in."""
+    """Return the share that a unit belongs to; `share` and `longer` are results of `cut`."""
     border = longer * (share + 1)
     return tl.where(
         unit < border,

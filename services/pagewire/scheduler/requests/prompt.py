@@ -1,0 +1,185 @@
+"""A request's input as token ids: chat rendering, tokenization, and the room for them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.json_format import MessageToDict
+from numpy.typing import NDArray
+
+from pagewire.errors import RequestError, invalid
+from pagewire.packing import Int32Array
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer, TooManyTokensError
+from pagewire.v1 import inference_pb2 as pb
+
+# A number of two characters in JSON takes eleven bytes in a Struct.
+_STRUCT_BYTES_A_NODE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the ready workers of the model can take; the largest of each."""
+
+    max_model_len: int
+    max_pool_tokens: int
+    vocab_size: int
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a sequence, prompt and output together."""
+        return min(self.max_model_len, self.max_pool_tokens)
+
+    @property
+    def bound(self) -> str:
+        """Which limit `max_tokens` is, for error messages."""
+        if self.max_model_len <= self.max_pool_tokens:
+            return f"the model's length of {self.max_model_len}"
+        return f"the {self.max_pool_tokens} tokens that the KV cache holds"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTokens:
+    """The token ids of a request's prompt [n], and those that it resumes from [m]."""
+
+    prompt: Int32Array
+    resumed: Int32Array
+
+
+def tokenize_request(
+    message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
+) -> RequestTokens:
+    """The token ids of a request; RequestError where they do not fit or are none."""
+    resumed = message.resume_token_ids
+    if len(resumed) > limits.max_tokens:
+        raise invalid(
+            "resume_token_ids",
+            f"{len(resumed)} tokens to resume from, and a sequence has {limits.max_tokens} at most",
+        )
+    ids = _checked_ids(resumed, "resume_token_ids", limits.vocab_size)
+    return RequestTokens(tokenize_input(message, tokenizer, limits), ids)
+
+
+def tokenize_input(
+    message: pb.GenerateRequest | pb.TokenizeRequest,
+    tokenizer: Tokenizer | TokenIdsOnly,
+    limits: ModelLimits | None = None,
+) -> Int32Array:
+    """The prompt's token ids [n], n >= 1; RequestError for one that `limits` have no room for."""
+    kind: str | None = message.WhichOneof("input")
+    if kind is None:
+        raise invalid("input", "the request has no input; set a prompt, chat or token ids")
+    field = {"chat": "messages", "prompt_token_ids": "prompt"}.get(kind, kind)
+    if isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
+        assert limits is not None
+        given = message.prompt_token_ids.ids
+        if len(given) >= limits.max_tokens:
+            raise no_room(str(len(given)), limits)
+        ids = _checked_ids(given, field, limits.vocab_size)
+    else:
+        text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
+        special = kind == "prompt" or (
+            kind == "text" and default_true(message, "add_special_tokens")
+        )
+        try:
+            ids = tokenizer.encode(text, special, None if limits is None else limits.max_tokens - 1)
+        except TooManyTokensError as error:
+            assert limits is not None
+            raise no_room(f"more than {error.limit}", limits) from error
+    if not len(ids):
+        raise invalid(field, f"{field} is empty; give at least one token")
+    return ids
+
+
+def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
+    """The text of a conversation by the model's template."""
+    if tokenizer.chat_template is None:
+        raise invalid("messages", "this model has no chat template; use a plain prompt")
+    if not chat.messages:
+        raise invalid("messages", "messages is empty; give at least one message")
+    bounds = tokenizer.bounds
+    if len(chat.messages) > bounds.max_messages:
+        raise invalid(
+            "messages",
+            f"messages has {len(chat.messages)} entries; give {bounds.max_messages} at most "
+            "(max_messages)",
+        )
+    size = chat.template_kwargs.ByteSize()
+    max_size = bounds.max_template_bytes + _STRUCT_BYTES_A_NODE * bounds.max_template_nodes
+    if size > max_size:
+        raise invalid(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {size} bytes as a Struct; give {max_size} at most "
+            f"(max_template_bytes, and {_STRUCT_BYTES_A_NODE} bytes for each of "
+            "max_template_nodes)",
+        )
+    messages = []
+    for message in chat.messages:
+        entry = {"role": message.role, "content": message.content}
+        if message.HasField("name"):
+            entry["name"] = message.name
+        messages.append(entry)
+    variables = _template_variables(chat, bounds.max_template_nodes)
+    return tokenizer.chat_template.render(
+        messages, default_true(chat, "add_generation_prompt"), variables
+    )
+
+
+def default_true(message: Any, field: str) -> bool:
+    """The value of an optional bool that is true where it is left out."""
+    return bool(getattr(message, field)) if message.HasField(field) else True
+
+
+def check_vocabulary(ids: Any, field: str, vocab_size: int) -> None:
+    """INVALID_ARGUMENT if one of the non-negative `ids` is no token of the model."""
+    if ids and max(ids) >= vocab_size:
+        raise _outside(field, max(ids), vocab_size)
+
+
+def no_room(count: str, limits: ModelLimits) -> RequestError:
+    """The error of a prompt of `count` tokens, which leaves no room for a token of output."""
+    return invalid(
+        "prompt",
+        f"the prompt has {count} tokens, which leaves no room for output in {limits.bound}; "
+        "shorten it",
+    )
+
+
+def _template_variables(chat: pb.ChatInput, max_nodes: int) -> dict[str, Any]:
+    try:
+        variables: dict[str, Any] = MessageToDict(chat.template_kwargs)
+    except ValueError as error:  # NaN and infinity have no JSON
+        raise invalid("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
+    nodes = _count_nodes(variables)
+    if nodes > max_nodes:
+        raise invalid(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {nodes} values; give {max_nodes} at most "
+            "(max_template_nodes)",
+        )
+    reserved = variables.keys() & {"messages", "add_generation_prompt"}
+    if reserved:
+        raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
+    return variables
+
+
+def _count_nodes(value: Any) -> int:
+    """Values in a JSON value, itself included."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count_nodes, inner))
+
+
+def _checked_ids(ids: Any, field: str, vocab_size: int) -> Int32Array:
+    # From a list at once: a million ids must not take a Python call each.
+    found: NDArray[np.int64] = np.array(ids[:], dtype=np.int64)
+    largest = int(found.max(initial=0))
+    if largest >= vocab_size:
+        raise _outside(field, largest, vocab_size)
+    return found.astype(np.int32)
+
+
+def _outside(field: str, token: int, vocab_size: int) -> RequestError:
+    return invalid(
+        field,
+        f"{field}: token id {token} is outside the model's vocabulary of {vocab_size} ids; "
+        "remove it",
+    )

@@ -1,0 +1,243 @@
+"""The way of a request into the queue: refusals, parsing, resumed tokens."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+from pagewire.config import SchedulerConfig
+from pagewire.errors import Code, RequestError, invalid
+from pagewire.scheduler import metrics
+from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.queue.policy import SchedulingPolicy
+from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.requests import failures
+from pagewire.scheduler.requests.beam_request import begin_search, reserved_arrivals
+from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.incoming_request import IncomingRequest
+from pagewire.scheduler.requests.open_request import Request, error_finish
+from pagewire.scheduler.requests.parsing import (
+    ParsedRequest,
+    check_model,
+    check_request_id,
+    parse_request,
+)
+from pagewire.scheduler.requests.prompt import ModelLimits
+from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.requests.reservations import Reservations
+from pagewire.scheduler.requests.text_helper import TextHelpers
+from pagewire.scheduler.stages.endings import Endings
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.workers.ready_workers import ReadyWorkers
+from pagewire.suspicion import Suspicion
+from pagewire.v1 import inference_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+# Resumed tokens that are turned into text in one turn of the loop; some tokenizers take 10 us each.
+REPLAYED_TOKENS = 512
+
+# What a request without a deadline counts as in the order of the policy `deadline`.
+USUAL_DEADLINE_MS = 60_000
+
+
+class Intake:
+    """Takes requests from clients and puts their sequences into the queue."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        model: str,
+        tokenizer: Tokenizer | TokenIdsOnly,
+        policy: SchedulingPolicy,
+        admission: Admission,
+        workers: ReadyWorkers,
+        endings: Endings,
+        plan_soon: Callable[[], None],
+    ) -> None:
+        """`plan_soon` is called when a sequence has come into the queue."""
+        self.draining = False
+        self.reservations = Reservations(endings.give_all_back)
+        self.helpers = TextHelpers(config)
+        self.bounds = QueueBounds(config, admission.waiting, endings.open)
+        self._policy_name = config.policy
+        self._policy = policy
+        self._model = model
+        self._tokenizer = tokenizer
+        self._admission = admission
+        self._workers = workers
+        self._endings = endings
+        self._open = endings.open
+        self._plan_soon = plan_soon
+        self._arrivals = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(
+        self,
+        incoming: IncomingRequest,
+        buffer: DeltaBuffer,
+        stream: int,
+        moved: bool = False,
+        owner: str = "",
+        worker_losses: pb.WorkerLosses | None = None,
+    ) -> None:
+        """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
+
+        `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
+        while they ran it. A request without an id is given one. `owner` is the name of the API key
+        whose ids it shares; it is empty for all peers.
+        """
+        message = incoming.message
+        self._arrivals += 1
+        message.request_id = message.request_id or f"request-{uuid.uuid4().hex}"
+        # Peers only: tokens to resume from must not be a way around the bounds of the queue.
+        moved = moved or (incoming.resumes and not owner)
+        received = time.monotonic()
+        request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
+        request.owner = owner
+        request.worker_losses = worker_losses
+        self._arrivals += reserved_arrivals(message.beam_search.width)
+        if self.reservations.is_for(buffer):
+            self._endings.give_all_back()  # a reservation runs one request at a time
+        refusal = self._refusal(request)
+        if refusal is not None:
+            metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
+            buffer.add_finish(stream, error_finish(refusal), 0)
+            return
+        self._open.add(request)
+        loop = asyncio.get_running_loop()
+        if ms := message.deadline_ms:
+            late = failures.deadline_passed(ms)
+            request.deadline = loop.call_later(ms / 1000, self._endings.fail, request, late)
+        task = loop.create_task(self._parse_and_queue(incoming, request))
+        self._open.begin_parsing(request, task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Lets sequences wait for admission."""
+        for sequence in sequences:
+            self._admission.waiting.push(sequence)
+        self._plan_soon()
+
+    def is_alone(self, buffer: DeltaBuffer) -> bool:
+        """Whether it is reserved for a gateway, and no other client has an open request."""
+        return self.reservations.is_for(buffer) and self._open.are_all_of(buffer)
+
+    def _refusal(self, request: Request) -> RequestError | None:
+        if self.draining:
+            return RequestError(Code.UNAVAILABLE, "this scheduler is draining; use another one")
+        if self.reservations.excludes(request.buffer):
+            return failures.reserved()
+        conflict = self._open.conflict(request)
+        return conflict or self.bounds.refusal(request.moved, tokens=0)
+
+    async def _parse_and_queue(self, incoming: IncomingRequest, request: Request) -> None:
+        try:
+            parsed = await self._parse(incoming)
+        except RequestError as error:
+            self._open.end_parsing(request)
+            if request.open:
+                self._close_failed(request, error)
+            return
+        self._open.end_parsing(request)
+        try:
+            if request.open:
+                await self._queue(request, parsed)
+        except Exception:
+            log.exception("request %s could not be queued", request.request_id)
+            self._close_failed(request, failures.queueing_failed())
+
+    async def _parse(self, incoming: IncomingRequest) -> ParsedRequest:
+        """Checks and tokenizes: small requests at once, large ones in a helper process."""
+        message = incoming.message
+        check_request_id(message.request_id)
+        check_model(message.model, self._model)
+        if message.priority and not self._policy.uses_priority:
+            raise invalid(
+                "priority",
+                f"priority is {message.priority}, but this server admits by "
+                f"{self._policy_name}; leave it out or start with --policy priority",
+            )
+        try:
+            limits = self._limits()
+            tokens = None
+            if incoming.data is not None:
+                tokens = await self.helpers.tokens(incoming.data, limits)
+            return parse_request(message, self._tokenizer, limits, tokens)
+        except RequestError:
+            raise
+        except Exception as error:
+            log.exception("request %s could not be parsed", message.request_id)
+            raise failures.parsing_failed() from error
+
+    async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
+        sequence = new_sequence(request, parsed)
+        if (losses := request.worker_losses) is not None:
+            suspicion = Suspicion.from_report(losses.workers, list(losses.alone), time.monotonic())
+            self._admission.set_suspicion(sequence, suspicion)
+        ended = await _replay(request, parsed)
+        if not request.open:
+            return
+        if ended is not None:
+            self._endings.close(request, State.COMPLETED, ended)
+            return
+        full = self.bounds.refusal(request.moved, sequence.num_known)
+        if full is not None:
+            self._close_failed(request, full)
+            return
+        if not request.moved and not self._workers.may_take(sequence):
+            self._close_failed(request, failures.too_large(sequence))
+            return
+        if parsed.beam_search is not None:
+            beams = begin_search(parsed.beam_search, sequence, self._limits().vocab_size)
+            self._open.begin_search(request, beams)
+        self.enqueue(request.sequences)
+
+    def _close_failed(self, request: Request, error: RequestError) -> None:
+        self._endings.close(request, State.FAILED, error_finish(error))
+
+    def _limits(self) -> ModelLimits:
+        limits = self._workers.limits
+        if limits is None:
+            raise RequestError(Code.UNAVAILABLE, "no worker is ready yet; try again later")
+        return limits
+
+
+def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
+    """Gives a request its sequence, which has the resumed tokens as output."""
+    sequence = Sequence(
+        prompt=parsed.tokens.prompt,
+        sampling=parsed.sampling,
+        max_tokens=parsed.max_tokens,
+        stop_ids=parsed.stop_ids,
+        arrival=request.arrival,
+        priority=parsed.priority,
+        cache_salt=parsed.cache_salt,
+        tenant=parsed.tenant,
+        # In milliseconds of the monotonic clock.
+        deadline=int(request.received * 1000) + (parsed.deadline_ms or USUAL_DEADLINE_MS),
+        owner=request,
+    )
+    sequence.output.frombytes(parsed.tokens.resumed.tobytes())
+    request.sequence = sequence
+    request.text = parsed.text
+    request.include_stop_token = parsed.include_stop_token
+    request.unreported_prompt = len(parsed.tokens.prompt)
+    return sequence
+
+
+async def _replay(request: Request, parsed: ParsedRequest) -> pb.Finish | None:
+    """Feeds the resumed tokens to the text stream; the end of the request if they end it."""
+    resumed = parsed.tokens.resumed.tolist()
+    if not resumed:
+        return None
+    stopped = resumed[-1] in parsed.stop_ids and len(resumed) > parsed.sampling.min_tokens
+    if request.text is not None:
+        fed = resumed[: -1 if stopped else None]
+        for at in range(0, len(fed), REPLAYED_TOKENS):
+            for token in fed[at : at + REPLAYED_TOKENS]:
+                request.text.feed(token)
+            await asyncio.sleep(0)
+    return request.end_after(resumed[-1], stopped, len(resumed) >= parsed.max_tokens)

@@ -1,0 +1,81 @@
+"""Results of a worker's step: tokens to the clients, sequences that end or run again."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from pagewire.scheduler import metrics
+from pagewire.scheduler.core.batching.step_plan import StepOutcome
+from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.requests import failures
+from pagewire.scheduler.requests.step_logprobs import StepLogprobs
+from pagewire.scheduler.stages.beam_rounds import BeamRounds
+from pagewire.scheduler.stages.endings import Endings
+from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
+from pagewire.v1 import worker_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class Results:
+    """Applies the outcome of a step to the requests in its slots."""
+
+    def __init__(
+        self,
+        max_retries: int,
+        tokenizer: Tokenizer | TokenIdsOnly,
+        workers: ReadyWorkers,
+        endings: Endings,
+        enqueue: Callable[[list[Sequence]], None],
+    ) -> None:
+        """`enqueue` lets sequences wait for admission."""
+        self._max_retries = max_retries
+        self._tokenizer = tokenizer
+        self._endings = endings
+        self._enqueue = enqueue
+        self._beam_rounds = BeamRounds(tokenizer, workers, endings, enqueue)
+
+    def deliver(
+        self, worker: ReadyWorker, outcome: StepOutcome, logprobs: StepLogprobs | None
+    ) -> None:
+        """Hands one token of each row to its client, and ends the sequences that are done."""
+        streams = worker.streams
+        if logprobs is not None and outcome.valid is not None:
+            logprobs = logprobs.of(outcome.valid)
+        if self._endings.open.num_searches:
+            outcome, logprobs = self._beam_rounds.take(worker, outcome, logprobs)
+            if not len(outcome.slots):
+                return
+        for request in streams.first_tokens(outcome.slots):
+            metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
+        candidates = {}
+        if logprobs is not None:
+            token_bytes = self._tokenizer.token_bytes
+            candidates = streams.candidates(outcome.slots, logprobs, token_bytes)
+        for row in streams.deliver(outcome, candidates):
+            slot = int(outcome.slots[row])
+            request = streams.owner(slot)
+            worker.batch.finish(slot, State.COMPLETED)
+            token = int(outcome.tokens[row])
+            finish = request.end_after(token, row in outcome.stopped, row in outcome.ended)
+            assert finish is not None
+            self._endings.close(request, State.COMPLETED, finish)
+
+    def fail_slot(self, worker: ReadyWorker, error: pb.SlotError) -> None:
+        """Runs the sequence of a slot that failed again, or fails its request."""
+        if not worker.batch.slots.live[error.slot]:
+            return
+        request = worker.streams.owner(error.slot)
+        sequence = worker.batch.finish(error.slot, State.PENDING, sound=False)
+        attempts = sequence.record_failure()
+        log.warning(
+            "request %s failed on worker %s: %s",
+            request.request_id,
+            worker.link.address,
+            error.message,
+        )
+        if error.retryable and attempts <= self._max_retries:
+            self._enqueue([sequence])
+            return
+        self._endings.fail(request, failures.worker_failed(error.message))

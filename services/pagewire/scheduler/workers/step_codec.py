@@ -1,0 +1,62 @@
+"""Planned steps as the messages that travel to a worker."""
+
+import numpy as np
+
+from pagewire.packing import pack
+from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.sequence import Sequence
+from pagewire.v1 import worker_pb2 as pb
+
+
+def encode_step(plan: StepPlan) -> pb.Step:
+    """The message of a step; to be called before anything else changes the sequences."""
+    step = pb.Step(step=plan.number)
+    if plan.starts:
+        step.starts.extend(_encode_start(sequence) for sequence in plan.starts)
+    if plan.append_slots:
+        step.append_slots = pack(plan.append_slots)
+        step.append_blocks = pack(plan.append_blocks)
+    if plan.prefill_slots:
+        step.prefill_slots = pack(plan.prefill_slots)
+        step.prefill_counts = pack(plan.prefill_counts)
+    if plan.decode_changed:
+        step.decode_slots = pack(plan.decode_slots)
+    if plan.copies is not None:
+        step.saved_blocks = pack(plan.copies.saved)
+        step.saved_host_blocks = pack(plan.copies.saved_host)
+        step.loaded_host_blocks = pack(plan.copies.loaded_host)
+        step.loaded_blocks = pack(plan.copies.loaded)
+    if plan.groups_changed:
+        step.group_sizes = pack([len(group.slots) for group in plan.groups])
+        step.group_blocks = pack([group.blocks for group in plan.groups])
+        step.group_slots = pack([slot for group in plan.groups for slot in group.slots])
+    return step
+
+
+def _encode_start(sequence: Sequence) -> pb.SequenceStart:
+    sampling = sequence.sampling
+    # The worker needs stop tokens only to keep them from being drawn before min_tokens.
+    stop_ids: tuple[int, ...] = sequence.stop_ids if sampling.min_tokens else ()
+    return pb.SequenceStart(
+        slot=sequence.slot,
+        token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
+        num_generated=sequence.num_generated,
+        num_computed=sequence.num_computed,
+        blocks=pack(sequence.blocks),
+        copied_block=sequence.copied_block,
+        sampling=pb.SlotSampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=stop_ids,
+            logprobs=sampling.logprobs,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            bias_ids=sampling.bias_ids,
+            biases=sampling.biases,
+        ),
+    )

@@ -1,0 +1,123 @@
+"""Attention over the paged KV cache.
+
+Cached values must be finite wherever a block table points, also past the end of a sequence: an
+implementation may mask a score by adding minus infinity, which leaves NaN as it is. A cache that
+is allocated as zeros and written by `qk_norm_rope_kv_write` is finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
+
+
+class AttentionOps(Protocol):
+    """Attention of decode rows and of prefill chunks."""
+
+    def plan_decode(
+        self,
+        lengths: Tensor,
+        query_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        *,
+        shared: SharedPrefixItems | None = None,
+    ) -> Any:
+        """Return the `plan` of `decode_attention` for these lengths.
+
+        Args:
+            lengths: `[rows]` int32, as in `decode_attention`.
+            query_heads, kv_heads, head_dim: of one layer.
+            dtype: of queries, keys and values.
+            shared: as in `decode_attention`.
+
+        Returns:
+            A value of the implementation's own, valid until `lengths` or `shared` change, or None
+            if it needs no plan.
+        """
+
+    def decode_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        scale: float,
+        *,
+        shared: SharedPrefixItems | None = None,
+        plan: Any = None,
+        beside_prefill: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from one new token of each sequence to all of its cached tokens.
+
+        Args:
+            q: `[rows, query_heads, head_dim]`, contiguous.
+            k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous.
+            block_tables: `[slots, max_blocks]` int32.
+            slots: `[rows]` int32, the block table row of each query row.
+            lengths: `[rows]` int32, cached tokens of each row, the new one included. A row of
+                length 0 gives zeros. A negative length leaves the row of `out` unchanged.
+            scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+            shared: prefixes that rows have in common, which an implementation may read once for
+                all of these rows. The result is the same without them.
+            plan: the result of `plan_decode` for these `lengths` and `shared`, or None.
+            beside_prefill: True promises that the call before this one was `prefill_attention`
+                with the same queries. Both may then run at the same time.
+            out: `[rows, query_heads, head_dim]` to write to, or None for a new tensor.
+
+        Returns:
+            `[rows, query_heads, head_dim]` in the dtype of `q`: `out` if given.
+
+        Raises:
+            ValueError: the implementation cannot read tensors of this layout.
+        """
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        slots: Tensor,
+        query_starts: Tensor,
+        lengths: Tensor,
+        scale: float,
+        max_query_length: int,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Attend causally from each chunk to its cached prefix and to itself.
+
+        Query j of chunk i has position `lengths[i] - (query_starts[i+1] - query_starts[i]) + j` in
+        its sequence. It sees all positions up to its own.
+
+        Args:
+            q: `[tokens, query_heads, head_dim]`, contiguous: tokens of no chunk, the chunks one
+                after another, tokens of no chunk.
+            k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous. The keys
+                and values of the chunks are already written.
+            block_tables: `[slots, max_blocks]` int32.
+            slots: `[chunks]` int32.
+            query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, then the end of the
+                last chunk.
+            lengths: `[chunks]` int32, cached tokens after the chunk: prefix and chunk together. A
+                chunk of length 0 gives zeros: its tokens are padding.
+            scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+            max_query_length: tokens of the longest chunk that is not padding, or more.
+            out: `[tokens, query_heads, head_dim]` to write to, or None for a new tensor.
+
+        Returns:
+            `[tokens, query_heads, head_dim]` in the dtype of `q`: `out` if given. Rows before the
+            first chunk are left unchanged, rows after the last one are zero.
+
+        Raises:
+            ValueError: the implementation cannot read tensors of this layout.
+        """

@@ -1,0 +1,25 @@
+"""Root-mean-square normalization."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class NormOps(Protocol):
+    """Normalization of the residual stream."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """Return `x / sqrt(mean(x^2) + eps) * weight`, computed in float32 and rounded once.
+
+        RMSNorm is of Zhang and Sennrich, 2019, "Root Mean Square Layer Normalization".
+
+        Args:
+            x: `[tokens, hidden]`.
+            weight: `[hidden]`, or None for no weight.
+            eps: added to the mean square.
+
+        Returns:
+            `[tokens, hidden]` in the dtype of `x`.
+        """

@@ -1,0 +1,75 @@
+"""The first and the last operations of a decode step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+
+# Rows of the packed inputs of a decode step, each `[rows]` int32; see `begin_decode`.
+SLOTS, POSITIONS, INDICES, WRITE_SLOTS, WRITE_COLUMNS, WRITE_BLOCKS = range(6)
+NUM_INPUTS = 6
+
+# The token of a row whose hidden state is not finite.
+FAILED = -1
+
+
+class StepOps(Protocol):
+    """What a decode step does before its first and after its last layer."""
+
+    def begin_decode(
+        self, inputs: Tensor, embedding: Tensor, last_tokens: Tensor, block_tables: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Append blocks to block tables and embed the last token of each row.
+
+        Args:
+            inputs: `[6, rows]` int32: slot, position and output index of each row, then slot,
+                column and block of as many block table writes. A row without a write names the
+                padding slot, column 0 and block 0.
+            embedding: `[vocabulary, hidden]`.
+            last_tokens: `[slots]` int32, the token that was last drawn for each slot.
+            block_tables: `[slots, max_blocks]` int32, written in place. The last slot is padding.
+
+        Returns:
+            The residual stream `[rows, hidden]`, and KV lengths `[rows]` int32 that include the
+            token of this step. Rows of the padding slot have length 0: they attend to nothing.
+        """
+
+    def gather_sampling(
+        self, by_slot: SamplingState, slots: Tensor, indices: Tensor
+    ) -> SamplingState:
+        """Return the sampling parameters of some rows.
+
+        Args:
+            by_slot: the parameters of all slots; its `index` is not read.
+            slots: `[rows]` int32.
+            indices: `[rows]` int32, becomes `index` of the result.
+
+        Returns:
+            Tensors by row. Of `adjustments` only `kinds` and `slots` are by row.
+        """
+
+    def end_decode(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        slots: Tensor,
+        last_tokens: Tensor,
+        adjustments: Adjustments | None = None,
+    ) -> Tensor:
+        """Keep the token of each row for the next step.
+
+        Args:
+            tokens: `[rows]` int32, as drawn.
+            hidden: `[rows, hidden]`, the residual stream that the logits were computed from.
+            slots: `[rows]` int32.
+            last_tokens: `[slots]` int32, written in place. A failed row leaves token 0, which
+                steps that are already queued may decode.
+            adjustments: by slot; the tokens of rows with penalties are added to its counts, in
+                place. None promises that no row has penalties.
+
+        Returns:
+            `[rows]` int32: the token, or FAILED where `hidden` is not finite.
+        """

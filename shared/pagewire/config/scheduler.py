@@ -1,0 +1,115 @@
+"""Settings of a scheduler."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagewire.config.fields import metrics_port, setting
+from pagewire.config.shared import ModelConfig, RequestConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(RequestConfig, ModelConfig):
+    """Settings of a scheduler, the control plane of a group of workers."""
+
+    skip_tokenizer: bool = setting(
+        False, "Serve token ids only, without text. The model's folder needs no tokenizer then."
+    )
+    grpc_host: str = setting("127.0.0.1", "Address to listen on for gRPC.")
+    grpc_port: int = setting(
+        50051, "Port to listen on for gRPC; 0 takes a free one.", minimum=0, maximum=65535
+    )
+    workers: str = setting(
+        "127.0.0.1:50061",
+        "Addresses of the workers, separated by commas: host:port, unix:PATH, or dns:NAME:PORT for "
+        "every address that a name resolves to. The name is resolved again and again.",
+    )
+    routing: Literal["prefix-aware", "round-robin", "least-loaded"] = setting(
+        "prefix-aware", "How a worker is chosen for a request."
+    )
+    policy: str = setting(
+        "fcfs",
+        "Order in which requests are admitted, and which one is preempted when KV memory runs "
+        "out: fcfs, priority, longest-prefix, deadline, fair-share, or an installed policy.",
+    )
+    max_num_seqs: int | None = setting(
+        None,
+        "Most sequences that run on one worker; by default as many as it has slots.",
+        minimum=1,
+    )
+    max_num_batched_tokens: int | None = setting(
+        None, "Most tokens computed in one step; by default as many as the worker takes.", minimum=1
+    )
+    tpot_slo_ms: float | None = setting(
+        None,
+        "Longest time, in milliseconds, that a step with running sequences should take. Chunks of "
+        "long prompts in it are made small enough for that. By default there is no limit.",
+        minimum=0.1,
+    )
+    memory_threshold: float = setting(
+        0.9,
+        "Fraction of a worker's KV blocks up to which new requests are admitted. The rest is room "
+        "for running requests to grow.",
+        minimum=0,
+        maximum=1,
+    )
+    prefix_caching: bool = setting(
+        True, "Keep the KV of finished requests and reuse it for prompts with the same prefix."
+    )
+    max_waiting_requests: int = setting(
+        8192,
+        "Most requests that wait for admission; further ones are refused (HTTP 429).",
+        minimum=1,
+    )
+    max_waiting_tokens: int = setting(
+        1 << 24,
+        "Most tokens of all requests that wait for admission; further requests are refused (HTTP "
+        "429), unless nothing waits.",
+        minimum=1,
+    )
+    max_waiting_seconds: float = setting(
+        1.0,
+        "Longest expected wait for admission, in seconds. It is estimated from the rate at which "
+        "the queue empties; a request that would wait longer is refused (HTTP 429). While the "
+        "queue is younger than half this time, four times as much is allowed. Keep it below the "
+        "target for the time to first token; with `inf` requests wait without limit.",
+        minimum=0.001,
+    )
+    hand_back_after: float = setting(
+        2.0,
+        "Seconds without a ready worker after which the waiting requests of gateways are handed "
+        "back, so that the gateway sends them to another scheduler or waits for one.",
+        minimum=0,
+    )
+    no_worker_timeout: float = setting(
+        30.0,
+        "Seconds without a ready worker after which requests of gRPC clients other than gateways "
+        "fail with UNAVAILABLE.",
+        minimum=0,
+    )
+    max_retry_attempts: int = setting(
+        2,
+        "How often a request runs again after it failed on a worker without progress. Also how "
+        "many workers in a row it may lose before it runs alone on one; it fails if two of those "
+        "crash too.",
+        minimum=0,
+    )
+    run_ahead: int = setting(
+        2,
+        "Steps sent to a worker before the first of them is answered. While steps take less than "
+        "2 ms, at least 4 are sent.",
+        minimum=1,
+    )
+    check_invariants: bool = setting(
+        False,
+        "Check every block, slot and sequence of a worker after each of its steps, and exit if one "
+        "is inconsistent. For tests and debugging; it costs time.",
+    )
+    tokenizer_processes: int = setting(
+        2,
+        "Most helper processes that tokenize large prompts; each holds the model's tokenizer.",
+        minimum=1,
+    )
+    max_prompt_chars: int = setting(
+        4 << 20, "Most characters of a prompt or conversation that is tokenized.", minimum=1
+    )
+    scheduler_metrics_port: int | None = metrics_port("scheduler")

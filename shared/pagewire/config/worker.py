@@ -1,0 +1,46 @@
+"""Settings of a worker."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagewire.config.fields import setting
+from pagewire.config.shared import WorkerLimitsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(WorkerLimitsConfig):
+    """Settings of a worker, the process that holds the weights and the KV cache."""
+
+    unready_after: float | None = setting(
+        None,
+        "Seconds that a step may take before the worker reports itself not ready, until the step "
+        "is done. Running requests continue; new ones go to other workers. By default 1.5 on a "
+        "GPU; on a CPU, whose steps may take long, --step-timeout.",
+        minimum=0.1,
+    )
+    device: str = setting(
+        "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."
+    )
+    ops: Literal["auto", "torch", "triton"] = setting(
+        "auto", "Operations: `triton` on a GPU, `torch` on any device; `auto` chooses by device."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "Type of weights and KV cache; `auto` takes the model's own on a GPU and float32 on a CPU.",
+    )
+    load_format: Literal["safetensors", "dummy"] = setting(
+        "safetensors", "`dummy` makes random weights and needs no more than a config.json."
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "Fraction of the device's memory for weights, activations and KV cache together.",
+        minimum=0,
+        maximum=1,
+    )
+    cpu_kv_bytes: int = setting(
+        1 << 30, "Bytes of the KV cache on a CPU, if num_blocks is not given.", minimum=1
+    )
+    seed: int = setting(0, "Seed of dummy weights.")
+    torch_threads: int | None = setting(
+        None, "CPU threads of torch; by default one a core.", minimum=1
+    )

@@ -1,0 +1,16 @@
+"""What two processes must agree on: the version of the protocol, heartbeats, sizes of messages."""
+
+# The version of worker.proto. A worker refuses a scheduler of another version. Version 2 added
+# checksums and heartbeats.
+PROTOCOL_VERSION = 2
+
+# Both ends of an internal stream send at least one message in this time.
+HEARTBEAT_SECONDS = 1.0
+# A peer that has sent nothing for this many heartbeats counts as lost.
+SILENT_HEARTBEATS = 5
+
+# The largest message on any connection.
+MAX_MESSAGE_BYTES = 64 << 20
+# The largest message that a client may send to a scheduler. A prompt of 4 Mi characters, the
+# default of --max-prompt-chars, takes at most 16 MiB.
+MAX_CLIENT_MESSAGE_BYTES = 32 << 20

@@ -1,0 +1,334 @@
+"""Which requests are refused and which are accepted, and what becomes of their fields."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from pagewire.config import GatewayConfig
+from support.scripted.in_process_gateway import in_process_gateway
+from support.scripted.scripted_scheduler import ScriptedScheduler
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+LIMIT = 200_000
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process_gateway(ScriptedScheduler(), max_body_bytes=LIMIT) as client:
+        yield client
+
+
+def chat(**fields: Any) -> tuple[str, str]:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return CHAT, json.dumps(body)
+
+
+def complete(**fields: Any) -> tuple[str, str]:
+    return COMPLETION, json.dumps({"prompt": "hi", **fields})
+
+
+def message(**fields: Any) -> tuple[str, str]:
+    return chat(messages=[{"role": "user", "content": "hi", **fields}])
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+# The path with the body, the status, and the parameter that the error names.
+BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
+    # not JSON, or not an object
+    ((CHAT, ""), 400, None),
+    ((CHAT, "{"), 400, None),
+    ((CHAT, "[]"), 400, None),
+    ((CHAT, "null"), 400, None),
+    ((CHAT, '"text"'), 400, None),
+    ((CHAT, b'{"messages": "\xff\xfe"}'), 400, None),
+    ((COMPLETION, b'\xef\xbb\xbf{"prompt": "x"}'), 400, None),
+    ((COMPLETION, '{"prompt": "\\ud800"}'), 400, None),
+    ((COMPLETION, '{"prompt": "x", "max_tokens": ' + "9" * 5000 + "}"), 400, None),
+    ((COMPLETION, '{"prompt": ' + "[" * 50_000 + "]" * 50_000 + "}"), 400, None),
+    (
+        (COMPLETION, '{"prompt": "x", "unknown": ' + '{"a":' * 5_000 + "1" + "}" * 5_000 + "}"),
+        400,
+        None,
+    ),
+    ((COMPLETION, json.dumps({"prompt": "x" * (LIMIT + 1)})), 413, None),
+    (
+        chat(messages=[{"role": "user", "content": "x"}] * (GatewayConfig.max_messages + 1)),
+        400,
+        "messages",
+    ),
+    # the model
+    (complete(model="gpt-5"), 404, "model"),
+    (chat(model=""), 404, "model"),
+    (chat(model=7), 400, "model"),
+    # prompts
+    ((COMPLETION, "{}"), 400, "prompt"),
+    (complete(prompt=None), 400, "prompt"),
+    (complete(prompt=""), 400, "prompt"),
+    (complete(prompt=[]), 400, "prompt"),
+    (complete(prompt=[[]]), 400, "prompt"),
+    (complete(prompt=["a", ""]), 400, "prompt"),
+    (complete(prompt=5), 400, "prompt"),
+    (complete(prompt={"text": "a"}), 400, "prompt"),
+    (complete(prompt=[1, "a"]), 400, "prompt[1]"),
+    (complete(prompt=["a", 1]), 400, "prompt[1]"),
+    (complete(prompt=[1, True]), 400, "prompt[1]"),
+    (complete(prompt=[1.5]), 400, "prompt[0]"),
+    (complete(prompt=[-1]), 400, "prompt[0]"),
+    (complete(prompt=[2**31]), 400, "prompt[0]"),
+    (complete(prompt=[[1], [2, None]]), 400, "prompt[1][1]"),
+    (complete(prompt=["a"] * 1025), 400, "prompt"),
+    (complete(messages=[]), 400, "messages"),
+    # messages
+    ((CHAT, "{}"), 400, "messages"),
+    (chat(messages=[]), 400, "messages"),
+    (chat(messages="hi"), 400, "messages"),
+    (chat(messages=["hi"]), 400, "messages[0]"),
+    (chat(messages=[{"role": "user"}]), 400, "messages[0].content"),
+    (chat(messages=[{"content": "hi"}]), 400, "messages[0].role"),
+    (message(role="robot"), 400, "messages[0].role"),
+    (message(role="tool", tool_call_id="1"), 400, "messages[0].tool_call_id"),
+    (message(role="tool"), 400, "messages[0].role"),
+    (message(content=None), 400, "messages[0].content"),
+    (message(content=5), 400, "messages[0].content"),
+    (message(content=["a"]), 400, "messages[0].content[0]"),
+    (message(content=[{"text": "a"}]), 400, "messages[0].content[0].type"),
+    (message(content=[{"type": "text"}]), 400, "messages[0].content[0].text"),
+    (message(content=[{"type": "text", "text": 1}]), 400, "messages[0].content[0].text"),
+    (
+        message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+        400,
+        "messages[0].content[0].type",
+    ),
+    (
+        message(content=[{"type": "input_audio", "input_audio": {}}]),
+        400,
+        "messages[0].content[0].type",
+    ),
+    (message(content=[{"type": "smell"}]), 400, "messages[0].content[0].type"),
+    (message(name=1), 400, "messages[0].name"),
+    (message(mood="good"), 400, "messages[0].mood"),
+    (message(tool_calls=[{"id": "1"}]), 400, "messages[0].tool_calls"),
+    (chat(prompt="hi"), 400, "prompt"),
+    # sampling
+    ((COMPLETION, '{"prompt": "x", "temperature": NaN}'), 400, "temperature"),
+    ((COMPLETION, '{"prompt": "x", "temperature": Infinity}'), 400, "temperature"),
+    ((COMPLETION, '{"prompt": "x", "temperature": 1e999}'), 400, "temperature"),
+    (complete(temperature="1"), 400, "temperature"),
+    (complete(temperature=True), 400, "temperature"),
+    (complete(temperature=-0.1), 400, "temperature"),
+    (complete(temperature=2.1), 400, "temperature"),
+    (complete(top_p=0), 400, "top_p"),
+    (complete(top_p=1.5), 400, "top_p"),
+    (complete(min_p=-1), 400, "min_p"),
+    (complete(top_k=-2), 400, "top_k"),
+    (complete(top_k=1.0), 400, "top_k"),
+    (complete(top_k=2**31), 400, "top_k"),
+    (complete(seed=2**63), 400, "seed"),
+    (complete(seed="1"), 400, "seed"),
+    (complete(presence_penalty=2.1), 400, "presence_penalty"),
+    (complete(presence_penalty="1"), 400, "presence_penalty"),
+    (complete(frequency_penalty=-2.1), 400, "frequency_penalty"),
+    ((COMPLETION, '{"prompt": "x", "frequency_penalty": NaN}'), 400, "frequency_penalty"),
+    (complete(repetition_penalty=0), 400, "repetition_penalty"),
+    (complete(repetition_penalty=2.1), 400, "repetition_penalty"),
+    (complete(logit_bias=[1]), 400, "logit_bias"),
+    (complete(logit_bias={"1": 101}), 400, "logit_bias.1"),
+    (complete(logit_bias={"1": "5"}), 400, "logit_bias.1"),
+    (complete(logit_bias={"1": True}), 400, "logit_bias.1"),
+    ((COMPLETION, '{"prompt": "x", "logit_bias": {"1": Infinity}}'), 400, "logit_bias.1"),
+    (complete(logit_bias={"a": 1}), 400, "logit_bias"),
+    (complete(logit_bias={"-1": 1}), 400, "logit_bias"),
+    (complete(logit_bias={"01": 1}), 400, "logit_bias"),
+    (complete(logit_bias={"9" * 5000: 1}), 400, "logit_bias"),
+    (complete(logit_bias={str(2**31): 1}), 400, "logit_bias"),
+    (complete(logit_bias=dict.fromkeys(map(str, range(301)), 1)), 400, "logit_bias"),
+    # stop conditions
+    (complete(max_tokens=0), 400, "max_tokens"),
+    (complete(max_tokens=-1), 400, "max_tokens"),
+    (complete(max_tokens="5"), 400, "max_tokens"),
+    (complete(max_tokens=5.5), 400, "max_tokens"),
+    (complete(max_tokens=True), 400, "max_tokens"),
+    (complete(max_tokens=10**30), 400, "max_tokens"),
+    (complete(max_completion_tokens=5), 400, "max_completion_tokens"),
+    (chat(max_tokens=5, max_completion_tokens=6), 400, "max_tokens"),
+    (complete(min_tokens=-1), 400, "min_tokens"),
+    (complete(min_tokens=17), 400, "min_tokens"),
+    (complete(stop=""), 400, "stop"),
+    (complete(stop=["a", ""]), 400, "stop"),
+    (complete(stop=["a"] * 17), 400, "stop"),
+    (complete(stop="a" * 2000), 400, "stop"),
+    (complete(stop=1), 400, "stop"),
+    (complete(stop=["a", 1]), 400, "stop[1]"),
+    (complete(stop_token_ids=[1] * 9), 400, "stop_token_ids"),
+    (complete(stop_token_ids=[-1]), 400, "stop_token_ids[0]"),
+    (complete(ignore_eos=1), 400, "ignore_eos"),
+    # the rest
+    (complete(stream=1), 400, "stream"),
+    (complete(stream="true"), 400, "stream"),
+    (complete(stream_options={"include_usage": True}), 400, "stream_options"),
+    (complete(stream=True, stream_options={"usage": True}), 400, "stream_options.usage"),
+    (
+        complete(stream=True, stream_options={"include_usage": 1}),
+        400,
+        "stream_options.include_usage",
+    ),
+    (complete(priority=2**31), 400, "priority"),
+    (complete(cache_salt=""), 400, "cache_salt"),
+    (complete(cache_salt=1), 400, "cache_salt"),
+    (complete(deadline_ms=0), 400, "deadline_ms"),
+    (complete(metadata={"a": 1}), 400, "metadata.a"),
+    (chat(add_generation_prompt="yes"), 400, "add_generation_prompt"),
+    (chat(chat_template_kwargs=[1]), 400, "chat_template_kwargs"),
+    (chat(chat_template_kwargs=nested(40)), 400, "chat_template_kwargs"),
+    (chat(chat_template_kwargs={"a": 10**20}), 400, "chat_template_kwargs"),
+    (
+        (
+            CHAT,
+            '{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": NaN}}',
+        ),
+        400,
+        "chat_template_kwargs",
+    ),
+    (complete(temprature=1), 400, "temprature"),
+    # choices, log probabilities, and fields that are not supported
+    (complete(n=0), 400, "n"),
+    (complete(n=17), 400, "n"),
+    (complete(n=True), 400, "n"),
+    (complete(prompt=["a"] * 100, n=16), 400, "n"),
+    (complete(best_of=17), 400, "best_of"),
+    (complete(best_of=0), 400, "best_of"),
+    (complete(best_of=2, n=3), 400, "best_of"),
+    (complete(best_of=2, stream=True), 400, "best_of"),
+    (complete(prompt=["a"] * 100, best_of=16), 400, "best_of"),
+    (chat(best_of=2), 400, "best_of"),
+    (complete(logprobs=21), 400, "logprobs"),
+    (complete(logprobs=-1), 400, "logprobs"),
+    (complete(logprobs=True), 400, "logprobs"),
+    (complete(top_logprobs=1), 400, "top_logprobs"),
+    (complete(prompt_logprobs=0), 400, "prompt_logprobs"),
+    (complete(logprobs=1, echo=True), 400, "echo"),
+    (complete(echo=True), 400, "echo"),
+    (complete(suffix="x"), 400, "suffix"),
+    (complete(guided_regex="a+"), 400, "guided_regex"),
+    (complete(use_beam_search=True, stream=True), 400, "stream"),
+    (complete(use_beam_search=1), 400, "use_beam_search"),
+    (complete(use_beam_search=True, n=3, best_of=2), 400, "best_of"),
+    (complete(use_beam_search=True, best_of=17), 400, "best_of"),
+    (complete(length_penalty=2.0), 400, "length_penalty"),
+    (complete(early_stopping=True), 400, "early_stopping"),
+    (chat(use_beam_search=True), 400, "use_beam_search"),
+    (complete(prompt_cache_key="k"), 400, "prompt_cache_key"),
+    (chat(n=-1), 400, "n"),
+    (chat(logprobs=1), 400, "logprobs"),
+    (chat(top_logprobs=3), 400, "top_logprobs"),
+    (chat(logprobs=False, top_logprobs=3), 400, "top_logprobs"),
+    (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs"),
+    (chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs"),
+    (chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools"),
+    (chat(tool_choice="auto"), 400, "tool_choice"),
+    (chat(functions=[{"name": "f"}]), 400, "functions"),
+    (chat(response_format={"type": "json_object"}), 400, "response_format"),
+    (chat(structured_outputs={"regex": "a"}), 400, "structured_outputs"),
+    (chat(audio={"voice": "x"}), 400, "audio"),
+    (chat(modalities=["text", "audio"]), 400, "modalities"),
+    (chat(prediction={"type": "content", "content": "x"}), 400, "prediction"),
+    (chat(store=True), 400, "store"),
+    (chat(service_tier="flex"), 400, "service_tier"),
+    (chat(reasoning_effort="high"), 400, "reasoning_effort"),
+]
+
+
+@pytest.mark.parametrize(("sent", "status", "param"), BAD)
+async def test_a_request_is_refused_and_the_next_one_is_served(
+    client: httpx.AsyncClient, sent: tuple[str, str | bytes], status: int, param: str | None
+) -> None:
+    route, body = sent
+    headers = {"content-type": "application/json"}
+    response = await client.post(route, content=body, headers=headers)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert 0 < len(error["message"]) < 400
+    good = await client.post(COMPLETION, json={"prompt": "hi", "max_tokens": 1})
+    assert good.status_code == 200, good.text
+
+
+NEUTRAL = {
+    "n": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "guided_json": None,
+    "service_tier": "auto",
+    "user": "someone",
+    "metadata": {"purpose": "test"},
+    "temperature": None,
+    "stop": None,
+    "seed": None,
+    "max_tokens": None,
+    "top_k": -1,
+    "priority": -3,
+}
+
+
+async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
+    only_chat = {
+        "logprobs": False,
+        "top_logprobs": 0,
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+        "store": False,
+        "audio": None,
+        "max_completion_tokens": 3,
+        "chat_template_kwargs": {"enable_thinking": False, "deep": nested(10)},
+    }
+    only_completions = {"best_of": 1, "echo": False, "suffix": None, "logprobs": None}
+    for route, body in (chat(**NEUTRAL, **only_chat), complete(**NEUTRAL, **only_completions)):
+        headers = {"content-type": "application/json; charset=utf-8"}
+        response = await client.post(route, content=body, headers=headers)
+        assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+async def test_other_content_types_are_refused(
+    client: httpx.AsyncClient, content_type: str
+) -> None:
+    response = await client.post(
+        COMPLETION, content='{"prompt": "hi"}', headers={"content-type": content_type}
+    )
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "unsupported_content_type"
+
+
+async def test_unknown_routes_and_methods_are_refused(client: httpx.AsyncClient) -> None:
+    missing = await client.get("/v1/embeddings")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
+    wrong = await client.get(CHAT)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert "POST" in wrong.json()["error"]["message"]
+    unknown = await client.get("/v1/models/org/other")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_models_are_listed(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == ["scripted"]
+    assert (await client.get("/v1/models/scripted")).json() == listed["data"][0]

@@ -1,0 +1,37 @@
+"""How generations end, and when they become suspects."""
+
+import pytest
+
+from pagewire.errors import Code
+from pagewire.suspicion import Loss
+from pagewire.v1 import inference_pb2 as pb
+from support.scripted.routing import scripted_generation
+
+
+@pytest.mark.parametrize(
+    ("finish", "code"),
+    [
+        (pb.Finish(reason=pb.FINISH_REASON_ERROR, error=pb.Error(code=8, message="full")), 8),
+        (pb.Finish(reason=pb.FINISH_REASON_ERROR, error=pb.Error(code=99)), Code.INTERNAL),
+        (pb.Finish(), Code.INTERNAL),
+    ],
+)
+async def test_an_end_with_an_error_or_without_a_reason_is_a_failure(
+    finish: pb.Finish, code: int
+) -> None:
+    run = scripted_generation()
+    run.end(finish)
+    assert run.failure is not None
+    assert run.failure.code == code
+    assert await run.updates.take() == [run]
+
+
+def test_a_token_clears_suspicion() -> None:
+    run = scripted_generation()
+    for losses in (1, 2, 3):
+        run.record_loss(Loss("process", True))
+        assert run.losses == losses
+    run.extend(b"\1\0\0\0", b"x", 0.0)
+    assert run.losses == 0
+    run.record_loss(Loss("process", True))
+    assert run.losses == 1
