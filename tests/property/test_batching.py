@@ -229,38 +229,25 @@ class Batching(RuleBasedStateMachine):
         salt: str,
         copies: int,
         tenant: str,
-        deadline: int | None,
+        deadline: int,
     ) -> None:
         """Requests that may share beginnings, among them `copies` of one prompt at once."""
         for _ in range(copies):
-            self._arrive(prompt, family, max_tokens, priority, resumed, salt, tenant, deadline)
-
-    def _arrive(
-        self,
-        prompt: int,
-        family: int,
-        max_tokens: int,
-        priority: int,
-        resumed: int,
-        salt: str,
-        tenant: str,
-        deadline: int,
-    ) -> None:
-        tokens = np.full(prompt, SAMPLED, dtype=np.int32)
-        tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
-        sequence = Sequence(
-            tokens,
-            GREEDY,
-            max_tokens,
-            (EOS,),
-            self.arrivals,
-            priority,
-            tenant=tenant,
-            deadline=deadline,
-        )
-        sequence.cache_salt = salt
-        sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
-        self._request(sequence)
+            tokens = np.full(prompt, SAMPLED, dtype=np.int32)
+            tokens[prompt // family :: 4] = family  # families share beginnings of several lengths
+            sequence = Sequence(
+                tokens,
+                GREEDY,
+                max_tokens,
+                (EOS,),
+                self.arrivals,
+                priority,
+                tenant=tenant,
+                deadline=deadline,
+            )
+            sequence.cache_salt = salt
+            sequence.output.extend([SAMPLED] * min(resumed, max_tokens - 1))
+            self._request(sequence)
 
     def _request(self, sequence: Sequence) -> None:
         self.arrivals += 1
@@ -312,8 +299,8 @@ class Batching(RuleBasedStateMachine):
         loss = Loss("process")
         self.admission.lose_worker(self.batch, loss, self.now)
         loss.resolve("another")
-        for guilty in self.admission.remove_deadly():
-            guilty.state = State.FAILED
+        for deadly in self.admission.remove_deadly():
+            deadly.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits, self.now)
         self.worker = PlayedWorker()
         self.unanswered.clear()
@@ -370,7 +357,7 @@ class Batching(RuleBasedStateMachine):
                 assert len(request.output) <= request.max_tokens
 
     def teardown(self) -> None:
-        """Left alone, everything finishes: nothing starves, nothing leaks."""
+        """Without further events every request ends, and every block is released."""
         if not hasattr(self, "batch"):
             return
         for _ in range(200 * (len(self.requests) + 1)):

@@ -91,7 +91,7 @@ class PrefixCache(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(choice=st.integers(0, 99))
     def fail(self, choice: int) -> None:
-        """What is unproven of a text and below is dropped, and whoever holds it gives it back."""
+        """The unproven blocks of a text and all below them are dropped; their holders leave."""
         holder = self._chosen(choice)
         own = [p for p in holder.prefixes() if self.cached.get(p) in holder.blocks]
         first = next((p for p in own if p in self.unproven), None)
@@ -185,7 +185,7 @@ def _begins_with(prefix: Prefix, head: Prefix) -> bool:
 def test_a_match_ends_at_the_first_block_that_differs(
     texts: list[list[str]], asked: list[str]
 ) -> None:
-    """Whatever runs the tree has made of them: a block behind a difference is another prompt's."""
+    """However the texts were split into runs: blocks after a difference are another prompt's."""
     pool = BlockPool(64, BLOCK_SIZE)
     cached: dict[str, int] = {}
     for text in texts:

@@ -1,1 +1,4 @@
-"""Stands in for GPUs: a worker that computes nothing but takes the time, and replays of traces."""
+"""Simulated GPUs: workers that take a device's time without a model, and replays of traces.
+
+It uses the worker's protocol and the scheduling core as they are; nothing here needs torch.
+"""

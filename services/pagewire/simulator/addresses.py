@@ -1,10 +1,10 @@
-"""Where several simulated workers of one process listen."""
+"""The addresses of several simulated workers of one process."""
 
 
 def addresses_of(first: str, count: int) -> list[str]:
-    """`first` itself for one worker; else the ports that follow, or unix:PATH.0, unix:PATH.1, ...
+    """`first` for one worker; else that port and the next ones, or unix:PATH.0, unix:PATH.1, ...
 
-    Port 0 stays 0: each worker takes a free one. ValueError if there are too few ports.
+    Port 0 stays 0: each worker takes a free port. Raises ValueError if there are too few ports.
     """
     if count == 1:
         return [first]

@@ -1,15 +1,15 @@
-"""A device that computes no model: its tokens are a hash of the history, its time a model's.
+"""A simulated device: tokens are a hash of the history, and steps take the time of `StepTime`.
 
-The KV of a position is a hash of all tokens up to it, kept where the block table says, so a
-sequence goes on with other tokens when its blocks, its prefix or its history are wrong, as it
-would on a real device. A token is a pure function of
+The KV of a position is a hash of all tokens up to it, kept in the block that the block table names.
+So wrong blocks, a wrong prefix or a wrong history give other tokens, as on a real device. A token
+is a pure function of
 
 - the sequence's tokens before it, wherever the prompt ends and whatever was preempted or cached,
 - with a temperature above 0 also its seed and the token's index in the request,
 - and, for indices below `min_tokens`, the stop ids that must not be drawn.
 
-Other sampling parameters change nothing here. As for log probabilities, the token drawn is always
-the likeliest with probability 1/2, the ids after it follow with 1/4, 1/8 and so on.
+Other sampling parameters have no effect. The drawn token always has probability 1/2, and the ids
+after it have 1/4, 1/8 and so on.
 """
 
 import time
@@ -34,20 +34,23 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A step that has been submitted: what it will answer, and when."""
+    """A submitted step: its answer, and when that is due."""
 
     tokens: Int32Array  # [rows]
     logprobs: Logprobs | None
     seconds: float
-    done_at: float
+    done_at: float  # by the backend's clock
 
 
 class SimulatedBackend:
-    """See `Backend`. Steps run one after another, as on a GPU; `wait` sleeps until one is done."""
+    """A `Backend` whose steps run one after another, as on a GPU; `wait` sleeps until one is done.
+
+    The methods of `Backend` are documented there.
+    """
 
     synchronous = False
-    prefix_groups = False  # each row's time is that of reading all its KV
-    piggyback_tokens = 0  # each token takes its own time, whatever is beside it
+    prefix_groups = False  # the time model reads all KV of each row
+    piggyback_tokens = 0  # by the time model, a prompt token costs the same in any step
 
     def __init__(
         self,
@@ -60,9 +63,9 @@ class SimulatedBackend:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Steps take `speedup` times less than by `step_time`, and no time at all if it is 0.
+        """Steps take the time of `step_time` divided by `speedup`, or none if `speedup` is 0.
 
-        With blocks on the host, `host_costs` says what copying one takes.
+        `host_costs` are needed with blocks in host memory.
         """
         self.weight_bytes = weight_bytes
         self.kv_cache_bytes = kv_cache_bytes
@@ -83,10 +86,10 @@ class SimulatedBackend:
         self._stops = np.full((slots, MAX_STOP_IDS), -1, np.int32)
 
     def warm_up(self) -> None:
-        """Nothing to warm."""
+        """Does nothing."""
 
     def copy(self, copies: StepHostCopies) -> None:
-        """See `Backend`."""
+        """Copies hashes, and takes the time of `host_costs`."""
         assert self.host_costs is not None
         self._host[copies.saved_host] = self._kv[copies.saved]
         self._kv[copies.loaded] = self._host[copies.loaded_host]
@@ -94,7 +97,7 @@ class SimulatedBackend:
         self._take(saved * self.host_costs.save_block + loaded * self.host_costs.load_block)
 
     def submit(self, plan: DevicePlan) -> Running:
-        """See `Backend`."""
+        """Computes the answer at once; it is due when the device is done with all steps so far."""
         if plan.starts is not None:
             self._start(plan.starts)
         if plan.writes is not None:
@@ -111,21 +114,21 @@ class SimulatedBackend:
         return Running(tokens, logprobs, seconds, self._busy_until)
 
     def wait(self, handle: Running) -> Outcome:
-        """See `Backend`."""
+        """Sleeps until the answer is due."""
         left = handle.done_at - self._clock()
         if left > 0:
             self._sleep(left)
         return Outcome(handle.tokens, (), round(handle.seconds * 1e6), handle.logprobs)
 
     def scrub(self, blocks: Int32Array) -> None:
-        """No row fails here, and no KV is ever anything but finite."""
+        """Does nothing: no row fails, and all KV is finite."""
 
     def is_fatal(self, error: BaseException) -> bool:
-        """There is no device to lose."""
+        """Never: there is no device to lose."""
         return False
 
     def _take(self, seconds: float) -> float:
-        """The device is busy for so long; returns how long that is for this one."""
+        """Keeps the device busy for `seconds` of a real one; returns the simulated seconds."""
         taken = seconds / self._speedup if self._speedup else 0.0
         self._busy_until = max(self._clock(), self._busy_until) + taken
         return taken
@@ -138,12 +141,12 @@ class SimulatedBackend:
         self._stops[slots] = starts.stop_token_ids
 
     def _decode(self, slots: Int32Array, positions: Int32Array) -> Hashes:
-        """Writes the KV of each row's last token; the hashes `[rows]` of the histories."""
+        """Writes the KV of each row's last token; returns the hashes of the histories `[rows]`."""
         before = self._read(slots, positions - 1)
         return self._write(slots, positions, before + _term(self._last[slots], positions))
 
     def _prefill(self, chunks: Chunks) -> Hashes:
-        """Writes the KV of the chunks; the hashes of the histories of those that sample."""
+        """Writes the KV of the chunks; returns the hashes of the histories of those that sample."""
         counts = np.diff(chunks.starts)
         first = chunks.positions[chunks.starts[:-1]]
         before = np.where(first > 0, self._read(chunks.slots, first - 1), np.uint64(0))
@@ -187,7 +190,7 @@ class SimulatedBackend:
 
 
 def work_of(plan: DevicePlan) -> Work:
-    """What a step computes."""
+    """The work of a step."""
     chunks = plan.chunks
     return Work(
         steps=1,
@@ -199,12 +202,12 @@ def work_of(plan: DevicePlan) -> Work:
 
 
 def _term(tokens: Int32Array, positions: Int32Array) -> Hashes:
-    """What tokens at positions add to the hash of a history."""
+    """The terms that tokens at positions add to the hash of a history."""
     return _mixed(tokens.astype(np.uint64) << np.uint64(32) | positions.astype(np.uint64))
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Well-mixed bits of each value: the finalizer of SplitMix64."""
+    """The finalizer of SplitMix64, for each value."""
     values = values + _GOLDEN
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

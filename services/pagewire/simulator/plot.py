@@ -1,4 +1,4 @@
-"""Curves over time as an SVG file: one panel a quantity, one colour a run."""
+"""Curves over time as an SVG file: a panel for each quantity, a colour for each run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,10 @@ _COLOURS = ("#1f6fb4", "#d9541e", "#2a9d4a", "#8a4fb0", "#b8860b", "#555555")
 def plot_svg(
     title: str, panels: Mapping[str, Mapping[str, Curve]], seconds: Mapping[str, Sequence[float]]
 ) -> str:
-    """An SVG document. `panels` has by its title each run's curve, `seconds` each run's times.
+    """An SVG document.
 
-    A None is a gap in a curve. Every vertical axis begins at 0.
+    `panels` holds the curves by the title of the panel and the name of the run, `seconds` the times
+    of each run. None is a gap in a curve. Every vertical axis begins at 0.
     """
     runs = list(seconds)
     latest = max((times[-1] for times in seconds.values()), default=1.0)
@@ -47,16 +48,16 @@ def _panel(
     seconds: Mapping[str, Sequence[float]],
     runs: list[str],
 ) -> list[str]:
-    most = _round_up(
+    limit = _round_up(
         max((v for curve in curves.values() for v in curve if v is not None), default=1)
     )
     bottom = top + _HEIGHT
     parts = [f'<text x="{_LEFT}" y="{top - 5}" font-size="12">{escape(name)}</text>']
     for part in range(5):
-        y = bottom - _HEIGHT * part / 4
+        y, value = bottom - _HEIGHT * part / 4, limit * part / 4
         parts.append(
             f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_LEFT + _WIDTH}" y2="{y:.1f}" stroke="#ddd"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{most * part / 4:,.4g}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,.4g}</text>'
         )
     for part in range(7):
         x = _LEFT + _WIDTH * part / 6
@@ -66,7 +67,7 @@ def _panel(
         )
     for run, curve in curves.items():
         points = [
-            None if v is None else (_LEFT + _WIDTH * t / latest, bottom - _HEIGHT * v / most)
+            None if v is None else (_LEFT + _WIDTH * t / latest, bottom - _HEIGHT * v / limit)
             for t, v in zip(seconds[run], curve, strict=True)
         ]
         colour = _colour(runs.index(run))
@@ -75,7 +76,7 @@ def _panel(
 
 
 def _path(points: Sequence[tuple[float, float] | None]) -> str:
-    """SVG path data; a None lifts the pen."""
+    """SVG path data; None is a gap."""
     steps, down = [], False
     for point in points:
         if point is not None:
@@ -85,7 +86,7 @@ def _path(points: Sequence[tuple[float, float] | None]) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next number of the form 1, 2, 2.5 or 5 times a power of ten."""
+    """The next number that is 1, 2, 2.5 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""Devices that can be simulated, each with one model on it: `profiles.json`."""
+"""The devices that can be simulated, each with one model: `profiles.json`."""
 
 import json
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from pagewire.worker.protocol.backend import HostCosts
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured time, what was measured, and where."""
+    """A measured time, the work that was measured, and where the figure is published."""
 
     what: str
     source: str
@@ -26,8 +26,8 @@ class Profile:
     machine: str
     weight_bytes: int
     kv_bytes_per_token: int
-    kv_cache_bytes: int  # what is left of the device's memory for the KV cache
-    # At which KV is copied between the device and pinned memory of the host, either way.
+    kv_cache_bytes: int  # the device's memory that is left for the KV cache
+    # The rate of copies between the device and pinned host memory, in either direction.
     host_bytes_per_second: float
     host_bytes_source: str
     max_num_batched_tokens: int
@@ -39,11 +39,11 @@ class Profile:
         return self.kv_cache_bytes // (self.kv_bytes_per_token * block_size)
 
     def host_blocks(self, gigabytes: float, block_size: int) -> int:
-        """KV blocks that fit into so much memory of the host."""
+        """KV blocks that fit into so much host memory."""
         return int(gigabytes * 1e9) // (self.kv_bytes_per_token * block_size)
 
     def host_costs(self, block_size: int) -> HostCosts:
-        """What copying blocks takes, and computing prompts."""
+        """The costs of copying blocks and of computing prompts."""
         copy = self.kv_bytes_per_token * block_size / self.host_bytes_per_second
         return HostCosts(
             save_block=copy,
@@ -54,7 +54,7 @@ class Profile:
 
 
 def load_profile(name: str) -> Profile:
-    """The profile of that name; ValueError lists the names there are."""
+    """The profile of that name; ValueError lists the known names."""
     raw = json.loads(files("pagewire.simulator").joinpath("profiles.json").read_text("utf-8"))
     if name not in raw:
         raise ValueError(f"profile {name!r} does not exist; there are {', '.join(raw)}")

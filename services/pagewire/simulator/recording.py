@@ -1,4 +1,4 @@
-"""What happened in a replay: each request's times, and the state of the workers over time."""
+"""The record of a replay: each request's times, and the state of the workers over time."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from pagewire.scheduler.core.batching.cached_prefix import Restart
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request; times are in seconds of the replay, None for what has not happened."""
+    """One request. Times are seconds of the replay, None while the event has not happened."""
 
     arrival: float
     input_length: int
@@ -18,7 +18,7 @@ class RequestRecord:
     first_token: float | None = None
     last_token: float | None = None
     cached_tokens: int = 0
-    # Of these, those that were loaded from the host's memory.
+    # Of the cached tokens, those that were loaded from host memory.
     loaded_tokens: int = 0
 
     @property
@@ -29,7 +29,7 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None if there is none."""
+        """Seconds for each token after the first; None if there is none."""
         assert self.first_token is not None
         assert self.last_token is not None
         if self.output_length < 2:
@@ -39,13 +39,13 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The workers together at one moment; counts of tokens are since the start."""
+    """The state of all workers together; counts of tokens and seconds are since the start."""
 
     time: float
     waiting: int
     running: int
     used_blocks: int
-    # Places for a token, in blocks of running sequences, that hold none.
+    # Places for a token, in blocks of running sequences, without a token.
     wasted_tokens: int
     output_tokens: int
     busy_seconds: float
@@ -53,21 +53,21 @@ class Sample:
 
 @dataclass(slots=True)
 class Recording:
-    """A whole replay."""
+    """The record of a whole replay."""
 
     workers: int
     total_blocks: int
     block_size: int
     requests: list[RequestRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    # Requests that no worker could ever hold.
+    # Requests that are too large for every worker.
     refused: int = 0
     preemptions: int = 0
     # Preempted requests that started again, by where most of their KV came from.
     restarts: Counter[Restart] = field(default_factory=Counter)
     saved_blocks: int = 0
     loaded_blocks: int = 0
-    # The longest that a request that was running got no token.
+    # The longest time between two tokens of a request, in seconds.
     longest_pause: float = 0.0
     steps: int = 0
     busy_seconds: float = 0.0

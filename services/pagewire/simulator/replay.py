@@ -1,7 +1,7 @@
-"""Replays a trace through the scheduler's own core, with a clock that jumps from event to event.
+"""Replays a trace through the scheduling core, with a clock that jumps from event to event.
 
-Queue, policy, routing, batching, blocks and prefix cache are the code that serves; only the
-workers' time is simulated, and nothing waits. Events are arrivals and ends of steps.
+Queue, policy, routing, batching, blocks and prefix cache are the code that serves. Only the time
+of steps is simulated. Events are arrivals and ends of steps.
 """
 
 import heapq
@@ -30,18 +30,18 @@ _GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_t
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker, and the tokens of the requests in its slots."""
+    """A worker's batch, and the requests in its slots."""
 
     batch: WorkerBatch
-    tokens: Int32Array  # [slots], what a slot's request draws every time
-    numbers: Int32Array  # [slots], the request
+    tokens: Int32Array  # [slots], the token that the slot's request draws in every step
+    numbers: Int32Array  # [slots], the request's number in the trace
     busy_until: float = 0.0
     busy_seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Replay:
-    """One replay; `run` may be called once."""
+    """One replay; call `run` once."""
 
     policy: SchedulingPolicy
     router: Router
@@ -54,14 +54,14 @@ class Replay:
     on_progress: Callable[[float], None] = lambda seconds: None
     _admission: Admission = field(init=False)
     _workers: dict[WorkerBatch, _Worker] = field(init=False, default_factory=dict)
-    # Steps in flight by their end; the number keeps those that end together in order.
+    # Steps in flight by their end; the number keeps steps that end together in order.
     _ends: list[tuple[float, int, WorkerBatch]] = field(init=False, default_factory=list)
     _recording: Recording = field(init=False)
     _output_tokens: int = field(init=False, default=0)
     _latest_token: NDArray[np.float64] = field(init=False)  # [requests], by their numbers
 
     def run(self, requests: Iterable[TraceRequest]) -> Recording:
-        """Replays requests, which are in order of arrival, until the last has ended."""
+        """Replays requests, given in order of arrival, until the last has ended."""
         self._start()
         arrivals = deque(requests)
         self._latest_token = np.zeros(1 + max((r.number for r in arrivals), default=0))
@@ -109,7 +109,7 @@ class Replay:
         self._admission.waiting.push(sequence)
 
     def _pump(self, now: float) -> None:
-        """What the engine does after every event: admit, then plan while steps are missing."""
+        """As the engine after every event: admits, then plans while steps are missing."""
         progress = True
         while progress:
             self._admit(now)
@@ -127,7 +127,7 @@ class Replay:
             if batch is None:
                 self._recording.refused += 1
                 continue
-            # No other request's output: those above are token ids of prompts.
+            # Unlike any other request's output, and above all token ids of prompts.
             worker = self._workers[batch]
             worker.tokens[sequence.slot] = INT32_MAX - sequence.arrival
             worker.numbers[sequence.slot] = sequence.arrival
@@ -163,7 +163,7 @@ class Replay:
             sequence.owner.last_token = now
 
     def _note_pauses(self, batch: WorkerBatch, outcome: StepOutcome, now: float) -> None:
-        """How long those that get a token had been without, from their first one on."""
+        """Notes the time since the previous token of each request that gets one."""
         if not len(outcome.slots):
             return
         numbers = self._workers[batch].numbers[outcome.slots]
@@ -180,7 +180,7 @@ class Replay:
             sequence.owner.first_token = now
 
     def _sample_until(self, now: float) -> None:
-        """Notes the state, which has been the same since the last event, at every interval."""
+        """Samples the state at every interval since the last event; it has not changed since."""
         samples = self._recording.samples
         while (time := len(samples) * self.interval) <= now:
             batches = [worker.batch for worker in self._workers.values()]
@@ -202,7 +202,7 @@ class Replay:
 
 
 def work_of(plan: StepPlan, batch: WorkerBatch) -> Work:
-    """What a step that has just been planned computes."""
+    """The work of a step that has just been planned."""
     computed = batch.slots.computed
     pairs = 0
     for slot, count in zip(plan.prefill_slots, plan.prefill_counts, strict=True):

@@ -1,4 +1,4 @@
-"""What a replay adds up to."""
+"""The figures of a replay: of the whole, and over time."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pagewire.simulator.trace import HASHED_TOKENS
 
 
 def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
-    """Figures of a whole replay: rates are over all of it, latencies in milliseconds."""
+    """The figures of a whole replay; rates are averages over it, latencies in milliseconds."""
     finished = recording.finished
     seconds = recording.seconds
     prompt_tokens = sum(request.input_length for request in finished)
@@ -48,17 +48,17 @@ def summarize(recording: Recording, objectives: Objectives) -> dict[str, Any]:
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds; zeros without values."""
+    """Mean and percentiles in milliseconds; zeros without values."""
     values = np.array(seconds or [0.0]) * 1e3
     found = {f"p{p}": float(np.percentile(values, p)) for p in (50, 90, 99)}
     return {"mean": float(values.mean()), **found}
 
 
 def block_hit_rate(requests: list[RequestRecord]) -> float | None:
-    """The part of the trace's hashed blocks whose tokens all came from the cache.
+    """The share of the trace's hashed blocks whose tokens were all cached.
 
-    None where the trace has no hashes. A sequence's last token is always computed and only full
-    KV blocks are cached, so a request's last hashed block is found only if it ends with one.
+    None if the trace has no hashes. One token of a sequence is always computed, so the last hashed
+    block of a request is never counted if the prompt ends with it.
     """
     total = sum(request.hash_blocks for request in requests)
     if not total:
@@ -67,7 +67,7 @@ def block_hit_rate(requests: list[RequestRecord]) -> float | None:
 
 
 def kv_use(recording: Recording) -> dict[str, float]:
-    """Means over time. Under pressure is while requests wait; waste is of the blocks in use."""
+    """Means over time. "Under pressure" is while requests wait; waste is a share of used blocks."""
     used = _column(recording, "used_blocks")
     waiting = _column(recording, "waiting") > 0
     places = used.sum() * recording.block_size
@@ -81,14 +81,14 @@ def kv_use(recording: Recording) -> dict[str, float]:
 
 
 def sample_interval(recording: Recording) -> float:
-    """Seconds between two samples."""
+    """Seconds between two samples; 0 with fewer than two."""
     return recording.samples[1].time if len(recording.samples) > 1 else 0.0
 
 
 def over_time(recording: Recording, bins: int = 120) -> dict[str, list[float | None]]:
-    """Curves over the replay, in bins of equal length; None where a bin has no value.
+    """Curves over the replay, in bins of equal length; None if a bin has no value.
 
-    Latencies and hits are by the arrival of the request, all else by the moment.
+    Latencies and hit rates are by the arrival of requests, all other curves by time.
     """
     edges = np.linspace(0, recording.seconds, bins + 1)
     width = edges[1]

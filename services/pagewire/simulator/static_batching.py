@@ -1,4 +1,4 @@
-"""The baseline of continuous batching: batches that start together and end together."""
+"""Static batching, to compare continuous batching with: batches that start and end together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from pagewire.simulator.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class StaticRun:
-    """How long a worker took for all requests."""
+    """The output of one worker for all requests, and the seconds that it took."""
 
     output_tokens: int
     seconds: float
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Throughput."""
+        """The throughput."""
         return self.output_tokens / self.seconds
 
 
@@ -29,17 +29,17 @@ def run_static(
     step_time: StepTime,
     padded: bool,
 ) -> StaticRun:
-    """Runs all requests on one worker in batches, in order, none before the last has ended.
+    """Runs all requests on one worker, in order, one batch after another.
 
     A batch decodes until its longest output is complete. If `padded`, rows that are complete are
-    computed on, as in a batch of fixed shape; otherwise they cost nothing from then on.
+    computed until then, as in a batch of fixed shape; otherwise they cost nothing.
     """
     seconds = 0.0
     for at in range(0, len(requests), batch_size):
         batch = requests[at : at + batch_size]
         inputs = np.array([request.input_length for request in batch], np.int64)
         outputs = np.array([request.output_length for request in batch], np.int64)
-        # The first token comes with the prefill, the others take a step each.
+        # The prefill gives the first token; each other token takes a step.
         decodes = np.full_like(outputs, outputs.max() - 1) if padded else outputs - 1
         prefill_steps = -(-int(inputs.sum()) // max_num_batched_tokens)
         work = Work(

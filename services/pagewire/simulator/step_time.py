@@ -1,4 +1,4 @@
-"""How long a step would take on a device: a linear model, fitted from measured steps."""
+"""The time of a step on a device: a linear model, fitted to measured steps."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
@@ -8,21 +8,21 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes, or several steps together."""
+    """The work of a step, or of several steps together."""
 
     steps: float = 0  # each reads the weights once
     rows: float = 0  # decode rows
     kv_tokens: float = 0  # tokens that the decode rows attend to
     prefill_tokens: float = 0
-    prefill_pairs: float = 0  # of a prefilled token and a token that it attends to
+    prefill_pairs: float = 0  # pairs of a prefilled token and a token that it attends to
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds for each unit of `Work`, in the order of its fields.
 
-    Decode is bound by what it reads (weights once a step, KV once a row) and prefill by what it
-    computes; kernels run one after another, so their times add up.
+    Decode is bound by its reads (weights once a step, KV once a row), prefill by its computation.
+    Kernels run one after another, so their times add up.
     """
 
     per_step: float
@@ -32,7 +32,7 @@ class StepTime:
     per_prefill_pair: float
 
     def seconds(self, work: Work) -> float:
-        """The time that some work takes."""
+        """The time of some work."""
         return (
             self.per_step * work.steps
             + self.per_row * work.rows
@@ -43,13 +43,14 @@ class StepTime:
 
 
 def fit(measured: Iterable[tuple[Work, float]]) -> StepTime:
-    """The model with the least squared relative errors; ValueError if they do not determine one.
+    """The model with the least squared relative errors.
 
-    The model is linear in `Work`, so a whole run, or one kernel alone, is a measurement as well.
+    The model is linear in `Work`, so a whole run or one kernel alone is a valid measurement too.
+    Raises ValueError if the measurements do not determine a model.
     """
     works, seconds = zip(*measured, strict=True)
     rows = np.array([astuple(work) for work in works]) / np.array(seconds)[:, None]
-    # Columns of about one size: tokens and steps differ by orders of magnitude.
+    # Scale the columns: counts of tokens and of steps differ by orders of magnitude.
     scale = np.abs(rows).max(axis=0)
     if not scale.all():
         missing = [f.name for f, s in zip(fields(Work), scale, strict=True) if not s]

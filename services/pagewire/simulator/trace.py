@@ -1,9 +1,10 @@
-"""Traces of production requests: when each came, how long it was, what it shared with others.
+"""Traces of production requests: arrivals, lengths, and prefixes that requests share.
 
-Two formats are read. CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure's
-LLM inference traces); and JSON lines with timestamp (milliseconds), input_length, output_length
-and hash_ids, one for each 512 tokens of the input, where equal ids are equal tokens after equal
-tokens (Mooncake's traces).
+Two formats are read:
+- CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure's LLM inference traces);
+- JSON lines with timestamp (milliseconds), input_length, output_length and hash_ids (Mooncake's
+  traces). There is a hash id for each 512 tokens of the input. Equal ids stand for equal tokens
+  with equal tokens before them.
 """
 
 import csv
@@ -32,7 +33,7 @@ class TraceRequest:
     hash_ids: tuple[int, ...] | None
 
     def prompt(self) -> Int32Array:
-        """Token ids [input_length], equal where hash ids are; without those like no other's."""
+        """Token ids [input_length], equal where hash ids are; without those unlike any other's."""
         if self.hash_ids is None:
             return np.full(self.input_length, self.number, np.int32)
         ids = np.array(self.hash_ids, np.int32)
@@ -42,7 +43,7 @@ class TraceRequest:
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """The requests of a file in order of arrival; ValueError names the line that is none."""
+    """The requests of a file in order of arrival; ValueError names the first invalid one."""
     with path.open(encoding="utf-8", newline="") as file:
         lines = _from_json(file) if path.suffix == ".jsonl" else _from_csv(file)
         requests = []
@@ -51,7 +52,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
                 requests.append(_checked(request))  # noqa: PERF401, the error needs its length
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}: request {len(requests) + 1} is not one: {error!r}; a trace has the "
+                f"{path}: request {len(requests) + 1} is invalid: {error!r}; a trace has the "
                 "columns TIMESTAMP,ContextTokens,GeneratedTokens, or as .jsonl the fields "
                 "timestamp, input_length, output_length, hash_ids"
             ) from error
@@ -63,7 +64,10 @@ def read_trace(path: Path) -> list[TraceRequest]:
 
 
 def ideal_block_hit_rate(requests: list[TraceRequest]) -> float | None:
-    """The part of the trace's hash ids that came before: what an unlimited cache could find."""
+    """The share of the trace's hash ids that are repeated, which an unlimited cache would find.
+
+    None if the trace has no hash ids.
+    """
     seen: set[int] = set()
     found = total = 0
     for request in requests:
@@ -99,7 +103,7 @@ def _from_json(lines: Iterator[str]) -> Iterator[TraceRequest]:
 
 def _checked(request: TraceRequest) -> TraceRequest:
     if request.input_length < 1 or request.output_length < 1:
-        raise ValueError("a request has at least one token in and one out")
+        raise ValueError("a request needs at least one token in and one out")
     ids = request.hash_ids
     if ids is not None:
         if len(ids) != -(-request.input_length // HASHED_TOKENS):

@@ -1,7 +1,7 @@
-"""The process of simulated workers: one or many, each a whole worker service of its own.
+"""The process of simulated workers: one or more complete worker services.
 
-Protocol, fencing, slot checks and the order of answers are the real worker's code; only the
-backend is another. No torch is needed.
+Protocol, epochs, checks of slots and the order of answers are the real worker's code. Only the
+backend differs.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from pagewire.worker.protocol.worker_info import worker_info
 
 log = logging.getLogger(__name__)
 
-# Seconds that a thread may hold the interpreter while another one, whose step is due, waits for
-# it. The default of 5 ms is longer than many a step.
+# Seconds that a thread may hold the interpreter while another one waits for it. The default of
+# 5 ms is longer than many steps.
 SWITCH_INTERVAL = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """One of the workers: its server and its service."""
+    """One of the workers: its server, service, health and watchdog."""
 
     server: grpc.aio.Server
     service: WorkerService
@@ -54,7 +54,7 @@ class SimulatedWorker:
 
 
 def run_simulated_worker(config: SimulatedWorkerConfig) -> None:
-    """Serves until SIGTERM or SIGINT; exits with status 1 and one line when it cannot start."""
+    """Serves until SIGTERM or SIGINT; exits with status 1 and one line if it cannot start."""
     logs.configure("worker", config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
@@ -67,10 +67,10 @@ def run_simulated_worker(config: SimulatedWorkerConfig) -> None:
 async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     profile = load_profile(config.profile)
     limits = _limits(config, profile)
-    # All plan on one thread: it takes microseconds, and each waits for its steps on its own.
+    # All workers plan on one thread, which takes microseconds, and wait for steps on their own.
     launcher = QueueThread("launcher", end_process)
-    instruments = WorkerMetrics()
-    workers, engines = [], []
+    metrics = WorkerMetrics()
+    workers, executors = [], []
     for address in addresses_of(config.worker_address, config.count):
         backend = SimulatedBackend(
             limits,
@@ -80,14 +80,14 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
             limits.num_blocks * limits.block_size * profile.kv_bytes_per_token,
             profile.host_costs(limits.block_size) if limits.host_blocks else None,
         )
-        engines.append(StepExecutor(backend, launcher, instruments, end_process))
-        workers.append(await _start(config, address, engines[-1], backend, limits))
+        executors.append(StepExecutor(backend, launcher, metrics, end_process))
+        workers.append(await _start(config, address, executors[-1], backend, limits))
     count_tasks()
     measure_loop_lag()
     serve_metrics(config.metrics_host, config.worker_metrics_port)
     log.info(
-        "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d in the host's "
-        "memory, %d slots, up to %d tokens",
+        "ready on %s: %s simulated as %s, speed-up %s, %d blocks of %d tokens, %d in host memory, "
+        "%d slots, up to %d tokens",
         ", ".join(worker.address for worker in workers),
         served_name(config.model, config.served_model_name),
         profile.name,
@@ -101,15 +101,15 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     await stop.wait()
     log.info("draining, for %g s at most", config.drain_timeout)
     await asyncio.gather(*(_drain(worker, config.drain_timeout) for worker in workers))
-    for engine in engines:
-        engine.close()
+    for executor in executors:
+        executor.close()
     log.info("stopped")
 
 
 async def _start(
     config: SimulatedWorkerConfig,
     address: str,
-    engine: StepExecutor,
+    executor: StepExecutor,
     backend: SimulatedBackend,
     limits: Limits,
 ) -> SimulatedWorker:
@@ -122,9 +122,9 @@ async def _start(
     await server.start()
     name = served_name(config.model, config.served_model_name)
     info = worker_info(name, "bfloat16", f"simulated {config.profile}", limits, backend)
-    service.serve(engine, limits, info)
+    service.serve(executor, limits, info)
     worker_health = WorkerHealth(health, service)
-    watchdog = await worker_health.serve(engine, config.step_timeout, end_process)
+    watchdog = await worker_health.serve(executor, config.step_timeout, end_process)
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
     return SimulatedWorker(server, service, worker_health, watchdog, address)
@@ -138,7 +138,7 @@ async def _drain(worker: SimulatedWorker, seconds: float) -> None:
 
 
 def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
-    """As a real worker's, except that a simulated model has no longest sequence of its own."""
+    """As for a real worker, but --max-model-len may exceed what the model was trained for."""
     model = read_model_config(resolve_model(config.model))
     num_blocks = config.num_blocks or profile.blocks(config.block_size)
     block_bytes = config.block_size * profile.kv_bytes_per_token

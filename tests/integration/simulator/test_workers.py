@@ -93,7 +93,7 @@ async def outputs(stub: Any) -> list[list[int]]:
 
 
 def loaded_blocks(metrics_port: int) -> float:
-    """Blocks that the workers of a process have copied back from the host's memory."""
+    """Blocks that the workers of a process have loaded from host memory."""
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as page:
         found = re.search(rb"^pagewire_worker_loaded_blocks_total (\S+)", page.read(), re.MULTILINE)
     assert found is not None
@@ -103,8 +103,8 @@ def loaded_blocks(metrics_port: int) -> float:
 async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
     tmp_path: Path,
 ) -> None:
-    """Ample room on one worker; then two small ones, where sequences must give way, without blocks
-    in the host's memory and with some, which are of use to the second round."""
+    """One worker with enough blocks, then two that preempt: without host memory, and with some,
+    which the second round of requests uses."""
     results = []
     tight = ("--count=2", "--num-blocks=24")
     port = free_port()
@@ -125,7 +125,7 @@ async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
                 results.append(await outputs(stub))
                 load = await stub.GetLoad(public.GetLoadRequest())
                 if "host" in name:
-                    assert loaded_blocks(port) > 0, "the host's memory was of no use"
+                    assert loaded_blocks(port) > 0, "no block was loaded from host memory"
         assert (load.preemptions > 0) == (name != "ample")
     assert all(len(tokens) == 90 for tokens in results[0])
     assert all(result == results[0] for result in results)

@@ -130,7 +130,7 @@ def test_memory_pressure_preempts_and_nothing_is_lost() -> None:
     assert recording.samples[-1].output_tokens <= 20 * 60
 
 
-def test_what_no_worker_can_hold_is_refused_and_counted() -> None:
+def test_a_request_too_large_for_every_worker_is_refused_and_counted() -> None:
     recording = replay([plain(0, 0.0, 4000, 5), plain(1, 0.0, 40, 5)], num_blocks=100)
     assert recording.refused == 1
     assert [r.last_token is not None for r in recording.requests] == [False, True]
@@ -204,7 +204,7 @@ def test_evicted_blocks_come_back_from_the_host_at_the_price_of_a_copy() -> None
     assert figures["token_hit_rate"] == pytest.approx(1008 / 3072)
 
 
-def test_a_plain_queue_preempts_nobody_and_wastes_room() -> None:
+def test_whole_sequences_prevent_preemption_and_waste_blocks() -> None:
     requests = [plain(i, 0.0, 40, 200) for i in range(12)]
     small = {"num_blocks": 40, "memory_threshold": 1.0}
     preempting = replay(requests, **small)

@@ -52,15 +52,15 @@ def test_arrivals_are_seconds_after_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,5\n", "request 1 is not one: KeyE"),
+        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,5\n", "request 1 is invalid: KeyE"),
         ("a.csv", AZURE + "2023-11-16 18:15:46,5,0\n", "request 3 .* at least one token in"),
         ("a.csv", AZURE.splitlines()[0], "holds no request"),
         ("m.jsonl", MOONCAKE.replace("600", "500"), "request 1 .*2 hash_ids for 500 tokens"),
         ("m.jsonl", MOONCAKE.replace("7]", "4194303]"), "request 1 .*hash_ids must be 0 to"),
-        ("m.jsonl", "{}", "request 1 is not one"),
+        ("m.jsonl", "{}", "request 1 is invalid"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_an_invalid_trace_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_trace(write(tmp_path, name, text))
 

@@ -135,7 +135,7 @@ class Admission:
 
     def runnable(self) -> list[Sequence]:
         """The sequences that could run if there was a worker for them, here or elsewhere."""
-        return [s for s in (*self.waiting, *self.held) if not s.undecided]
+        return [s for s in (*self.waiting, *self.held) if not s.unresolved]
 
     def admit(self, now: float = 0.0) -> Iterator[Admitted]:
         """Starts sequences from the head of the queue while some worker has room for it.

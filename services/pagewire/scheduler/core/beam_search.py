@@ -1,9 +1,9 @@
-"""Beam search over one prompt: which beams go on, which outputs are complete, when it ends.
+"""Beam search over one prompt: which beams continue, which outputs are complete, when it ends.
 
-The algorithm of transformers' `generate(num_beams=width)`: of all continuations of all running
-beams the best `width` that do not end go on; those that end are kept if they are among the best
-`width` continuations and among the best `width` outputs so far. An output's score is the sum of
-its log probabilities over its length to the power of `length_penalty`.
+The algorithm is that of transformers' `generate(num_beams=width)`. Of all continuations of all
+running beams, the best `width` that do not end continue. Those that end are kept if they are among
+the best `width` continuations and among the best `width` outputs so far. The score of an output is
+the sum of its log probabilities, divided by its length to the power of `length_penalty`.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from pagewire.packing import Float32Array, Int32Array
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """`width` running beams and complete outputs.
+    """`width` is the number of running beams, and of complete outputs.
 
-    `early_stopping` ends the search with `width` complete outputs; otherwise it goes on while the
-    best running beam, if it ended now, would be better than the worst of them.
+    With `early_stopping` the search ends at `width` complete outputs. Otherwise it continues while
+    the best running beam, if it ended now, would have a better score than the worst of them.
     """
 
     width: int
@@ -36,7 +36,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A complete output. If it is not `stopped` by its last token, it ended by length."""
+    """A complete output: `stopped` by its last token, or else ended by length."""
 
     tokens: tuple[int, ...]
     score: float
@@ -44,10 +44,10 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """Driven by rounds: every running beam is continued by one token.
+    """A search in rounds: each round continues every running beam by one token.
 
-    Invariants: all running beams have the same length; `finished` is sorted by score, best first,
-    and is never longer than the width; it has that length once the search is `done`.
+    Invariants: all running beams have the same length. `finished` is sorted by score, best first,
+    and has at most `width` outputs; it has exactly `width` once the search is `done`.
     """
 
     __slots__ = (
@@ -74,19 +74,19 @@ class BeamSearch:
 
     @property
     def width(self) -> int:
-        """The most beams that run side by side."""
+        """The most beams that run at once."""
         return self._params.width
 
     @property
     def num_candidates(self) -> int:
-        """How many of the likeliest next tokens of each beam decide a round."""
+        """How many of the likeliest next tokens of each beam a round needs."""
         return num_candidates(self._params.width, len(self._stop_ids))
 
     def advance(self, ids: Int32Array, logprobs: Float32Array) -> list[int]:
-        """Ends a round; returns for each of the new running beams which old one it continues.
+        """Ends a round; returns for each new running beam the index of the one that it continues.
 
         `ids` and `logprobs` `[running, candidates]` are the likeliest next tokens of each running
-        beam, `num_candidates` or more, or the whole vocabulary.
+        beam: at least `num_candidates`, or the whole vocabulary.
         """
         length = len(self.running[0].tokens) + 1
         before = np.array([beam.logprob for beam in self.running])
@@ -136,9 +136,8 @@ def _norm(length: int, params: BeamParams) -> float:
 
 
 def num_candidates(width: int, num_stop_ids: int) -> int:
-    """Likeliest next tokens of a beam that suffice: `width` that go on, and all that end.
+    """How many of a beam's likeliest next tokens are enough for a round.
 
-    No beam gives more than `width` of the best continuations that go on, and whatever ends is
-    among a beam's stop tokens.
+    At most `width` of them continue, and those that end are stop tokens.
     """
     return width + num_stop_ids

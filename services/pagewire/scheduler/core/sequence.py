@@ -146,7 +146,7 @@ class Sequence:
         return self.suspicion.unresolved or bool(self.suspicion.crashed_trials)
 
     @property
-    def undecided(self) -> bool:
+    def unresolved(self) -> bool:
         """Whether it is not known yet if a worker has ended that ran it alone."""
         return self.suspicion is not None and self.suspicion.unresolved
 

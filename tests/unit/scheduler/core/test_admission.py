@@ -24,8 +24,8 @@ def sequence(prompt: int, arrival: int, max_tokens: int = 8) -> Sequence:
 
 def admission(*workers: WorkerLimits) -> Admission:
     made = Admission(FirstComeFirstServed(), LeastLoaded())
-    for worker in workers:
-        made.add_worker(worker)
+    for batch in workers:
+        made.add_worker(batch)
     return made
 
 
@@ -47,7 +47,7 @@ def test_admissions_spread_and_end_when_all_slots_are_taken() -> None:
     assert len(made.waiting) == 2
 
 
-def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
+def test_a_sequence_too_large_for_every_worker_is_admitted_to_none() -> None:
     made = admission(limits(num_blocks=4), limits(num_blocks=6))
     large, small = sequence(30, 0), sequence(4, 1)
     made.waiting.push(large)
@@ -57,7 +57,7 @@ def test_what_fits_no_pool_leaves_the_queue_alone() -> None:
     assert (second.sequence, second.batch) == (small, made.batches[0])
 
 
-def test_what_is_too_long_for_a_worker_goes_to_one_that_takes_it() -> None:
+def test_a_sequence_too_long_for_one_worker_goes_to_another() -> None:
     made = admission(replace(limits(), max_model_len=37), replace(limits(), max_model_len=38))
     for arrival in range(3):
         made.waiting.push(sequence(30, arrival))
@@ -84,9 +84,9 @@ def test_preemptions_are_counted_and_queued_again() -> None:
     for arrival in range(2):
         made.waiting.push(sequence(7, arrival, 9))
     list(made.admit())
-    worker = made.batches[0]
+    batch = made.batches[0]
     for _ in range(4):
-        plan = worker.plan()
-        worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        plan = batch.plan()
+        batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
     assert made.preemptions == 1
     assert made.waiting.head().arrival == 1

@@ -1,4 +1,4 @@
-"""The second tier of the prefix cache: what is saved, what comes back, and at which cost."""
+"""Host memory, the second tier of the prefix cache: saves, loads and their costs."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def tokens(*blocks: int) -> bytes:
 
 
 def cached(pool: BlockPool, *text: int, proven: bool = True) -> list[int]:
-    """A text that nobody holds."""
+    """Caches a text without holders."""
     blocks = pool.allocate(len(text))
     pool.cache(blocks, tokens(*text), proven=proven)
     pool.release(blocks)
@@ -39,11 +39,11 @@ def on_host(pool: BlockPool, *text: int) -> list[int]:
     return [block - pool.host.first for block in found[pool.num_on_device(found) :]]
 
 
-def test_what_is_evicted_is_saved_and_found_again() -> None:
+def test_evicted_blocks_are_saved_and_found_again() -> None:
     pool = BlockPool(5, SIZE, MEMORY)
     text = cached(pool, 1, 2, 3)
     taken = pool.allocate(3)
-    assert pool.match(tokens(1, 2, 3))[:1] == text[:1], "the end goes first"
+    assert pool.match(tokens(1, 2, 3))[:1] == text[:1], "the end is evicted first"
     copies = pool.take_copies()
     assert copies is not None
     assert (copies.saved, copies.saved_host) == (text[1:], on_host(pool, 1, 2, 3))
@@ -53,7 +53,7 @@ def test_what_is_evicted_is_saved_and_found_again() -> None:
     pool.release(taken)
 
 
-def test_what_comes_back_leaves_the_host_once_the_step_is_planned() -> None:
+def test_loaded_blocks_leave_host_memory_once_the_step_is_planned() -> None:
     pool = BlockPool(5, SIZE, MEMORY)
     cached(pool, 1, 2)
     pool.release(pool.allocate(4))
@@ -61,7 +61,7 @@ def test_what_comes_back_leaves_the_host_once_the_step_is_planned() -> None:
     found = pool.match(tokens(1, 2))
     assert pool.num_on_device(found) == 0
     blocks = pool.bring([], found, more=1)
-    assert pool.match(tokens(1, 2)) == blocks[:2], "whoever comes next shares them"
+    assert pool.match(tokens(1, 2)) == blocks[:2], "the next sequence shares them"
     assert pool.host.used == 2, "a step that saves before it loads must not write there"
     pool.check()
     copies = pool.take_copies()
@@ -108,20 +108,20 @@ def test_a_block_saved_and_wanted_in_the_same_plan() -> None:
     pool.check()
 
 
-def test_the_host_gives_up_what_was_used_longest_ago() -> None:
+def test_host_memory_drops_the_least_recently_used_blocks() -> None:
     pool = BlockPool(5, SIZE, HostMemory(3, 1, 1, 1))
     for text in ((1, 2), (3, 4)):
         cached(pool, *text)
     pool.allocate(4)
     assert len(on_host(pool, 3, 4)) == 2
-    assert len(on_host(pool, 1, 2)) == 1, "the beginning is of use without the end"
+    assert len(on_host(pool, 1, 2)) == 1, "the beginning is useful without the end"
     copies = pool.take_copies()
     assert copies is not None
-    assert len(copies.saved) == 3, "what was given up again is not copied"
+    assert len(copies.saved) == 3, "dropped blocks are not copied"
     pool.check()
 
 
-def test_what_is_unproven_is_never_saved() -> None:
+def test_unproven_blocks_are_never_saved() -> None:
     pool = BlockPool(5, SIZE, MEMORY)
     blocks = pool.allocate(3)
     pool.cache(blocks[:1], tokens(1))
@@ -135,7 +135,7 @@ def test_what_is_unproven_is_never_saved() -> None:
     pool.check()
 
 
-def test_a_failed_prefill_takes_what_hangs_below_it_off_the_host() -> None:
+def test_a_failed_prefill_drops_the_blocks_below_it_in_host_memory() -> None:
     pool = BlockPool(5, SIZE, MEMORY)
     cached(pool, 1, 2)
     pool.allocate(4)
@@ -154,7 +154,7 @@ def test_a_failed_prefill_takes_what_hangs_below_it_off_the_host() -> None:
     pool.check()
 
 
-def test_costs_decide() -> None:
+def test_loads_and_saves_depend_on_their_costs() -> None:
     memory = HostMemory(8, save_block=2, load_block=3, prefill_token=0.5, prefill_pair=0.1)
     assert memory.prefill(0, 4) == pytest.approx(4 * 0.5 + 6 * 0.1)
     assert memory.prefill(4, 8) == pytest.approx(memory.prefill(0, 8) - memory.prefill(0, 4))
@@ -169,7 +169,7 @@ def candidate(batch: WorkerBatch, sequence: Sequence) -> Candidate:
     return Candidate(batch, batch.find_cached(sequence))
 
 
-def test_blocks_that_would_rather_be_computed_are_not_loaded() -> None:
+def test_blocks_that_take_longer_to_load_than_to_compute_are_not_loaded() -> None:
     slow = HostMemory(8, save_block=0.01, load_block=3, prefill_token=1, prefill_pair=0)
     worker, other = (
         WorkerBatch(
@@ -196,7 +196,7 @@ def test_blocks_that_would_rather_be_computed_are_not_loaded() -> None:
     assert batch.prefill_cost(prompt, none) == 12
 
 
-def test_saving_stops_when_nothing_is_wanted_again() -> None:
+def test_saving_stops_when_no_saved_block_is_found_again() -> None:
     """Every text is another: after a while one in sixteen is saved, to see whether that lasts."""
     pool = BlockPool(9, SIZE, HostMemory(64, save_block=1, load_block=1, prefill_token=1))
     saved = []
@@ -222,7 +222,7 @@ def test_saving_stops_when_nothing_is_wanted_again() -> None:
     assert hits > 450
 
 
-def test_reuse_forgets() -> None:
+def test_reuse_follows_recent_blocks() -> None:
     reuse = Reuse(window=1000)
     assert reuse.share == 1.0
     for _ in range(100):
@@ -283,10 +283,10 @@ def test_a_preempted_sequence_is_swapped_or_computed_again(
     assert driven.batch.pool.used == 0
 
 
-def test_what_a_preempted_sequence_will_want_is_saved_whatever_became_of_others() -> None:
+def test_blocks_of_a_preempted_sequence_are_saved_however_few_are_reused() -> None:
     pool = BlockPool(9, SIZE, HostMemory(64, save_block=1, load_block=1, prefill_token=1))
     pool.host.reuse.count(dropped=10**6)
-    cached(pool, 10, 11)  # a text with a number that is not among those tried
+    cached(pool, 10, 11)  # so that the next text is not one that is saved as a sample
     blocks = pool.allocate(2)
     pool.cache(blocks, tokens(1, 2))
     pool.expect(blocks)

@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
-from pagewire.scheduler.core.queue.longest_prefix import PATIENCE
+from pagewire.scheduler.core.queue.longest_prefix import MAX_OVERTAKEN
 from pagewire.scheduler.core.routing import LeastLoaded
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.policies import make_policy
@@ -21,7 +21,7 @@ class Played:
     def __init__(self, policy: str, num_slots: int = 1) -> None:
         self.admission = Admission(make_policy(policy), LeastLoaded())
         limits = WorkerLimits(400, 4, num_slots, 256, memory_threshold=1.0)
-        self.worker = self.admission.add_worker(limits)
+        self.batch = self.admission.add_worker(limits)
         self.arrivals = 0
         self.order: list[Sequence] = []
 
@@ -35,12 +35,12 @@ class Played:
     def step(self) -> int:
         """Admits and runs one step; returns how many tokens it computed."""
         self.order += [admitted.sequence for admitted in self.admission.admit()]
-        plan = self.worker.plan()
+        plan = self.batch.plan()
         if plan is None:
             return 0
-        outcome = self.worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        outcome = self.batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
         for slot in outcome.slots[outcome.ended].tolist():
-            self.worker.finish(slot, State.COMPLETED)
+            self.batch.finish(slot, State.COMPLETED)
         return plan.num_tokens
 
     def run(self) -> list[int]:
@@ -81,13 +81,13 @@ def test_a_request_without_a_prefix_is_passed_over_a_limited_number_of_times() -
     played.arrive(shared)
     played.run()
     unlucky = played.arrive([1] * 20)
-    for _ in range(3 * PATIENCE):
+    for _ in range(3 * MAX_OVERTAKEN):
         played.arrive(shared)
         played.arrive(shared)
         while len(played.order) < played.arrivals // 2:
             played.step()
     assert unlucky in played.order
-    assert played.order.index(unlucky) <= PATIENCE + 1
+    assert played.order.index(unlucky) <= MAX_OVERTAKEN + 1
 
 
 def test_a_preempted_sequence_keeps_its_place() -> None:
@@ -96,7 +96,7 @@ def test_a_preempted_sequence_keeps_its_place() -> None:
         preempted = played.arrive([1] * 20, 10, tenant="heavy")
         played.step()
         played.arrive([2] * 20, tenant="light")
-        played.worker.finish(preempted.slot, State.PENDING)
+        played.batch.finish(preempted.slot, State.PENDING)
         played.admission.waiting.push(preempted)
         assert played.run() == [0, 0, 1], name
 

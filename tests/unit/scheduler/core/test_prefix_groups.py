@@ -1,4 +1,4 @@
-"""Groups of slots that share their first blocks: single cases, and a naive computation beside."""
+"""Groups of slots that share their first blocks: single cases, and a naive computation."""
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ def test_nested_groups_come_outer_first() -> None:
     assert groups.groups == [PrefixGroup(4, (2, 5, 9)), PrefixGroup(8, (5, 9))]
 
 
-def test_who_shares_nothing_changes_nothing() -> None:
+def test_slots_that_share_no_blocks_change_no_group() -> None:
     groups = PrefixGroups()
     for slot in range(4):
         groups.add(slot, range(10 * slot + 1, 10 * slot + 9))
@@ -35,7 +35,7 @@ def test_who_shares_nothing_changes_nothing() -> None:
     assert groups.groups == []
 
 
-def test_a_short_run_is_not_worth_a_group() -> None:
+def test_a_short_run_makes_no_group() -> None:
     groups = PrefixGroups()
     head = list(range(1, MIN_BLOCKS))
     groups.add(0, [*head, 50])

@@ -34,16 +34,16 @@ class Cluster:
 
     def finish_all(self) -> None:
         """Each worker computes what it has, to the first token, and is empty then."""
-        for worker in self.workers:
-            _step(worker)
-            for sequence in worker.running():
-                worker.finish(sequence.slot, State.COMPLETED)
+        for batch in self.workers:
+            _step(batch)
+            for sequence in batch.running():
+                batch.finish(sequence.slot, State.COMPLETED)
 
 
-def _step(worker: WorkerBatch) -> None:
-    plan = worker.plan()
+def _step(batch: WorkerBatch) -> None:
+    plan = batch.plan()
     if plan is not None:
-        worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
 
 
 def conversation(number: int, length: int = 60) -> list[int]:

@@ -1,1 +1,1 @@
-"""Continuous batching on one worker: slots, the plan of each step, and what its answer means."""
+"""Continuous batching on one worker: slots, the plan of each step, and its answer."""

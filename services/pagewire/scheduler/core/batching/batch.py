@@ -205,7 +205,7 @@ class WorkerBatch:
             self._start_decoding(plan)
         if plan.num_tokens == 0:
             if self._isolation.first_is_done:
-                return self.plan()  # it was preempted for want of a block: others go on
+                return self.plan()  # it was preempted as no block was free: others go on
             return None
         self._next_step += 1
         self._decode.sent()

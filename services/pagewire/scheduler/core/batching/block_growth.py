@@ -1,4 +1,4 @@
-"""Blocks for the tokens that sequences decode, and who is preempted when no block is left."""
+"""Blocks for the tokens that sequences decode, and preemption when no block is left."""
 
 from collections.abc import Callable
 

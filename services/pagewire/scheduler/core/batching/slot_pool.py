@@ -19,10 +19,9 @@ class SlotPool:
     the slot has been answered. Until then both are retired.
     """
 
-    __slots__ = ("_free", "num_slots", "retired")
+    __slots__ = ("_free", "retired")
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
         self.retired: list[RetiredSlot] = []
         self._free = list(range(num_slots - 1, -1, -1))
 

@@ -1,1 +1,1 @@
-"""KV blocks of one worker: the pool, the radix tree over cached blocks, the host's memory."""
+"""KV blocks of one worker: the pool, the radix tree over cached blocks, host memory."""

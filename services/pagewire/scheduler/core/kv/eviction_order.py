@@ -1,4 +1,4 @@
-"""Which node gives up blocks next: the one whose last block was used longest ago."""
+"""The order of eviction: the node whose last block was used longest ago comes first."""
 
 import heapq
 from collections.abc import Callable
@@ -8,18 +8,18 @@ class EvictionOrder:
     """A heap of (last use of the end, node).
 
     An entry is stale if the node's end has changed or was used since; `pop` skips it. Invariant:
-    every node with an end to give up has an entry that is not stale.
+    every node with an end to evict has an entry that is not stale.
     """
 
     __slots__ = ("_entries", "_last_use")
 
     def __init__(self, last_use: Callable[[int], int | None]) -> None:
-        """`last_use` returns when a node's end was last used, None if it has no end to give up."""
+        """`last_use` returns when a node's end was last used, None if it has no end to evict."""
         self._entries: list[tuple[int, int]] = []
         self._last_use = last_use
 
     def offer(self, node: int, num_nodes: int) -> None:
-        """Adds a node if it has an end to give up; `num_nodes` bounds the size of the heap."""
+        """Adds a node if it has an end to evict; `num_nodes` bounds the size of the heap."""
         used_at = self._last_use(node)
         if used_at is None:
             return
@@ -29,7 +29,7 @@ class EvictionOrder:
             heapq.heapify(self._entries)
 
     def pop(self) -> int | None:
-        """Takes the node whose end was used longest ago; None if no node has an end to give up.
+        """Takes the node whose end was used longest ago; None if no node has an end to evict.
 
         The caller must offer the node again.
         """

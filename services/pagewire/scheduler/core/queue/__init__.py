@@ -1,1 +1,1 @@
-"""The queue: which waiting sequence is admitted next, by which policy."""
+"""The waiting queue, and the policies that order it."""

@@ -3,30 +3,33 @@
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
 
-FIRST_GUESS = 128
+# Output tokens of a tenant's requests, before any has ended.
+FIRST_ESTIMATE = 128
+# Above so many tenants, those that are not ahead of the current virtual time are forgotten.
 MAX_TENANTS = 4096
 
 
 class FairShare(SchedulingPolicy):
-    """Tenants that have work waiting get equal shares of the tokens computed.
+    """Tenants with waiting requests get equal shares of the tokens computed.
 
-    Start-time fair queueing: each tenant has a virtual time, the tokens it was served. The next
-    admission is of the tenant whose time is earliest, and virtual time is that of the latest
-    admission; a tenant that comes back after a pause starts there, so that idleness earns no
-    credit. Cached tokens cost nothing. Output is charged at admission as the tenant's mean and
-    corrected when the sequence leaves. Within a tenant it is first come, first served.
+    This is start-time fair queueing. Each tenant has a virtual time, the tokens that it was served.
+    The tenant with the earliest time is next, and the time of the latest admission is the current
+    virtual time. A tenant that returns after a pause starts at the current time, so a pause earns
+    no credit. Cached tokens cost nothing. Output is charged at admission, at the tenant's mean, and
+    corrected when the sequence leaves. Within a tenant, requests are served in order of arrival.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0
-        # Virtual time by tenant; a tenant that is missing stands at `_now`.
+        # Virtual time by tenant; a missing one is at `_now`.
         self._served: dict[str, int] = {}
         self._mean_output: dict[str, int] = {}
+        # Output tokens charged to each running sequence.
         self._charged: dict[Sequence, int] = {}
 
     def group(self, sequence: Sequence) -> str:
-        """A line for each tenant."""
+        """The tenant."""
         return sequence.tenant
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
@@ -34,34 +37,34 @@ class FairShare(SchedulingPolicy):
         return (1, sequence.arrival) if sequence.place < 0 else (0, sequence.place)
 
     def rank(self, sequence: Sequence) -> int:
-        """Its tenant's virtual time; before all of them if it was admitted before."""
+        """Its tenant's virtual time; -1, the first, if it was admitted before."""
         return self._time(sequence.tenant) if sequence.place < 0 else -1
 
-    def woken(self, sequence: Sequence) -> None:
-        """The tenant catches up with virtual time."""
+    def group_waits(self, sequence: Sequence) -> None:
+        """Moves the tenant to the current virtual time, if it is behind."""
         self._served[sequence.tenant] = max(self._now, self._time(sequence.tenant))
         if len(self._served) > MAX_TENANTS:
             self._served = {t: time for t, time in self._served.items() if time > self._now}
-            self._mean_output = {t: self._mean_output.get(t, FIRST_GUESS) for t in self._served}
+            self._mean_output = {t: self._mean_output.get(t, FIRST_ESTIMATE) for t in self._served}
 
     def admitted(self, sequence: Sequence) -> None:
-        """Charges what is to be computed, and a guess at the output."""
+        """Charges the tokens to compute, and an estimate of the output."""
         tenant = sequence.tenant
         if sequence.place < 0:
             self._now = max(self._now, self._time(tenant))
         super().admitted(sequence)
-        guess = self._mean_output.get(tenant, FIRST_GUESS)
-        output = min(guess, sequence.max_tokens - len(sequence.output))
+        estimate = self._mean_output.get(tenant, FIRST_ESTIMATE)
+        output = min(estimate, sequence.max_tokens - len(sequence.output))
         self._charged[sequence] = output
         prompt = sequence.num_known - sequence.num_computed
         self._served[tenant] = self._time(tenant) + prompt + output
 
     def left(self, sequence: Sequence) -> None:
-        """Corrects the guess, and learns from it."""
+        """Corrects the charge for the output, and updates the tenant's mean."""
         tenant = sequence.tenant
         output = len(sequence.output) - sequence.num_generated
         self._served[tenant] = max(0, self._time(tenant) + output - self._charged.pop(sequence))
-        mean = self._mean_output.get(tenant, FIRST_GUESS)
+        mean = self._mean_output.get(tenant, FIRST_ESTIMATE)
         self._mean_output[tenant] = mean + (output - mean) // 8
 
     def _time(self, tenant: str) -> int:

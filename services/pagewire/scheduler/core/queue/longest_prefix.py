@@ -7,14 +7,15 @@ from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
 
 LOOKAHEAD = 32
-PATIENCE = 32
+MAX_OVERTAKEN = 32
 
 
 class LongestPrefix(SchedulingPolicy):
-    """Of the first LOOKAHEAD arrivals the one with the longest cached prefix goes first.
+    """Of the first LOOKAHEAD arrivals, admits the one with the longest cached prefix.
 
-    Nobody starves: the oldest is passed over at most PATIENCE times. Who was admitted once goes
-    before all others, in the order of first admission, and the last in that order gives way.
+    To prevent starvation, the oldest is overtaken at most MAX_OVERTAKEN times. Sequences that were
+    admitted before come first, in the order of their first admission; the last in it is preempted
+    first.
     """
 
     lookahead = LOOKAHEAD
@@ -22,7 +23,8 @@ class LongestPrefix(SchedulingPolicy):
     def __init__(self) -> None:
         super().__init__()
         self._oldest: Sequence | None = None
-        self._passed = 0
+        # Admissions since it became the oldest.
+        self._overtaken = 0
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
         """Order of first admission, then of arrival."""
@@ -33,12 +35,12 @@ class LongestPrefix(SchedulingPolicy):
     ) -> Sequence:
         """See SchedulingPolicy; of equally long prefixes the oldest."""
         if first[0] is not self._oldest:
-            self._oldest, self._passed = first[0], 0
-        if first[0].place >= 0 or self._passed >= PATIENCE:
+            self._oldest, self._overtaken = first[0], 0
+        if first[0].place >= 0 or self._overtaken >= MAX_OVERTAKEN:
             return first[0]
         return max(first, key=cached_tokens)
 
     def admitted(self, sequence: Sequence) -> None:
-        """Counts who overtakes the oldest."""
+        """Counts an admission before the oldest."""
         super().admitted(sequence)
-        self._passed += 1
+        self._overtaken += 1

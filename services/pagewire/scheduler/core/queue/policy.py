@@ -1,4 +1,4 @@
-"""Who goes first, and who gives way when memory runs out."""
+"""Scheduling policies: the order of admission, and which sequence is preempted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -8,19 +8,19 @@ from pagewire.scheduler.core.sequence import Sequence
 
 
 class SchedulingPolicy(ABC):
-    """The order of admission and the choice of victim.
+    """The order of admission, and the choice of the sequence to preempt.
 
-    Both follow one total order, (rank, key), or two sequences could evict each other for ever.
-    Among sequences that were admitted once that order must never change; a policy whose order
-    does change therefore keeps them in the order of their first admission (`place`), before all
-    that were never admitted. To starve nobody, what waits must come first at some time.
+    Both follow one total order, (rank, key); otherwise two sequences could preempt each other
+    without end. Invariant: the order of sequences that were admitted before never changes. So a
+    policy whose order changes puts those first, in the order of their first admission (`place`). To
+    prevent starvation, every waiting sequence must come first at some time.
 
-    Only `key` must be given. The rest is for orders that change while sequences wait.
+    A policy must define `key`. The other methods are for orders that change while sequences wait.
     """
 
-    # How many of the first in the order `choose` looks at.
+    # How many of the first sequences in the order `choose` gets.
     lookahead = 1
-    # Whether requests may have a `priority`, which is refused where it would do nothing.
+    # Whether requests may set `priority`; otherwise it is refused, as it would have no effect.
     uses_priority = False
 
     def __init__(self) -> None:
@@ -28,48 +28,48 @@ class SchedulingPolicy(ABC):
 
     @abstractmethod
     def key(self, sequence: Sequence) -> tuple[int, ...]:
-        """Smaller keys go first; distinct for distinct sequences, fixed while one waits or runs."""
+        """Smaller keys come first. A sequence's key is unique, and fixed while it waits or runs."""
 
     def group(self, sequence: Sequence) -> str:
-        """Sequences of one group wait in one line; only the first of each line is compared."""
+        """Sequences of one group wait in one queue; only the first of each is compared by rank."""
         return ""
 
     def rank(self, sequence: Sequence) -> int:
-        """Goes before the key between the first of each group; asked anew for each admission."""
+        """Comes before the key when the first of each group are compared, at each admission."""
         return 0
 
     def choose(
         self, first: Collection[Sequence], cached_tokens: Callable[[Sequence], int]
     ) -> Sequence:
-        """Who is admitted next, of the `lookahead` first in the order.
+        """The sequence to admit next, of the `lookahead` first ones in the order.
 
-        `cached_tokens` says how many tokens of a sequence are in the cache of some worker.
+        `cached_tokens` returns how many first tokens of a sequence some worker has cached.
         """
         return first[0]
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """The running sequence that gives its blocks back; `running` is not empty."""
+        """The sequence to preempt, of those that run: the last in the order."""
         return max(running, key=lambda sequence: (self.rank(sequence), self.key(sequence)))
 
-    # What happens, for policies that keep count.
+    # Events, for policies that keep counts.
 
-    def woken(self, sequence: Sequence) -> None:
+    def group_waits(self, sequence: Sequence) -> None:
         """A sequence is queued, and no other of its group waits."""
         return
 
     def admitted(self, sequence: Sequence) -> None:
-        """A sequence has taken a slot; it knows how many of its tokens were cached."""
+        """A sequence has taken a slot; its `num_computed` tokens were cached."""
         if sequence.place < 0:
             sequence.place = self._places
             self._places += 1
 
     def left(self, sequence: Sequence) -> None:
-        """A sequence has left its slot, with its output; it may be queued again."""
+        """A sequence has left its slot, and its `output` is complete; it may be queued again."""
         return
 
 
 class FirstComeFirstServed(SchedulingPolicy):
-    """In order of arrival; the latest arrival gives way."""
+    """In order of arrival; the latest arrival is preempted first."""
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
         """Order of arrival."""
@@ -77,7 +77,7 @@ class FirstComeFirstServed(SchedulingPolicy):
 
 
 class Priority(SchedulingPolicy):
-    """Smaller `priority` first, then order of arrival; the last in that order gives way."""
+    """Smaller `priority` first, then order of arrival; the last one is preempted first."""
 
     uses_priority = True
 
@@ -89,7 +89,7 @@ class Priority(SchedulingPolicy):
 class Deadline(SchedulingPolicy):
     """Earliest deadline first, then order of arrival.
 
-    Nobody starves, because later arrivals have later deadlines, if only those are far enough.
+    No sequence starves: those that arrive late enough have later deadlines.
     """
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:

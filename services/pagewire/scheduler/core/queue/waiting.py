@@ -10,11 +10,11 @@ Entry = tuple[tuple[int, ...], Sequence]
 
 
 class WaitingQueue:
-    """A heap a group with lazy removal: a removed sequence is skipped when it comes to the top.
+    """A heap for each group. A removed sequence stays in its heap until it comes to the top.
 
-    Invariants: each group has a sequence that waits, at the top of its heap; a heap has few more
-    than twice as many entries as sequences wait, or those that leave from behind a head that stays
-    would never be let go of.
+    Invariants: the top of each heap waits, so no group is empty. A heap has at most 2n + 16 entries
+    while n sequences wait; otherwise sequences that leave from behind a head that stays would never
+    be freed.
     """
 
     __slots__ = ("_groups", "_policy", "_waiting", "tokens")
@@ -22,12 +22,12 @@ class WaitingQueue:
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
         self._groups: dict[str, list[Entry]] = {}
-        # By arrival: an entry of a heap that is not here was removed.
+        # By arrival; a heap's entry that is not here was removed.
         self._waiting: dict[int, Entry] = {}
         self.tokens = 0
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those that wait, in the order in which they came to wait; they may be removed."""
+        """The waiting sequences in the order of `push`; they may be removed meanwhile."""
         return iter([sequence for _, sequence in self._waiting.values()])
 
     def __len__(self) -> int:
@@ -38,19 +38,19 @@ class WaitingQueue:
         assert sequence.arrival not in self._waiting, "a sequence is queued twice"
         group = self._policy.group(sequence)
         if group not in self._groups:
-            self._policy.woken(sequence)
+            self._policy.group_waits(sequence)
         entry = (self._policy.key(sequence), sequence)
         self._waiting[sequence.arrival] = entry
         self.tokens += sequence.num_known
         heapq.heappush(self._groups.setdefault(group, []), entry)
 
     def head(self) -> Sequence | None:
-        """The first in the policy's order; None when nothing waits."""
+        """The first sequence in the policy's order; None when nothing waits."""
         entry = self._head()
         return None if entry is None else entry[1]
 
     def first(self, count: int) -> list[Sequence]:
-        """Up to `count` of the head's group, in order; none only when nothing waits."""
+        """The first `count` sequences of the head's group, in order; empty if nothing waits."""
         head = self._head()
         if head is None or count == 1:
             return [] if head is None else [head[1]]
@@ -65,7 +65,7 @@ class WaitingQueue:
         return [sequence for _, sequence in found]
 
     def remove(self, sequence: Sequence) -> bool:
-        """Takes a sequence out; False if it was not waiting."""
+        """Removes a sequence; False if it does not wait."""
         if self._waiting.pop(sequence.arrival, None) is None:
             return False
         self.tokens -= sequence.num_known

@@ -1,4 +1,4 @@
-"""Who is blamed for a lost worker: a sequence that takes workers down, and those beside it."""
+"""Suspects: a sequence that takes workers down is found, and the others are not."""
 
 import random
 from collections.abc import Callable
@@ -28,9 +28,9 @@ def sequence(arrival: int, prompt: int = 6, max_tokens: int = 20) -> Sequence:
 
 
 class Fleet:
-    """Workers that compute one step at a time and fall when `deadly(batch, plan)` says so.
+    """Workers that compute one step at a time, and are lost when `deadly(batch, plan)` is true.
 
-    Where `returns` says so it was but the connection: the same process is there again.
+    Where `returns` is true, only the connection was lost: the same process returns.
     """
 
     def __init__(self, workers: int, deadly: Callable[[WorkerBatch, StepPlan], bool]) -> None:
@@ -41,8 +41,8 @@ class Fleet:
         self.deadly = deadly
         self.returns: Callable[[], bool] = lambda: False
         self.losses = 0
-        self.guilty: list[Sequence] = []
-        # How many sequences were in the steps of the workers that fell.
+        self.failed: list[Sequence] = []
+        # How many sequences were in the steps of each lost worker.
         self.beside: list[int] = []
 
     def run(self, sequences: list[Sequence], most: int = 20000) -> None:
@@ -50,55 +50,55 @@ class Fleet:
         for waiting in sequences:
             self.admission.waiting.push(waiting)
         for _ in range(most):
-            if all(s.state.final or s in self.guilty for s in sequences):
+            if all(s.state.final or s in self.failed for s in sequences):
                 return
             self.now += 0.01
             list(self.admission.admit(self.now))
-            for worker in list(self.admission.batches):
-                self._advance(worker)
-        raise AssertionError("they do not end")
+            for batch in list(self.admission.batches):
+                self._advance(batch)
+        raise AssertionError("some sequences have not ended")
 
-    def lose(self, worker: WorkerBatch) -> None:
-        """A worker falls; another process takes its place."""
+    def lose(self, batch: WorkerBatch) -> None:
+        """A worker is lost; another process takes its place."""
         self.losses += 1
-        self.beside.append(len(worker.slots_in_flight()))
+        self.beside.append(len(batch.slots_in_flight()))
         loss = Loss("process")
-        self.admission.lose_worker(worker, loss, self.now)
+        self.admission.lose_worker(batch, loss, self.now)
         self.admission.add_worker(LIMITS, self.now)
         loss.resolve("process" if self.returns() else "another")
-        self.guilty += self.admission.remove_deadly()
+        self.failed += self.admission.remove_deadly()
 
-    def _advance(self, worker: WorkerBatch) -> None:
-        while len(worker.in_flight) < RUN_AHEAD and worker.plan() is not None:
+    def _advance(self, batch: WorkerBatch) -> None:
+        while len(batch.in_flight) < RUN_AHEAD and batch.plan() is not None:
             pass
-        worker.check()
-        if not worker.in_flight:
+        batch.check()
+        if not batch.in_flight:
             return
-        plan = worker.in_flight[0]
-        if self.deadly(worker, plan):
-            self.lose(worker)
+        plan = batch.in_flight[0]
+        if self.deadly(batch, plan):
+            self.lose(batch)
             return
-        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        outcome = batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
         for slot in outcome.slots[outcome.ended].tolist():
-            worker.finish(slot, State.COMPLETED)
+            batch.finish(slot, State.COMPLETED)
 
 
-def computed(worker: WorkerBatch, slots: list[int]) -> list[Sequence]:
-    return [s for slot in slots if (s := worker.slots.sequences[slot]) is not None]
+def computed(batch: WorkerBatch, slots: list[int]) -> list[Sequence]:
+    return [s for slot in slots if (s := batch.slots.sequences[slot]) is not None]
 
 
-def deadly_in_prefill(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
-    return lambda worker, plan: poison in computed(worker, plan.prefill_slots)
+def deadly_in_prefill(bad: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
+    return lambda batch, plan: bad in computed(batch, plan.prefill_slots)
 
 
-def deadly_in_decode(poison: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
-    return lambda worker, plan: poison in computed(worker, plan.decode_slots.tolist())
+def deadly_in_decode(bad: Sequence) -> Callable[[WorkerBatch, StepPlan], bool]:
+    return lambda batch, plan: bad in computed(batch, plan.decode_slots.tolist())
 
 
-def deadly_from_token(poison: Sequence, index: int) -> Callable[[WorkerBatch, StepPlan], bool]:
-    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
-        rows = computed(worker, plan.rows.tolist())
-        return poison in rows and bool(worker.slots.received[poison.slot] >= index)
+def deadly_from_token(bad: Sequence, index: int) -> Callable[[WorkerBatch, StepPlan], bool]:
+    def deadly(batch: WorkerBatch, plan: StepPlan) -> bool:
+        rows = computed(batch, plan.rows.tolist())
+        return bad in rows and bool(batch.slots.received[bad.slot] >= index)
 
     return deadly
 
@@ -106,47 +106,47 @@ def deadly_from_token(poison: Sequence, index: int) -> Callable[[WorkerBatch, St
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     "deadly",
-    [deadly_in_prefill, deadly_in_decode, lambda poison: deadly_from_token(poison, 9)],
+    [deadly_in_prefill, deadly_in_decode, lambda bad: deadly_from_token(bad, 9)],
     ids=["prefill", "decode", "later"],
 )
-def test_a_poison_fails_alone_after_four_workers(deadly: Callable, workers: int) -> None:
-    poison, innocent = sequence(4), [sequence(n, 3 + n % 7) for n in range(12) if n != 4]
-    fleet = Fleet(workers, deadly(poison))
-    fleet.run([poison, *innocent])
-    assert fleet.guilty == [poison]
+def test_a_deadly_sequence_alone_fails_after_four_workers(deadly: Callable, workers: int) -> None:
+    bad, others = sequence(4), [sequence(n, 3 + n % 7) for n in range(12) if n != 4]
+    fleet = Fleet(workers, deadly(bad))
+    fleet.run([bad, *others])
+    assert fleet.failed == [bad]
     assert fleet.losses == 4  # twice among others, then twice alone
     assert fleet.beside[2:] == [1, 1]
     assert fleet.now > SURVIVAL_SECONDS, "some worker has lived without it in between"
-    assert all(len(s.output) == 20 for s in innocent)
+    assert all(len(s.output) == 20 for s in others)
 
 
-def test_a_poison_that_was_always_alone_has_four_workers_too() -> None:
-    poison = sequence(0)
-    fleet = Fleet(2, deadly_in_prefill(poison))
-    fleet.run([poison])
-    assert fleet.guilty == [poison]
+def test_a_deadly_sequence_that_is_always_alone_takes_four_workers_too() -> None:
+    bad = sequence(0)
+    fleet = Fleet(2, deadly_in_prefill(bad))
+    fleet.run([bad])
+    assert fleet.failed == [bad]
     assert fleet.losses == 4
 
 
-def test_who_was_alone_on_lost_workers_by_chance_goes_on() -> None:
+def test_a_sequence_alone_on_lost_workers_by_chance_completes() -> None:
     """A machine with workers is lost, and one request runs."""
     only = sequence(0)
     fleet = Fleet(4, lambda _worker, _plan: fleet.losses < 3)
     fleet.run([only])
-    assert fleet.guilty == []
+    assert fleet.failed == []
     assert len(only.output) == 20
     assert not only.suspect
 
 
-def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhile() -> None:
+def test_a_suspect_alone_twice_goes_on_if_a_worker_is_lost_without_it_meanwhile() -> None:
     only = sequence(0)
-    fleet = Fleet(1, lambda worker, plan: only in computed(worker, plan.rows.tolist()))
+    fleet = Fleet(1, lambda batch, plan: only in computed(batch, plan.rows.tolist()))
     for expected in (1, 2, 3):
         fleet.admission.waiting.push(only) if expected == 1 else None
         list(fleet.admission.admit(fleet.now))
-        [worker] = fleet.admission.batches
-        assert worker.plan() is not None
-        fleet.lose(worker)
+        [batch] = fleet.admission.batches
+        assert batch.plan() is not None
+        fleet.lose(batch)
         assert fleet.losses == expected
     assert only.lost_alone
     fleet.now += SURVIVAL_SECONDS / 2
@@ -155,21 +155,22 @@ def test_a_suspect_alone_twice_is_innocent_if_a_worker_falls_without_it_meanwhil
     assert not only.lost_alone
     fleet.now += 0.1
     list(fleet.admission.admit(fleet.now))
-    [worker] = fleet.admission.batches
-    assert worker.plan() is not None
-    fleet.lose(worker)
-    assert fleet.guilty == [], "counted anew"
+    [batch] = fleet.admission.batches
+    assert batch.plan() is not None
+    fleet.lose(batch)
+    assert fleet.failed == [], "trials are counted from zero"
     assert only.lost_alone
 
 
-def test_connections_that_break_blame_nobody() -> None:
-    """The same process is there again, however often; a loss that is not explained holds it."""
+def test_broken_connections_make_no_suspects() -> None:
+    """The same process returns each time; until then the loss is unexplained, and the request is
+    held."""
     only, other = sequence(0), sequence(1)
     fleet = Fleet(2, lambda _worker, _plan: fleet.losses < 30)
     fleet.returns = lambda: True
     fleet.run([only, other])
     assert fleet.losses == 30
-    assert fleet.guilty == []
+    assert fleet.failed == []
     assert not only.suspect
 
 
@@ -188,7 +189,7 @@ def test_a_suspect_waits_until_a_loss_is_explained() -> None:
     assert fleet.admission.runnable() == [], "it does not go elsewhere either"
     assert list(fleet.admission.admit(fleet.now)) == []
     assert fleet.admission.held == [suspect]
-    assert fleet.admission.runnable() == [], "nobody else may try it either"
+    assert fleet.admission.runnable() == [], "no other scheduler may run it either"
     loss.resolve("process")
     assert fleet.admission.remove_deadly() == []
     assert [each.sequence for each in fleet.admission.admit(fleet.now)] == [suspect]
@@ -199,72 +200,72 @@ def test_a_worker_that_was_to_leave_is_no_loss() -> None:
     fleet = Fleet(1, lambda _worker, _plan: False)
     fleet.admission.waiting.push(running)
     list(fleet.admission.admit())
-    [worker] = fleet.admission.batches
-    worker.plan()
-    assert fleet.admission.lose_worker(worker, None, 1.0) == [running]
+    [batch] = fleet.admission.batches
+    batch.plan()
+    assert fleet.admission.lose_worker(batch, None, 1.0) == [running]
     assert running.suspicion is None
 
 
-def test_what_was_known_where_it_has_run_counts_here() -> None:
-    poison = sequence(0)
-    fleet = Fleet(1, deadly_in_prefill(poison))
-    fleet.admission.set_suspicion(poison, Suspicion.from_report(3, [0.1], fleet.now))
-    assert poison.suspect
-    assert poison.lost_alone
-    fleet.run([poison])
-    assert fleet.guilty == [poison]
+def test_losses_at_another_scheduler_count() -> None:
+    bad = sequence(0)
+    fleet = Fleet(1, deadly_in_prefill(bad))
+    fleet.admission.set_suspicion(bad, Suspicion.from_report(3, [0.1], fleet.now))
+    assert bad.suspect
+    assert bad.lost_alone
+    fleet.run([bad])
+    assert fleet.failed == [bad]
     assert fleet.losses == 1
     assert fleet.now > SURVIVAL_SECONDS
 
 
-def test_two_poisons_are_told_apart() -> None:
+def test_two_deadly_sequences_are_told_apart() -> None:
     first, second = sequence(1), sequence(5)
-    innocent = [sequence(n) for n in (0, 2, 3, 4, 6)]
+    others = [sequence(n) for n in (0, 2, 3, 4, 6)]
     in_first, in_second = deadly_in_prefill(first), deadly_in_decode(second)
-    fleet = Fleet(2, lambda worker, plan: in_first(worker, plan) or in_second(worker, plan))
-    fleet.run([first, second, *innocent])
-    assert set(fleet.guilty) == {first, second}
+    fleet = Fleet(2, lambda batch, plan: in_first(batch, plan) or in_second(batch, plan))
+    fleet.run([first, second, *others])
+    assert set(fleet.failed) == {first, second}
     assert fleet.losses <= 10
-    assert all(len(s.output) == 20 for s in innocent)
+    assert all(len(s.output) == 20 for s in others)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    poisons=st.sets(st.integers(0, 9), max_size=2),
+    bad_numbers=st.sets(st.integers(0, 9), max_size=2),
     workers=st.integers(1, 3),
     kills=st.lists(st.integers(1, 120), max_size=25),
     cuts=st.sets(st.integers(0, 24)),
 )
-def test_random_losses_convict_the_poisons_and_nobody_else(
-    poisons: set[int], workers: int, kills: list[int], cuts: set[int]
+def test_random_losses_fail_the_deadly_sequences_and_no_others(
+    bad_numbers: set[int], workers: int, kills: list[int], cuts: set[int]
 ) -> None:
-    """Workers fall by chance, too, after so many steps each time; some only lose a connection."""
-    everybody = [sequence(n, 2 + n % 5, 12) for n in range(10)]
+    """Workers are also lost by chance, after so many steps each; some only lose a connection."""
+    sequences = [sequence(n, 2 + n % 5, 12) for n in range(10)]
     left = list(kills)
 
-    def deadly(worker: WorkerBatch, plan: StepPlan) -> bool:
-        rows = {*computed(worker, plan.rows.tolist()), *computed(worker, plan.prefill_slots)}
-        if any(everybody[number] in rows for number in poisons):
+    def deadly(batch: WorkerBatch, plan: StepPlan) -> bool:
+        rows = {*computed(batch, plan.rows.tolist()), *computed(batch, plan.prefill_slots)}
+        if any(sequences[number] in rows for number in bad_numbers):
             return True
         if left:
             left[0] -= 1
             if left[0] <= 0:
                 left.pop(0)
-                # By chance, it never takes those who are alone twice in a row: that is evidence.
-                return worker.isolated is None
+                # Never while a suspect is alone: two such losses in a row would be evidence.
+                return batch.isolated is None
         return False
 
     fleet = Fleet(workers, deadly)
     fleet.returns = lambda: fleet.losses in cuts
-    fleet.run(everybody)
-    assert {everybody.index(guilty) for guilty in fleet.guilty} == poisons
-    # Four each; what happens in company makes a trial void, of each of them.
-    others = len(kills) + len(cuts)
-    assert fleet.losses <= 4 * len(poisons) * len(poisons) + (1 + 2 * len(poisons)) * others
+    fleet.run(sequences)
+    assert {sequences.index(failed) for failed in fleet.failed} == bad_numbers
+    # Four each; a loss beside others discards the trials of each deadly sequence.
+    bad, by_chance = len(bad_numbers), len(kills) + len(cuts)
+    assert fleet.losses <= 4 * bad * bad + (1 + 2 * bad) * by_chance
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_losses_now_and_then_blame_nobody(seed: int) -> None:
+def test_rare_losses_fail_no_sequence(seed: int) -> None:
     rng = random.Random(seed)
     steps_left = rng.randint(1, 60)
 
@@ -274,24 +275,24 @@ def test_losses_now_and_then_blame_nobody(seed: int) -> None:
         return steps_left == 0
 
     fleet = Fleet(3, deadly)
-    everybody = [sequence(n, rng.randint(1, 12), rng.randint(1, 40)) for n in range(100)]
-    fleet.run(everybody)
+    sequences = [sequence(n, rng.randint(1, 12), rng.randint(1, 40)) for n in range(100)]
+    fleet.run(sequences)
     assert fleet.losses > 2
-    assert fleet.guilty == []
-    assert all(len(s.output) == s.max_tokens for s in everybody)
+    assert fleet.failed == []
+    assert all(len(s.output) == s.max_tokens for s in sequences)
 
 
-def test_who_is_in_no_step_is_not_blamed() -> None:
+def test_a_sequence_in_no_step_is_not_suspected() -> None:
     fleet = Fleet(1, lambda _worker, _plan: False)
-    worker = fleet.admission.batches[0]
+    batch = fleet.admission.batches[0]
     computing, queued = sequence(0, 16), sequence(1, 6)  # the first fills the step's budget
     for waiting in (computing, queued):
         fleet.admission.waiting.push(waiting)
     list(fleet.admission.admit())
-    worker.plan()
+    batch.plan()
     for admitted in list(fleet.admission.admit()):
-        assert admitted.batch is worker
-    fleet.admission.lose_worker(worker, Loss(), 0.0)
+        assert admitted.batch is batch
+    fleet.admission.lose_worker(batch, Loss(), 0.0)
     assert computing.suspicion is not None
     assert (computing.suspicion.losses, queued.suspicion) == (1, None)
 
@@ -301,9 +302,9 @@ def test_others_go_on_once_a_suspect_has_recovered() -> None:
     suspect, other = sequence(0), sequence(1)
     suspect.record_failure()
     suspect.suspect = True
-    worker = fleet.admission.batches[0]
+    batch = fleet.admission.batches[0]
     alone: list[bool] = []
-    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(worker.slots_in_flight()) == 1))
+    fleet.deadly = lambda _worker, _plan: bool(alone.append(len(batch.slots_in_flight()) == 1))
     fleet.run([other, suspect])
     assert not suspect.suspect
     assert sum(alone) < len(alone)  # they have been together, too
@@ -311,7 +312,7 @@ def test_others_go_on_once_a_suspect_has_recovered() -> None:
     assert len(other.output) == len(suspect.output) == 20
 
 
-def test_a_suspect_that_goes_on_at_a_worker_with_more_slots_stops_nobody() -> None:
+def test_a_suspect_that_moved_to_a_larger_worker_stops_no_others() -> None:
     small = WorkerBatch(WorkerLimits(33, 4, 1, 16, 1.0), FirstComeFirstServed(), lambda _: None)
     large = WorkerBatch(LIMITS, FirstComeFirstServed(), lambda _: None)
     suspect = sequence(0)
@@ -326,11 +327,11 @@ def test_a_suspect_that_goes_on_at_a_worker_with_more_slots_stops_nobody() -> No
     assert small.plan() is not None
 
 
-def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
-    """The pool is too small for both, and the policy takes the suspect's place."""
+def test_a_preempted_suspect_stops_no_others() -> None:
+    """The pool is too small for both, and the policy preempts the suspect."""
     limits = WorkerLimits(5, 4, 2, 16, memory_threshold=1.0, prefix_caching=False)
     admission = Admission(FirstComeFirstServed(), LeastLoaded())
-    worker = admission.add_worker(limits)
+    batch = admission.add_worker(limits)
     first, suspect = sequence(0, 7, 8), sequence(1, 7, 8)
     suspect.record_failure()
     suspect.suspect = True
@@ -338,9 +339,9 @@ def test_a_suspect_that_gives_its_place_up_stops_nobody() -> None:
         admission.waiting.push(waiting)
     while not first.state.final:
         list(admission.admit())
-        plan = worker.plan()
-        assert plan is not None, "nobody goes on"
-        outcome = worker.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        plan = batch.plan()
+        assert plan is not None, "no sequence goes on"
+        outcome = batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
         for slot in outcome.slots[outcome.ended].tolist():
-            worker.finish(slot, State.COMPLETED)
+            batch.finish(slot, State.COMPLETED)
     assert admission.preemptions > 0
