@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from pagewire.auth.keys import new_key
 from pagewire.errors import Code
 from pagewire.packing import pack, pack_floats
-from pagewire.rpc.checksums import Opener, Sealer, receive
+from pagewire.rpc.checksums import ChecksumReader, ChecksumWriter, receive
 from pagewire.rpc.protocol import PROTOCOL_VERSION
 from pagewire.rpc.transport import open_channel
 from pagewire.scheduler.requests import failures
@@ -152,13 +152,13 @@ async def status_of(
 
     Messages of a stream get checksums if `with_checksums` is set.
     """
-    opener = Opener(method.name, bytes)
+    reader = ChecksumReader(method.name, bytes)
     try:
         if method.streams:
-            sealer = Sealer(bytes)
+            writer = ChecksumWriter(bytes)
             call = channel.stream_stream(path)(timeout=20, metadata=metadata)
             for data in sent:
-                await call.write(sealer.seal(data) if with_checksums else data)
+                await call.write(writer.serialize(data) if with_checksums else data)
             await call.done_writing()
         elif method.answers:
             call = channel.unary_stream(path)(sent[0], timeout=20, metadata=metadata)
@@ -167,7 +167,7 @@ async def status_of(
             return "OK"
         while (data := await call.read()) is not grpc.aio.EOF:
             if method.streams:
-                opener.open(data)
+                reader.deserialize(data)
             if method.name == "Multiplex":
                 _check_ends(data, sent)
         return (await call.code()).name

@@ -176,8 +176,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     self._submit(message.submit, buffer)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.endings.abort(buffer, message.abort)
-                elif message.WhichOneof("message") == "solitude":
-                    if message.solitude:
+                elif message.WhichOneof("message") == "reserve":
+                    if message.reserve:
                         self._engine.intake.reservations.request(buffer)
                     else:
                         self._engine.intake.reservations.end(buffer)
@@ -211,7 +211,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 response.instance_id = self._engine.instance_id
             if (changes := self._engine.intake.reservations.changes) > 0:
                 alone = changes % 2 == 1 and self._engine.intake.is_alone(buffer)
-                response.solitudes, response.alone = changes, alone
+                response.reservation_changes, response.reserved = changes, alone
                 changed |= reservation != (changes, alone)
                 reservation = changes, alone
             if now - sent_at >= LOAD_INTERVAL:

@@ -1,6 +1,6 @@
-"""Checksums on the internal streams: a message that was damaged, lost or repeated is noticed.
+"""Checksums on the internal streams, which detect damaged, lost and repeated messages.
 
-A sealed message ends with its field `checksum`: the CRC-32 of all bytes in front of the value. It
+Each message ends with its field `checksum`, the CRC-32 of all bytes before the value. The CRC
 starts with the number of the message in its direction of the stream, from 0.
 """
 
@@ -28,12 +28,12 @@ CORRUPT_MESSAGES = Counter(
 # `fixed32 checksum = 100` as it travels, without its value.
 _TAG = b"\xa5\x06"
 _SIZE = len(_TAG) + 4
-# The CRC-32 of any bytes that end with their own CRC-32, whatever it starts with.
+# The CRC-32 of any bytes that end with their own CRC-32, for every start value.
 _RESIDUE = 0x2144DF1C
 
 
 class StreamError(Exception):
-    """A stream can no longer be trusted; another one has to be opened."""
+    """A stream is broken; the caller opens another one."""
 
 
 class CorruptMessageError(StreamError):
@@ -41,22 +41,22 @@ class CorruptMessageError(StreamError):
 
 
 @dataclass(frozen=True, slots=True)
-class SealedStream:
-    """A method whose messages are sealed in both directions."""
+class ChecksummedStream:
+    """A method whose messages have checksums in both directions."""
 
     path: str
     request: type[Message]
     response: type[Message]
 
 
-RUN = SealedStream("/pagewire.v1.Worker/Run", worker.RunRequest, worker.RunResponse)
-MULTIPLEX = SealedStream(
+RUN = ChecksummedStream("/pagewire.v1.Worker/Run", worker.RunRequest, worker.RunResponse)
+MULTIPLEX = ChecksummedStream(
     "/pagewire.v1.Inference/Multiplex", inference.MultiplexRequest, inference.MultiplexResponse
 )
 
 
-class Sealer(Generic[M]):
-    """Serializes the messages of one direction of a stream, in their order."""
+class ChecksumWriter(Generic[M]):
+    """Serializes the messages of one direction of a stream, in order, with checksums."""
 
     __slots__ = ("_number", "_serialize")
 
@@ -64,36 +64,36 @@ class Sealer(Generic[M]):
         self._serialize = serialize
         self._number = 0
 
-    def seal(self, message: M) -> bytes:
-        """A message as it travels."""
+    def serialize(self, message: M) -> bytes:
+        """The bytes of a message, its checksum included."""
         data = self._serialize(message) + _TAG
         checksum = crc32(data, self._number)
         self._number += 1
         return data + checksum.to_bytes(4, "little")
 
 
-class Opener(Generic[M]):
-    """Reads the messages of one direction of a stream, in their order."""
+class ChecksumReader(Generic[M]):
+    """Checks and parses the messages of one direction of a stream, in order."""
 
     __slots__ = ("_kind", "_number", "_parse")
 
     def __init__(self, kind: str, parse: Callable[[bytes], M]) -> None:
-        """`kind` names the messages in errors; `parse` makes one of bytes that are undamaged."""
+        """`kind` names the messages in errors; `parse` decodes sound bytes."""
         self._kind = kind
         self._parse = parse
         self._number = 0
 
-    def open(self, data: bytes) -> M:
+    def deserialize(self, data: bytes) -> M:
         """The message; CorruptMessageError, or what `parse` raises."""
         if crc32(data, self._number) != _RESIDUE:
             raise self._corrupt(data)
         self._number += 1
         return self._parse(data)
 
-    def open_or_fault(self, data: bytes) -> M | StreamError:
-        """The message, or what is wrong with it: a call would log what its deserializer raises,
-        with a traceback, and read None instead."""
-        # The same as `open`, written out: each step of each worker comes through here.
+    def deserialize_or_error(self, data: bytes) -> M | StreamError:
+        """The message, or the error: a client's call would log an exception of its deserializer
+        with a traceback, and return None."""
+        # `deserialize` written out: every step of every worker passes here.
         if crc32(data, self._number) != _RESIDUE:
             return self._corrupt(data)
         self._number += 1
@@ -103,7 +103,7 @@ class Opener(Generic[M]):
             return StreamError(f"a message with the right checksum does not decode: {error}")
 
     def _corrupt(self, data: bytes) -> CorruptMessageError:
-        """Says what was received without quoting it: it may hold a prompt."""
+        """Describes the message without quoting it, as it may hold a prompt."""
         CORRUPT_MESSAGES.labels(self._kind).inc()
         found = "no checksum"
         if data[-_SIZE:-4] == _TAG:
@@ -116,10 +116,10 @@ class Opener(Generic[M]):
         )
 
 
-class SealGate(grpc.aio.ServerInterceptor):
-    """Seals and opens the messages of the sealed streams of a server.
+class ChecksumInterceptor(grpc.aio.ServerInterceptor):
+    """Adds and checks the checksums of a server's internal streams.
 
-    Where a method reads its stream, it meets CorruptMessageError.
+    A method that reads a damaged message from its stream gets CorruptMessageError.
     """
 
     def __init__(self) -> None:
@@ -128,35 +128,37 @@ class SealGate(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Any:
-        """The method's handler, with a sealer and an opener for this one call."""
+        """The method's handler, with a writer and a reader for this call."""
         handler = await continuation(details)
         stream = self._streams.get(details.method)
         if stream is None or handler is None or handler.request_deserializer is None:
             return handler
         return handler._replace(
-            request_deserializer=Opener(stream.request.__name__, handler.request_deserializer).open,
-            response_serializer=Sealer(handler.response_serializer).seal,
+            request_deserializer=ChecksumReader(
+                stream.request.__name__, handler.request_deserializer
+            ).deserialize,
+            response_serializer=ChecksumWriter(handler.response_serializer).serialize,
         )
 
 
 def open_stream(
-    channel: grpc.aio.Channel, stream: SealedStream, metadata: Any = None
+    channel: grpc.aio.Channel, stream: ChecksummedStream, metadata: Any = None
 ) -> grpc.aio.StreamStreamCall[Any, Any]:
-    """A call of a sealed stream; its messages are read by `receive`."""
+    """A call of a stream with checksums; read its messages with `receive`."""
     method = channel.stream_stream(
         stream.path,
-        request_serializer=Sealer(stream.request.SerializeToString).seal,
-        response_deserializer=Opener(
+        request_serializer=ChecksumWriter(stream.request.SerializeToString).serialize,
+        response_deserializer=ChecksumReader(
             stream.response.__name__, stream.response.FromString
-        ).open_or_fault,
+        ).deserialize_or_error,
     )
     return method(metadata=metadata)
 
 
 async def receive(call: grpc.aio.StreamStreamCall[Any, Any]) -> Any:
-    """The call's next message, or grpc.aio.EOF; StreamError for one that is not sound.
+    """The call's next message, or grpc.aio.EOF; StreamError for a damaged one.
 
-    The call must then be ended.
+    After an error the caller must end the call.
     """
     message = await call.read()
     if isinstance(message, StreamError):
@@ -165,6 +167,6 @@ async def receive(call: grpc.aio.StreamStreamCall[Any, Any]) -> Any:
 
 
 def summary(message: Message) -> str:
-    """What a log may say of a message: its kind, its size and its checksum, not what it holds."""
+    """A message for the log: its kind, size and checksum, but not its content."""
     data = message.SerializeToString()
     return f"{type(message).__name__} of {len(data)} bytes with CRC-32 {crc32(data):08x}"

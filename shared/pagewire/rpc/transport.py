@@ -7,7 +7,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pagewire.addresses import is_listen_address
-from pagewire.rpc.checksums import SealGate
+from pagewire.rpc.checksums import ChecksumInterceptor
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.interceptors import DecodeInterceptor, TokenInterceptor
 from pagewire.rpc.protocol import MAX_MESSAGE_BYTES
@@ -79,7 +79,11 @@ def make_server(
     The interceptor `access` decides who may call. By default callers need the token, if there is
     one, except for health checks. `interceptors` run after all others.
     """
-    chain: list[grpc.aio.ServerInterceptor] = [DecodeInterceptor(), SealGate(), *interceptors]
+    chain: list[grpc.aio.ServerInterceptor] = [
+        DecodeInterceptor(),
+        ChecksumInterceptor(),
+        *interceptors,
+    ]
     if access is not None:
         chain.insert(0, access)
     elif credentials.token is not None:

@@ -313,16 +313,16 @@ class Load(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., ready_workers: _Optional[int] = ..., preemptions: _Optional[int] = ..., retry_after_seconds: _Optional[int] = ...) -> None: ...
 
 class MultiplexRequest(_message.Message):
-    __slots__ = ("submit", "abort", "solitude", "checksum")
+    __slots__ = ("submit", "abort", "reserve", "checksum")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
-    SOLITUDE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: int
-    solitude: bool
+    reserve: bool
     checksum: int
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ..., solitude: bool = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ..., reserve: bool = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("stream", "request", "moved", "worker_losses")
@@ -345,7 +345,7 @@ class WorkerLosses(_message.Message):
     def __init__(self, workers: _Optional[int] = ..., alone: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MultiplexResponse(_message.Message):
-    __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "instance_id", "solitudes", "alone", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes", "received", "checksum")
+    __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "instance_id", "reservation_changes", "reserved", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes", "received", "checksum")
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -358,8 +358,8 @@ class MultiplexResponse(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
-    SOLITUDES_FIELD_NUMBER: _ClassVar[int]
-    ALONE_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_IDS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -379,8 +379,8 @@ class MultiplexResponse(_message.Message):
     models: ListModelsResponse
     draining: bool
     instance_id: str
-    solitudes: int
-    alone: bool
+    reservation_changes: int
+    reserved: bool
     candidate_counts: _containers.RepeatedScalarFieldContainer[int]
     candidate_ids: bytes
     candidate_logprobs: bytes
@@ -388,7 +388,7 @@ class MultiplexResponse(_message.Message):
     candidate_bytes: bytes
     received: int
     checksum: int
-    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., instance_id: _Optional[str] = ..., solitudes: _Optional[int] = ..., alone: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ..., received: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., instance_id: _Optional[str] = ..., reservation_changes: _Optional[int] = ..., reserved: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ..., received: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class StreamFinish(_message.Message):
     __slots__ = ("stream", "finish")

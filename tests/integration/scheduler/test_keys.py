@@ -359,8 +359,8 @@ async def test_a_message_that_never_arrives_costs_its_own_key_only(
 ) -> None:
     async with opened(tmp_path, ada=RateLimits(10, None, 2), bob=ANY) as server:
         shown = server.shows("ada")
-        opener = server.channel.stream_stream(f"{PATH}Generate")
-        waiting = [opener(metadata=shown) for _ in range(2)]
+        reader = server.channel.stream_stream(f"{PATH}Generate")
+        waiting = [reader(metadata=shown) for _ in range(2)]
         account = server.account("ada")
         await eventually(lambda: account.open == 2)
         assert (await status(server.stub.Generate(request([1], 1), metadata=shown)))[2] == "1000"

@@ -12,7 +12,7 @@ from pagewire.errors import Code
 from pagewire.helpers.pool import HelperPool
 from pagewire.lifecycle.process import essential
 from pagewire.packing import pack, unpack, unpack_unsigned
-from pagewire.rpc.checksums import Sealer
+from pagewire.rpc.checksums import ChecksumWriter
 from pagewire.scheduler import metrics
 from pagewire.scheduler.workers.link import CHECKS_PER_STEP
 from pagewire.v1 import inference_pb2 as pb
@@ -625,9 +625,9 @@ async def test_a_message_that_does_not_decode_ends_its_stream(start) -> None:
     submit = pb.Submit(stream=1, request=request([1], 150).SerializeToString())
     sent = pb.MultiplexRequest(submit=submit).SerializeToString()
     call = stack.channel.stream_stream("/pagewire.v1.Inference/Multiplex")(timeout=20)
-    sealer = Sealer(bytes)
-    await call.write(sealer.seal(sent))
-    await call.write(sealer.seal(b"\xff"))
+    writer = ChecksumWriter(bytes)
+    await call.write(writer.serialize(sent))
+    await call.write(writer.serialize(b"\xff"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_all(call)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

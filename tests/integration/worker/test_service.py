@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from pagewire.cli.launch.ports import free_port
 from pagewire.packing import pack, unpack
-from pagewire.rpc.checksums import RUN, Sealer, open_stream
+from pagewire.rpc.checksums import RUN, ChecksumWriter, open_stream
 from pagewire.rpc.protocol import PROTOCOL_VERSION
 from pagewire.rpc.transport import open_channel
 from pagewire.v1 import worker_pb2 as pb
@@ -267,9 +267,9 @@ async def test_a_message_that_does_not_decode_ends_its_stream(shared: Shared) ->
     async with channel_to(shared[0]) as channel:
         for sent in ([b"\xff"], [hello.SerializeToString(), b"\xff"]):
             call = channel.stream_stream("/pagewire.v1.Worker/Run")(timeout=20)
-            sealer = Sealer(bytes)
+            writer = ChecksumWriter(bytes)
             for data in sent:
-                await call.write(sealer.seal(data))
+                await call.write(writer.serialize(data))
             code, _ = await GrpcStream(call, pb.WorkerInfo()).status()
             assert code is grpc.StatusCode.INVALID_ARGUMENT
         stream = await GrpcStream.open(channel, 100_001)

@@ -20,7 +20,7 @@ class Gateway:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, bytes] = field(default_factory=dict)
     finished: dict[int, pb.Finish] = field(default_factory=dict)
-    solitudes: int = 0
+    reservation_changes: int = 0
     alone: bool = False
 
     async def submit(self, stream: int, message: pb.GenerateRequest, moved: bool = False) -> None:
@@ -28,9 +28,9 @@ class Gateway:
         submit = pb.Submit(stream=stream, request=message.SerializeToString(), moved=moved)
         await self.call.write(pb.MultiplexRequest(submit=submit))
 
-    async def ask_for_solitude(self, wanted: bool = True) -> None:
+    async def reserve(self, wanted: bool = True) -> None:
         """Asks to use the scheduler alone, or ends that."""
-        await self.call.write(pb.MultiplexRequest(solitude=wanted))
+        await self.call.write(pb.MultiplexRequest(reserve=wanted))
 
     async def read(self) -> None:
         """Reads messages until it is cancelled."""
@@ -45,7 +45,7 @@ class Gateway:
                 self.text[stream] = held + news.text[text_at : text_at + size]
                 at, text_at = at + count, text_at + size
             self.finished |= {each.stream: each.finish for each in news.finished}
-            self.solitudes, self.alone = news.solitudes, news.alone
+            self.reservation_changes, self.alone = news.reservation_changes, news.reserved
 
 
 @contextlib.asynccontextmanager

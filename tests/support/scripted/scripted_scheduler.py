@@ -24,7 +24,7 @@ import uvloop
 
 from pagewire.cli.launch.ports import free_port
 from pagewire.packing import pack, pack_floats, pack_unsigned
-from pagewire.rpc.checksums import SealGate
+from pagewire.rpc.checksums import ChecksumInterceptor
 from pagewire.rpc.transport import SERVER_OPTIONS, bind
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
@@ -134,7 +134,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     deaths: int = 0
     reborn_after: float = 0.1
     open_at_death: list[int] = field(default_factory=list)  # open requests at each end
-    solitudes: int = 0
+    reservation_changes: int = 0
     submitted: list[pb.GenerateRequest] = field(default_factory=list)
     moved: list[bool] = field(default_factory=list)  # for each submitted request
     aborted: list[str] = field(default_factory=list)
@@ -150,9 +150,9 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         """Listens, by default on a port that it can use again; returns the address."""
         address = address or f"127.0.0.1:{free_port()}"
         self.instance = self.instance or uuid.uuid4().hex
-        self.solitudes, self._holder = 0, None
+        self.reservation_changes, self._holder = 0, None
         self._address = address
-        self._server = grpc.aio.server(interceptors=[SealGate()], options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[ChecksumInterceptor()], options=SERVER_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         bind(self._server, [address])
         await self._server.start()
@@ -189,7 +189,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             reader.cancel()
             if self._holder is open_runs:
                 self._holder = None
-                self.solitudes += 1
+                self.reservation_changes += 1
             self.streams -= 1
             self.running -= len(open_runs)
 
@@ -211,11 +211,11 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                     reason=pb.FINISH_REASON_ABORT, usage=run.usage(), queue_seconds=0.25
                 )
                 ended.append(pb.StreamFinish(stream=message.abort, finish=finish))
-            elif message.WhichOneof("message") == "solitude":
-                holder = open_runs if message.solitude and self.grants else None
+            elif message.WhichOneof("message") == "reserve":
+                holder = open_runs if message.reserve and self.grants else None
                 if holder is not self._holder:
                     self._holder = holder
-                    self.solitudes += 1
+                    self.reservation_changes += 1
                     if holder is not None:
                         self._hand_back(open_runs, ended)
 
@@ -276,8 +276,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 if self.read is not None:
                     response.received = self.read
             response.draining = self.draining
-            response.solitudes = self.solitudes
-            response.alone = self._holder is open_runs
+            response.reservation_changes = self.reservation_changes
+            response.reserved = self._holder is open_runs
             first = False
             await context.write(response)
             await asyncio.sleep(self.step)

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from pagewire.packing import pack, pack_floats, unpack
-from pagewire.rpc.checksums import SealGate
+from pagewire.rpc.checksums import ChecksumInterceptor
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.rpc.transport import SERVER_OPTIONS
 from pagewire.v1 import worker_pb2 as pb
@@ -80,7 +80,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def start(self, address: str) -> None:
         """Listens on an address."""
-        self._server = grpc.aio.server(interceptors=[SealGate()], options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[ChecksumInterceptor()], options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         self._server.add_insecure_port(address)
         await self._server.start()

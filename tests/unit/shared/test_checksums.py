@@ -14,9 +14,9 @@ from pagewire.rpc.checksums import (
     CORRUPT_MESSAGES,
     MULTIPLEX,
     RUN,
+    ChecksumReader,
+    ChecksumWriter,
     CorruptMessageError,
-    Opener,
-    Sealer,
     StreamError,
     open_stream,
     receive,
@@ -40,8 +40,8 @@ MESSAGES = [
 ]
 
 
-def sealed(message: Any) -> bytes:
-    return Sealer(type(message).SerializeToString).seal(message)
+def with_checksum(message: Any) -> bytes:
+    return ChecksumWriter(type(message).SerializeToString).serialize(message)
 
 
 def corrupt(kind: str) -> float:
@@ -50,57 +50,57 @@ def corrupt(kind: str) -> float:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_flipped_byte_is_found(message: Any) -> None:
-    data = sealed(message)
+    data = with_checksum(message)
     parse = type(message).FromString
     for place in range(len(data)):
         for flip in range(1, 256):
             damaged = bytearray(data)
             damaged[place] ^= flip
             with pytest.raises(CorruptMessageError):
-                Opener("Message", parse).open(bytes(damaged))
+                ChecksumReader("Message", parse).deserialize(bytes(damaged))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_message_that_is_cut_off_is_found(message: Any) -> None:
-    data = sealed(message)
+    data = with_checksum(message)
     for size in range(len(data)):
         with pytest.raises(CorruptMessageError):
-            Opener("Message", type(message).FromString).open(data[:size])
+            ChecksumReader("Message", type(message).FromString).deserialize(data[:size])
     with pytest.raises(CorruptMessageError):
-        Opener("Message", type(message).FromString).open(data + b"\x00")
+        ChecksumReader("Message", type(message).FromString).deserialize(data + b"\x00")
 
 
 def test_a_sealed_message_is_protobuf_that_ends_with_its_checksum() -> None:
-    sealer = Sealer(worker_pb.RunRequest.SerializeToString)
-    opener = Opener("RunRequest", worker_pb.RunRequest.FromString)
+    writer = ChecksumWriter(worker_pb.RunRequest.SerializeToString)
+    reader = ChecksumReader("RunRequest", worker_pb.RunRequest.FromString)
     for number in range(300):
         message = worker_pb.RunRequest(step=worker_pb.Step(step=number))
-        data = sealer.seal(message)
+        data = writer.serialize(message)
         read = worker_pb.RunRequest.FromString(data)
         assert read.checksum == crc32(data[:-4], number)
         assert data[-6:-4] == worker_pb.RunRequest(checksum=1).SerializeToString()[:-4]
-        assert opener.open(data) == read
+        assert reader.deserialize(data) == read
         read.ClearField("checksum")
         assert read == message
 
 
 def test_a_lost_message_and_one_that_comes_twice_are_found_with_the_next_one() -> None:
-    sealer = Sealer(worker_pb.RunRequest.SerializeToString)
-    data = [sealer.seal(worker_pb.RunRequest()) for _ in range(3)]
-    opener = Opener("RunRequest", worker_pb.RunRequest.FromString)
-    opener.open(data[0])
+    writer = ChecksumWriter(worker_pb.RunRequest.SerializeToString)
+    data = [writer.serialize(worker_pb.RunRequest()) for _ in range(3)]
+    reader = ChecksumReader("RunRequest", worker_pb.RunRequest.FromString)
+    reader.deserialize(data[0])
     for wrong in (data[2], data[0]):
         with pytest.raises(CorruptMessageError):
-            opener.open(wrong)
+            reader.deserialize(wrong)
 
 
 def test_what_was_received_is_told_and_not_quoted() -> None:
     before = corrupt("Submit")
-    opener = Opener("Submit", pb.Submit.FromString)
+    reader = ChecksumReader("Submit", pb.Submit.FromString)
     with pytest.raises(CorruptMessageError, match=r"Submit number 0 .* 12 bytes, has no checksum"):
-        opener.open(b"the prompt !")
+        reader.deserialize(b"the prompt !")
     with pytest.raises(CorruptMessageError, match="checksum 00000000 instead of") as caught:
-        opener.open(Sealer(bytes).seal(b"secret")[:-4] + bytes(4))
+        reader.deserialize(ChecksumWriter(bytes).serialize(b"secret")[:-4] + bytes(4))
     assert "secret" not in str(caught.value)
     assert corrupt("Submit") == before + 2
     assert summary(pb.Submit(request=b"secret")).startswith("Submit of 8 bytes with CRC-32 ")
@@ -157,15 +157,15 @@ async def test_a_damaged_request_ends_its_stream_with_data_loss(echo: tuple[Echo
 async def test_a_damaged_response_raises_and_leaves_no_task_behind(
     echo: tuple[Echo, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seal = Sealer.seal
+    serialize = ChecksumWriter.serialize
 
-    def seal_wrongly(self: Sealer[Any], message: Any) -> bytes:
-        data = bytearray(seal(self, message))
+    def serialize_wrongly(self: ChecksumWriter[Any], message: Any) -> bytes:
+        data = bytearray(serialize(self, message))
         if type(message) is worker_pb.RunResponse:
             data[0] ^= 1
         return bytes(data)
 
-    monkeypatch.setattr(Sealer, "seal", seal_wrongly)
+    monkeypatch.setattr(ChecksumWriter, "serialize", serialize_wrongly)
     async with open_channel(echo[1]) as channel:
         call = open_stream(channel, RUN)
         await call.write(worker_pb.RunRequest())
@@ -180,8 +180,8 @@ async def test_a_damaged_response_raises_and_leaves_no_task_behind(
 async def test_a_response_that_does_not_decode_is_no_sound_message() -> None:
     class Call:
         async def read(self) -> Any:
-            opener = Opener("MultiplexResponse", MULTIPLEX.response.FromString)
-            return opener.open_or_fault(Sealer(bytes).seal(b"\xff"))
+            reader = ChecksumReader("MultiplexResponse", MULTIPLEX.response.FromString)
+            return reader.deserialize_or_error(ChecksumWriter(bytes).serialize(b"\xff"))
 
     with pytest.raises(StreamError, match="does not decode"):
         await receive(Call())
@@ -191,4 +191,4 @@ def test_random_bytes_are_never_taken_for_a_message() -> None:
     rng = np.random.default_rng(0)
     for size in range(200):
         with pytest.raises(CorruptMessageError):
-            Opener("Message", bytes).open(rng.bytes(size))
+            ChecksumReader("Message", bytes).deserialize(rng.bytes(size))

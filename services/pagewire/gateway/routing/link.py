@@ -156,11 +156,11 @@ class Link:
 
     def request_reservation(self) -> None:
         """Asks to have the scheduler alone; `reserved_for_us` tells when that is granted."""
-        self._connection.send(lambda: pb.MultiplexRequest(solitude=True))
+        self._connection.send(lambda: pb.MultiplexRequest(reserve=True))
 
     def end_reservation(self) -> None:
         """Gives up the reservation, or the request for one."""
-        self._connection.send(lambda: pb.MultiplexRequest(solitude=False))
+        self._connection.send(lambda: pb.MultiplexRequest(reserve=False))
 
     def assume_ended(self, loss: Loss) -> None:
         """Takes the lost process to have ended, as it has not answered for some time."""
@@ -228,7 +228,7 @@ class Link:
         if response.HasField("load"):
             self._note_load(response)
         changed = response.HasField("models") or response.HasField("load") or response.draining
-        reservation = response.solitudes, response.alone
+        reservation = response.reservation_changes, response.reserved
         if reservation != (self.reservation_changes, self.reserved_for_us):
             self._note_reservation(*reservation)
             changed = True
