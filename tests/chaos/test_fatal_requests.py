@@ -31,7 +31,7 @@ SIMULATED_SLOWLY = (*SIMULATED, "--speedup=0.1")
 @pytest.fixture(autouse=True)
 def _quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor waits at most a second before it starts a process again."""
-    monkeypatch.setattr("pagewire.cli.launch.supervisor.LONGEST_RESTART_DELAY", 1.0)
+    monkeypatch.setattr("pagewire.cli.launch.supervisor.MAX_RESTART_DELAY", 1.0)
 
 
 def fatal_request(first_token: int, number: int = 0) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Fleet:
 
     def stop_permanently(self, name: str) -> None:
         """Kills a process; the supervisor does not start it again."""
-        self._keeper(name).cancel()
+        self._restarter(name).cancel()
         self.signal(name, signal.SIGKILL)
 
     async def start_again(self, *names: str) -> None:
@@ -76,8 +76,8 @@ class Fleet:
         await self.supervisor._start(services)
         for service in services:
             place = self.supervisor._services().index(service)
-            keeper = asyncio.create_task(self.supervisor._keep(service))
-            self.supervisor._keepers[place] = keeper
+            restarter = asyncio.create_task(self.supervisor._restart(service))
+            self.supervisor._restarters[place] = restarter
 
     async def until_restarted(self, *names: str, since: int) -> None:
         """Waits until processes are ready again that ended after line `since` of the log."""
@@ -87,9 +87,9 @@ class Fleet:
                 while not any(line.endswith(ready) for line in self.log[since:]):
                     await asyncio.sleep(0.05)
 
-    def _keeper(self, name: str) -> "asyncio.Task[None]":
+    def _restarter(self, name: str) -> "asyncio.Task[None]":
         place = [service.name for service in self.supervisor._services()].index(name)
-        return self.supervisor._keepers[place]
+        return self.supervisor._restarters[place]
 
     @staticmethod
     def open_files(pid: int) -> int:
