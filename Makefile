@@ -81,7 +81,7 @@ check: $(INSTALLED)
 	$(BIN)/python tools/generate_stubs.py --check
 
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --quiet --strict --site-dir site
+	$(BIN)/mkdocs build --strict --site-dir site
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix

@@ -6,7 +6,7 @@ import torch
 
 from pagewire.worker.ops import load_ops
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
-from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute
+from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute_logprobs
 
 
 @pytest.mark.parametrize("ops", ["torch", "triton"])
@@ -17,7 +17,7 @@ def test_rows_are_chosen_and_packed(ops, num_top, vocabulary, device):
     logits[0] = torch.nan
     tokens = torch.tensor([-1, 3, 2, 1, 0], dtype=torch.int32, device=device)
     wanted = LogprobRows(np.array([0, 1, 4], np.int32), num_top)
-    packed = compute(load_ops(ops), logits, tokens, wanted)
+    packed = compute_logprobs(load_ops(ops), logits, tokens, wanted)
     got = PendingLogprobs(wanted, packed.cpu()).read()
     expected = logits[[1, 4]].float().log_softmax(-1)
     best = expected.topk(num_top).values
