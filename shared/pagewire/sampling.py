@@ -5,7 +5,8 @@ Gateways and schedulers both check them here, so HTTP and gRPC clients get the s
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from pagewire.errors import invalid
 from pagewire.limits import (
@@ -15,53 +16,96 @@ from pagewire.limits import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from pagewire.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from pagewire.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are sampled; see SamplingParams in inference.proto.
+class Number:
+    """A sampling parameter that is one number, and its range."""
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `repetition_penalty` 1 have no effect.
-    `logit_bias` is by token id.
+    name: str
+    integer: bool
+    low: float
+    high: float
+    # Whether `low` itself is outside the range.
+    above_low: bool
+
+    def fault(self, value: float) -> str | None:
+        """The reason why a value is refused; None if it is in the range."""
+        if value == self.low and self.above_low:
+            allowed = f"above {self.low:g} and at most {self.high:g}"
+            return f"{self.name} is {self.low:g}; it must be {allowed}"
+        if math.isfinite(value) and self.low <= value <= self.high:
+            return None
+        allowed = f"between {self.low:g} and {self.high:g}"
+        if self.integer:
+            allowed = f"between {self.low:.0f} (off) and {self.high:.0f}"
+        return f"{self.name} is {value}; it must be {allowed}"
+
+
+def _number(default: float, low: float, high: float, above_low: bool = False) -> Any:
+    return field(default=default, metadata={"range": (low, high, above_low)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingNumbers:
+    """The sampling parameters that are one number each: ranges, and defaults without effect.
+
+    This is their only declaration in Python. The gateway takes these fields, requests, sequences
+    and slots inherit them, and both step codecs copy them by name. SamplingParams of
+    inference.proto says what they mean, and SlotSampling of worker.proto has the same names.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = _number(1.0, 0, 2)  # 0 is greedy
+    top_k: int = _number(0, 0, INT32_MAX)
+    top_p: float = _number(1.0, 0, 1, above_low=True)
+    min_p: float = _number(0.0, 0, 1)
+    presence_penalty: float = _number(0.0, -2, 2)
+    frequency_penalty: float = _number(0.0, -2, 2)
+    repetition_penalty: float = _number(1.0, 0, 2, above_low=True)
+
+    def numbers(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return numbers_of(self)
+
+
+NUMBERS = tuple(
+    Number(each.name, each.type is int, *each.metadata["range"]) for each in fields(SamplingNumbers)
+)
+
+
+def numbers_of(holder: object) -> dict[str, Any]:
+    """The parameters of an object with their names as attributes, such as a message."""
+    return {number.name: getattr(holder, number.name) for number in NUMBERS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(SamplingNumbers):
+    """How tokens are drawn; see SamplingParams of inference.proto. `logit_bias` is by token id."""
+
     seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, 2.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise invalid("top_p", "top_p is 0; it must be above 0 and at most 1")
-        if not 0 <= self.top_k <= INT32_MAX:
-            raise invalid("top_k", f"top_k is {self.top_k}; it must be 0 (off) or positive")
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
-        if self.repetition_penalty == 0.0:
-            raise invalid(
-                "repetition_penalty", "repetition_penalty is 0; it must be above 0 and at most 2"
-            )
+        for number in NUMBERS:
+            fault = number.fault(getattr(self, number.name))
+            if fault is not None:
+                raise invalid(number.name, fault)
         if len(self.logit_bias) > MAX_BIASES:
             raise invalid(
                 "logit_bias",
                 f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_BIASES} are allowed",
             )
         for token, bias in self.logit_bias.items():
-            _check_range(f"logit_bias.{token}", bias, -100.0, 100.0)
+            if not math.isfinite(bias) or not -100 <= bias <= 100:
+                name = f"logit_bias.{token}"
+                raise invalid(name, f"{name} is {bias}; it must be between -100 and 100")
 
     @classmethod
     def from_proto(
-        cls, message: pb.SamplingParams, defaults: "SamplingParams | None" = None
+        cls, message: "pb.SamplingParams", defaults: "SamplingParams | None" = None
     ) -> "SamplingParams":
         """Checks a message, with `defaults` for absent fields; RequestError names the field."""
         given = {descriptor.name: value for descriptor, value in message.ListFields()}
@@ -106,7 +150,7 @@ class StopConditions:
             )
 
     @classmethod
-    def from_proto(cls, message: pb.StopConditions) -> "StopConditions":
+    def from_proto(cls, message: "pb.StopConditions") -> "StopConditions":
         """Checks a message; RequestError names the field."""
         return cls(
             max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
@@ -116,8 +160,3 @@ class StopConditions:
             ignore_eos=message.ignore_eos,
             include_stop_str_in_output=message.include_stop_str_in_output,
         )
-
-
-def _check_range(field: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise invalid(field, f"{field} is {value}; it must be between {low:g} and {high:g}")

@@ -10,7 +10,7 @@ from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.sequence import Sampling, Sequence
 
 EOS = 7
-GREEDY = Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0)
+GREEDY = Sampling(temperature=0, seed=0, min_tokens=0)
 
 
 def can_admit(batch: WorkerBatch, sequence: Sequence) -> bool:

@@ -25,7 +25,7 @@ from pagewire.simulator.recording import Recording, RequestRecord, Sample
 from pagewire.simulator.step_time import StepTime, Work
 from pagewire.simulator.trace import TraceRequest
 
-_GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_tokens=0)
+_GREEDY = Sampling(temperature=0.0, seed=0, min_tokens=0)
 
 
 @dataclass(slots=True, eq=False)

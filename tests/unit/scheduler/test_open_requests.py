@@ -11,7 +11,7 @@ from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
-GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_tokens=0)
+GREEDY = Sampling(temperature=0.0, seed=0, min_tokens=0)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import re
 import secrets
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.unsupported import STREAM_OPTIONS, refuse_extras
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
-from pagewire.sampling import SamplingParams, StopConditions
+from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
 from pagewire.v1 import inference_pb2 as pb
 
 Int32 = Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
@@ -55,20 +55,21 @@ Stop = Annotated[
 ]
 
 
-class GenerationFields(Strict):
+# A `top_k` of -1 is off, as 0 is.
+_NUMBER_FIELDS: dict[str, Any] = {
+    number.name: (Int32 | None if number.integer else float | None, None) for number in NUMBERS
+}
+_NumberFields = create_model("_NumberFields", __base__=Strict, **_NUMBER_FIELDS)
+
+
+# mypy cannot see a class that is made from a table.
+class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
     """Every field but the prompt and its log probabilities. null means that a field is absent."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
     seed: Int64 | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     # Keyed by token id.
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     n: Int32 | None = None
@@ -141,17 +142,10 @@ class GenerationFields(Strict):
 
         All candidates of all prompts share them.
         """
-        given: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,  # both mean off
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": _by_token_id(self.logit_bias or {}),
-        }
-        params = {name: value for name, value in given.items() if value is not None}
+        params = {name: value for name, value in numbers_of(self).items() if value is not None}
+        if params.get("top_k") == -1:
+            params["top_k"] = 0
+        params["logit_bias"] = _by_token_id(self.logit_bias or {})
         SamplingParams(**params)
         return pb.GenerateRequest(
             sampling=pb.SamplingParams(**params), stop=stop

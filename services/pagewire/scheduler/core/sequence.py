@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from pagewire.packing import Int32Array
+from pagewire.sampling import SamplingNumbers
 from pagewire.suspicion import Loss, Suspicion
 
 # A sequence has recovered from a failure after so many further tokens: one of its prefill, the
@@ -29,21 +30,14 @@ class State(IntEnum):
         return self >= State.COMPLETED
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(SamplingNumbers):
     """How a sequence's tokens are drawn, with all defaults resolved (see SlotSampling)."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
     seed: int
     min_tokens: int
     # Log probabilities: how many of the likeliest tokens come with each; None for none at all.
     logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     # As in the messages: ids in ascending order as int32, and the bias of each as float32.
     bias_ids: bytes = b""
     biases: bytes = b""

@@ -34,7 +34,7 @@ _NEUTRAL = {
     "frequency_penalty": 0,
     "repetition_penalty": 1,
 }
-_GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, min_tokens=0)
+_GREEDY = Sampling(temperature=0.0, seed=0, min_tokens=0)
 
 
 def reserved_arrivals(width: int) -> int:

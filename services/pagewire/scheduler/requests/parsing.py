@@ -92,16 +92,10 @@ def parse_request(
     return ParsedRequest(
         tokens=tokens,
         sampling=Sampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
+            **params.numbers(),
             seed=random.getrandbits(63) if params.seed is None else params.seed,
             min_tokens=stop.min_tokens,
             logprobs=_logprobs(message, limits.vocab_size),
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
             bias_ids=bias_ids,
             biases=biases,
         ),

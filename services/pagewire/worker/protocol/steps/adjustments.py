@@ -1,6 +1,5 @@
 """Penalties and biases of the sequences that take a slot, as arrays for the device."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,12 +45,7 @@ def adjustment_kinds(sampling: StepSampling) -> int:
 
 
 def adjustment_fault(sampling: StepSampling, vocab_size: int) -> str | None:
-    """The reason why penalties or biases are invalid; None if they are valid."""
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not math.isfinite(getattr(sampling, name)):
-            return f"{name} {getattr(sampling, name)} is not a finite number"
-    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
-        return f"repetition_penalty {sampling.repetition_penalty} is not a number above 0"
+    """The reason why biases are invalid; None if they are valid."""
     ids, biases = sampling.bias_ids, sampling.biases
     if len(ids) > MAX_BIASES or len(ids) != len(biases):
         return f"{len(ids)} bias_ids and {len(biases)} biases; a sequence has up to {MAX_BIASES}"

@@ -1,11 +1,10 @@
 """Sequences that take a slot: their checks, and their arrays for the device."""
 
-import math
-
 import numpy as np
 
 from pagewire.limits import INT32_MAX, MAX_LOGPROBS, MAX_STOP_IDS
 from pagewire.packing import Int32Array
+from pagewire.sampling import NUMBERS
 from pagewire.worker.protocol.steps.adjustments import (
     adjustment_fault,
     adjustment_kinds,
@@ -102,14 +101,12 @@ def _slots(starts: list[Start]) -> Int32Array:
 
 
 def _sampling_fault(sampling: StepSampling, limits: Limits) -> str | None:
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        return f"temperature {sampling.temperature} is not a number of at least 0"
-    if not 0 < sampling.top_p <= 1:
-        return f"top_p {sampling.top_p} is not above 0 and at most 1"
-    if not 0 <= sampling.min_p <= 1:
-        return f"min_p {sampling.min_p} is not between 0 and 1"
-    if sampling.top_k > INT32_MAX or sampling.min_tokens > INT32_MAX:
-        return f"top_k {sampling.top_k} or min_tokens {sampling.min_tokens} exceeds {INT32_MAX}"
+    for number in NUMBERS:
+        fault = number.fault(getattr(sampling, number.name))
+        if fault is not None:
+            return fault
+    if sampling.min_tokens > INT32_MAX:
+        return f"min_tokens {sampling.min_tokens} exceeds {INT32_MAX}"
     if len(sampling.stop_token_ids) > MAX_STOP_IDS:
         return f"{len(sampling.stop_token_ids)} stop_token_ids; at most {MAX_STOP_IDS} are allowed"
     if any(token >= limits.vocab_size for token in sampling.stop_token_ids):

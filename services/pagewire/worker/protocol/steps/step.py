@@ -6,24 +6,18 @@ import numpy as np
 
 from pagewire.errors import invalid
 from pagewire.packing import Float32Array, Int32Array, unpack
+from pagewire.sampling import SamplingNumbers, numbers_of
 from pagewire.v1 import worker_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
-class StepSampling:
-    """Sampling parameters of a sequence; `SlotSampling` in worker.proto defines them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSampling(SamplingNumbers):
+    """Sampling parameters of a sequence, unchecked; `SlotSampling` in worker.proto defines them."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
     seed: int = 0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     bias_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # ascending
     biases: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
 
@@ -153,6 +147,8 @@ def _host_copies(message: pb.Step) -> StepHostCopies | None:
 
 def _start(message: pb.SequenceStart) -> Start:
     sampling = message.sampling
+    numbers = numbers_of(sampling)
+    numbers["repetition_penalty"] = sampling.repetition_penalty or 1.0
     return Start(
         slot=message.slot,
         token_ids=_array("starts.token_ids", message.token_ids),
@@ -160,17 +156,11 @@ def _start(message: pb.SequenceStart) -> Start:
         num_computed=message.num_computed,
         blocks=_array("starts.blocks", message.blocks),
         sampling=StepSampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            **numbers,
             seed=sampling.seed,
             min_tokens=sampling.min_tokens,
             stop_token_ids=tuple(sampling.stop_token_ids),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty or 1.0,
             bias_ids=_array("starts.sampling.bias_ids", sampling.bias_ids),
             biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
