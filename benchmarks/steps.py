@@ -17,7 +17,14 @@ import torch
 
 from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.config import WorkerConfig
-from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts, TableWrites
+from pagewire.sampling import SamplingNumbers
+from pagewire.worker.protocol.steps.device_plan import (
+    Chunks,
+    DevicePlan,
+    SlotStarts,
+    TableWrites,
+    slot_numbers,
+)
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs import GraphBackend
 from pagewire.worker.startup.loading import load_worker
@@ -56,10 +63,7 @@ def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> DevicePlan:
     return DevicePlan(
         starts=SlotStarts(
             slots=slots,
-            temperature=full(0.6, np.float32),
-            top_k=full(0, np.int32),
-            top_p=full(1, np.float32),
-            min_p=full(0, np.float32),
+            numbers=slot_numbers([SamplingNumbers(temperature=0.6)] * rows),
             seed=np.arange(rows, dtype=np.int64),
             min_tokens=full(0, np.int32),
             stop_token_ids=np.full((rows, 16), -1, np.int32),

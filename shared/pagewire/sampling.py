@@ -5,8 +5,8 @@ Gateways and schedulers both check them here, so HTTP and gRPC clients get the s
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from pagewire.errors import invalid
 from pagewire.limits import (
@@ -31,6 +31,10 @@ class Number:
     high: float
     # Whether `low` itself is outside the range.
     above_low: bool
+    default: float
+    # Whether each slot of a worker holds it in a tensor of its own, as int32 or float32. The others
+    # are penalties, which only some sequences have.
+    per_slot: bool
 
     def fault(self, value: float) -> str | None:
         """The reason why a value is refused; None if it is in the range."""
@@ -46,7 +50,11 @@ class Number:
 
 
 def _number(default: float, low: float, high: float, above_low: bool = False) -> Any:
-    return field(default=default, metadata={"range": (low, high, above_low)})
+    return field(default=default, metadata={"range": (low, high, above_low), "per_slot": True})
+
+
+def _penalty(default: float, low: float, high: float, above_low: bool = False) -> Any:
+    return field(default=default, metadata={"range": (low, high, above_low), "per_slot": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +70,30 @@ class SamplingNumbers:
     top_k: int = _number(0, 0, INT32_MAX)
     top_p: float = _number(1.0, 0, 1, above_low=True)
     min_p: float = _number(0.0, 0, 1)
-    presence_penalty: float = _number(0.0, -2, 2)
-    frequency_penalty: float = _number(0.0, -2, 2)
-    repetition_penalty: float = _number(1.0, 0, 2, above_low=True)
+    presence_penalty: float = _penalty(0.0, -2, 2)
+    frequency_penalty: float = _penalty(0.0, -2, 2)
+    repetition_penalty: float = _penalty(1.0, 0, 2, above_low=True)
 
     def numbers(self) -> dict[str, Any]:
         """The parameters by name."""
         return numbers_of(self)
 
 
-NUMBERS = tuple(
-    Number(each.name, each.type is int, *each.metadata["range"]) for each in fields(SamplingNumbers)
-)
+def _specification(declared: Field[Any]) -> Number:
+    low, high, above_low = declared.metadata["range"]
+    return Number(
+        name=declared.name,
+        integer=declared.type is int,
+        low=low,
+        high=high,
+        above_low=above_low,
+        default=cast(float, declared.default),
+        per_slot=declared.metadata["per_slot"],
+    )
+
+
+NUMBERS = tuple(map(_specification, fields(SamplingNumbers)))
+SLOT_NUMBERS = tuple(number for number in NUMBERS if number.per_slot)
 
 
 def numbers_of(holder: object) -> dict[str, Any]:

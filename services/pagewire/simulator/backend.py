@@ -136,7 +136,7 @@ class SimulatedBackend:
     def _start(self, starts: SlotStarts) -> None:
         slots = starts.slots
         self._seed[slots] = starts.seed.view(np.uint64)
-        self._seeded[slots] = starts.temperature > 0
+        self._seeded[slots] = starts.numbers["temperature"] > 0
         self._min_tokens[slots] = starts.min_tokens
         self._stops[slots] = starts.stop_token_ids
 

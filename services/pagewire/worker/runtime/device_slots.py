@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.sampling import SLOT_NUMBERS
 from pagewire.worker.model.kv_cache import lazy_zeros
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
@@ -17,6 +18,9 @@ from pagewire.worker.runtime.upload import upload
 # variant for other strides. The number of columns depends on the free memory, which is known only
 # after the kernels are compiled.
 TABLE_ALIGNMENT = 16
+
+# Of parameters that are integers, and of others.
+_DTYPES = {True: torch.int32, False: torch.float32}
 
 
 class DeviceSlots:
@@ -42,10 +46,10 @@ class DeviceSlots:
         )
         # `index` belongs to a row, not to a slot: `gather_sampling` gets it separately.
         self.sampling = SamplingState(
-            temperature=zeros(dtype=torch.float32),
-            top_k=zeros(),
-            top_p=zeros(dtype=torch.float32).fill_(1.0),
-            min_p=zeros(dtype=torch.float32),
+            **{
+                number.name: zeros(dtype=_DTYPES[number.integer]).fill_(number.default)
+                for number in SLOT_NUMBERS
+            },
             seed=zeros(dtype=torch.int64),
             index=zeros(),
             min_tokens=zeros(),
@@ -93,24 +97,20 @@ class DeviceSlots:
 
     def _start(self, starts: SlotStarts) -> None:
         # All as int32 bits, for one copy. The int64 seeds come first, at an aligned address.
-        seed, slots, temperature, top_k, top_p, min_p, min_tokens, kinds, stops = upload(
+        seed, slots, min_tokens, kinds, stops, *numbers = upload(
             self._device,
             starts.seed.view(np.int32),
             starts.slots,
-            starts.temperature.view(np.int32),
-            starts.top_k,
-            starts.top_p.view(np.int32),
-            starts.min_p.view(np.int32),
             starts.min_tokens,
             starts.adjustment_kinds,
             starts.stop_token_ids.ravel(),
+            *(starts.numbers[number.name].view(np.int32) for number in SLOT_NUMBERS),
         )
         state = self.sampling
         state.seed[slots] = seed.view(torch.int64)
-        state.temperature[slots] = temperature.view(torch.float32)
-        state.top_k[slots] = top_k
-        state.top_p[slots] = top_p.view(torch.float32)
-        state.min_p[slots] = min_p.view(torch.float32)
+        for number, values in zip(SLOT_NUMBERS, numbers, strict=True):
+            tensor: Tensor = getattr(state, number.name)
+            tensor[slots] = values.view(tensor.dtype)
         state.min_tokens[slots] = min_tokens
         state.stop_token_ids[slots] = stops.view(-1, MAX_STOP_IDS)
         self._adjustments.kinds[slots] = kinds

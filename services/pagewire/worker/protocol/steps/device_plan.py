@@ -1,12 +1,15 @@
 """The plan of one step for a backend: changes of the slots, then rows to compute."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
+from pagewire.sampling import SLOT_NUMBERS, SamplingNumbers
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
@@ -18,16 +21,27 @@ class SlotStarts:
     """Sampling parameters of the slots that take a new sequence."""
 
     slots: Int32Array  # [starts]
-    temperature: NDArray[np.float32]  # [starts]
-    top_k: Int32Array  # [starts]
-    top_p: NDArray[np.float32]  # [starts]
-    min_p: NDArray[np.float32]  # [starts]
+    # SLOT_NUMBERS by name, each `[starts]` int32 or float32.
+    numbers: dict[str, NDArray[Any]]
     seed: NDArray[np.int64]  # [starts]
     min_tokens: Int32Array  # [starts]
     stop_token_ids: Int32Array  # [starts, 16], padded with -1
     adjustment_kinds: Int32Array  # [starts], bits, see `adjustment_kinds`
     penalized: PenalizedStarts | None = None
     biased: BiasedStarts | None = None
+
+
+def slot_numbers(
+    sampling: Sequence[SamplingNumbers],
+) -> dict[str, NDArray[Any]]:
+    """`SlotStarts.numbers` of some sequences."""
+    return {
+        number.name: np.array(
+            [getattr(each, number.name) for each in sampling],
+            np.int32 if number.integer else np.float32,
+        )
+        for number in SLOT_NUMBERS
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +153,7 @@ def dummy_plan(
     return DevicePlan(
         starts=SlotStarts(
             slots=np.array([pad], np.int32),
-            temperature=np.array([1.0], np.float32),
-            top_k=np.array([0], np.int32),
-            top_p=np.array([0.9], np.float32),
-            min_p=np.array([0.0], np.float32),
+            numbers=slot_numbers([SamplingNumbers(top_p=0.9)]),
             seed=np.array([0], np.int64),
             min_tokens=np.array([0], np.int32),
             stop_token_ids=np.full((1, MAX_STOP_IDS), -1, np.int32),

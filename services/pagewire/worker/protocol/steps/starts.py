@@ -11,7 +11,12 @@ from pagewire.worker.protocol.steps.adjustments import (
     biased_starts,
     penalized_starts,
 )
-from pagewire.worker.protocol.steps.device_plan import BlockCopies, SlotStarts, TableWrites
+from pagewire.worker.protocol.steps.device_plan import (
+    BlockCopies,
+    SlotStarts,
+    TableWrites,
+    slot_numbers,
+)
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start, StepSampling
 
@@ -60,10 +65,7 @@ def slot_starts(starts: list[Start]) -> SlotStarts:
         stops[row, : len(s.stop_token_ids)] = s.stop_token_ids
     return SlotStarts(
         slots=_slots(starts),
-        temperature=np.array([s.temperature for s in sampling], np.float32),
-        top_k=np.array([s.top_k for s in sampling], np.int32),
-        top_p=np.array([s.top_p for s in sampling], np.float32),
-        min_p=np.array([s.min_p for s in sampling], np.float32),
+        numbers=slot_numbers(sampling),
         seed=np.array([s.seed for s in sampling], np.int64),
         min_tokens=np.array([s.min_tokens for s in sampling], np.int32),
         stop_token_ids=stops,
