@@ -1,11 +1,11 @@
-"""Time cuBLASLt's algorithms for a model's products, beside torch's.
+"""Time cuBLASLt's algorithms for a model's GEMMs, beside torch's.
 
-    PYTHONPATH=services:shared python3 benchmarks/kernels/products.py --model llama-3.1-8b \
+    PYTHONPATH=services:shared python3 benchmarks/kernels/gemms.py --model llama-3.1-8b \
         [--tokens 96 128 ...] [--search SECONDS] [--output FILE]
 
-For each product of a layer and number of tokens: microseconds by torch, by the best algorithm that
+For each GEMM of a layer and number of tokens: microseconds by torch, by the best algorithm that
 the library's heuristics name, and by the best that a worker tries, with its settings. `--search`
-goes on from the best ones, for so long a product: it changes one setting of theirs after the other
+goes on from the best ones, for so long a GEMM: it changes one setting of theirs after the other
 to each value that the library takes, and keeps what is faster. All are timed once on a few weights,
 the fastest then in a CUDA graph; the weights outgrow the L2 cache.
 """
@@ -52,7 +52,7 @@ TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
 COPIES, ROTATED_BYTES = 6, 2**29  # weights of at least so many layers, and so large together
 FINALISTS = 6  # timed in graphs
 
-TOLERANCE = 6e-3  # of products of bfloat16
+TOLERANCE = 6e-3  # of GEMMs in bfloat16
 CLEARLY = 0.99  # a time that is better is so many times the other
 SEARCHED_FROM = 3  # of the algorithms that the heuristics name
 # What is tried of each. cuBLAS 13.1 has tiles up to 634 and clusters up to 51; asked about a number
@@ -72,9 +72,9 @@ FLOAT32_PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Microseconds of one product; None where nothing was searched."""
+    """Microseconds of one GEMM; None where nothing was searched."""
 
-    product: str
+    gemm: str
     tokens: int
     torch_us: float
     named_us: float
@@ -87,7 +87,7 @@ class Row:
 
 
 class Timer:
-    """Times the products of one shape, each with every one of some weights."""
+    """Times the GEMMs of one shape, each with every one of some weights."""
 
     def __init__(self, shape: Shape, weights: list[Tensor], scratch: Tensor) -> None:
         self.x = torch.randn(shape.tokens, shape.k, device=DEVICE, dtype=DTYPE)
@@ -159,7 +159,7 @@ def row_of(name: str, shape: Shape, timer: Timer, seconds: float) -> Row:
         searched_us, searched = timer.fastest(list(timer.search(begin, seconds)))
         timer.check(searched)
     return Row(
-        product=name,
+        gemm=name,
         tokens=shape.tokens,
         torch_us=timer.in_graph(timer.by_torch),
         named_us=named_us,
@@ -200,7 +200,7 @@ def settings_of(algorithm: Algorithm) -> dict[str, int]:
 
 def figures_of_row(model: str, row: Row) -> Iterator[Figure]:
     """Times of a row, and how many algorithms were tried."""
-    name = f"{model}/{row.product}/{row.tokens} tokens"
+    name = f"{model}/{row.gemm}/{row.tokens} tokens"
     for what in ("torch_us", "named_us", "best_us", "searched_us"):
         if getattr(row, what) is not None:
             yield Figure(f"{name}/{what}", getattr(row, what), "us")
@@ -211,7 +211,7 @@ def figures_of_row(model: str, row: Row) -> Iterator[Figure]:
 def line_of(row: Row) -> str:
     """A row for the terminal."""
     line = (
-        f"{row.product:<8} {row.tokens:5} torch {row.torch_us:8.2f}, "
+        f"{row.gemm:<8} {row.tokens:5} torch {row.torch_us:8.2f}, "
         f"best of {row.named:3} {row.named_us:8.2f}, "
         f"of {row.tried:3} {row.best_us:8.2f} {list(row.best.values())}"
     )
@@ -224,7 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="llama-3.1-8b")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--search", type=float, default=0.0, help="seconds a product")
+    parser.add_argument("--search", type=float, default=0.0, help="seconds a GEMM")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     figures: list[Figure] = []
