@@ -49,12 +49,10 @@ class Number:
         return f"{self.name} is {value}; it must be {allowed}"
 
 
-def _number(default: float, low: float, high: float, above_low: bool = False) -> Any:
-    return field(default=default, metadata={"range": (low, high, above_low), "per_slot": True})
-
-
-def _penalty(default: float, low: float, high: float, above_low: bool = False) -> Any:
-    return field(default=default, metadata={"range": (low, high, above_low), "per_slot": False})
+def _number(
+    default: float, low: float, high: float, above_low: bool = False, per_slot: bool = True
+) -> Any:
+    return field(default=default, metadata={"range": (low, high, above_low), "per_slot": per_slot})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +68,9 @@ class SamplingNumbers:
     top_k: int = _number(0, 0, INT32_MAX)
     top_p: float = _number(1.0, 0, 1, above_low=True)
     min_p: float = _number(0.0, 0, 1)
-    presence_penalty: float = _penalty(0.0, -2, 2)
-    frequency_penalty: float = _penalty(0.0, -2, 2)
-    repetition_penalty: float = _penalty(1.0, 0, 2, above_low=True)
-
-    def numbers(self) -> dict[str, Any]:
-        """The parameters by name."""
-        return numbers_of(self)
+    presence_penalty: float = _number(0.0, -2, 2, per_slot=False)
+    frequency_penalty: float = _number(0.0, -2, 2, per_slot=False)
+    repetition_penalty: float = _number(1.0, 0, 2, above_low=True, per_slot=False)
 
 
 def _specification(declared: Field[Any]) -> Number:
@@ -97,7 +91,7 @@ SLOT_NUMBERS = tuple(number for number in NUMBERS if number.per_slot)
 
 
 def numbers_of(holder: object) -> dict[str, Any]:
-    """The parameters of an object with their names as attributes, such as a message."""
+    """SamplingNumbers by name, of any object with these attributes, such as a message."""
     return {number.name: getattr(holder, number.name) for number in NUMBERS}
 
 

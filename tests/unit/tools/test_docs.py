@@ -22,11 +22,7 @@ PAGES = sorted(
     for page in folder.glob("*.md")
 )
 # Settings of commands that are no service, and of pytest.
-OTHER_FLAGS = frozenset({
-    "build", "compare-preemption", "compare-static", "config", "count", "file", "model", "output",
-    "plot", "profile", "requests", "seconds", "speedup", "temperature", "trace", "waiting",
-    "workers",
-})  # fmt: skip
+OTHER_FLAGS = frozenset({"config", "output", "trace"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,7 +8,7 @@ import numpy as np
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.limits import MAX_LOGPROBS, MAX_NAME_LENGTH, MAX_REQUEST_ID_LENGTH
 from pagewire.packing import pack, pack_floats
-from pagewire.sampling import SamplingParams, StopConditions
+from pagewire.sampling import SamplingParams, StopConditions, numbers_of
 from pagewire.scheduler.core.sequence import Sampling
 from pagewire.scheduler.requests.beam_request import check_beam_search
 from pagewire.scheduler.requests.prompt import (
@@ -92,7 +92,7 @@ def parse_request(
     return ParsedRequest(
         tokens=tokens,
         sampling=Sampling(
-            **params.numbers(),
+            **numbers_of(params),
             seed=random.getrandbits(63) if params.seed is None else params.seed,
             min_tokens=stop.min_tokens,
             logprobs=_logprobs(message, limits.vocab_size),

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pagewire.packing import pack
+from pagewire.sampling import numbers_of
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.v1 import worker_pb2 as pb
@@ -45,7 +46,7 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
         blocks=pack(sequence.blocks),
         copied_block=sequence.copied_block,
         sampling=pb.SlotSampling(
-            **sampling.numbers(),
+            **numbers_of(sampling),
             seed=sampling.seed,
             min_tokens=sampling.min_tokens,
             stop_token_ids=stop_ids,
