@@ -38,6 +38,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"the model's chat template does not parse: {error}") from error
         self._special_tokens = special_tokens
+        self.takes_documents = "documents" in source
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
@@ -47,7 +48,7 @@ class ChatTemplate:
         source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
         if isinstance(source, list):
             source = next((t["template"] for t in source if t.get("name") == "default"), None)
-        return None if source is None else cls(source, _special_tokens(config))
+        return None if source is None else cls(source, special_tokens(folder))
 
     def render(
         self, messages: list[Message], add_generation_prompt: bool, variables: dict[str, Any]
@@ -84,9 +85,10 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that tokenizer_config.json names, such as `bos_token`."""
     tokens = {}
-    for name, value in config.items():
+    for name, value in _read_json(folder / "tokenizer_config.json").items():
         if name.endswith("_token") and value is not None:
             content = value["content"] if isinstance(value, dict) else value
             if isinstance(content, str):
