@@ -129,10 +129,11 @@ class ChatRequest(GenerationFields):
             common=[CommonFields.of(parameters, prompt)],
             candidates=n,
             n=n,
-            formatter=ChatFormatter(envelope),
+            formatter=ChatFormatter(envelope, bool(self.return_tokens_as_token_ids)),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
+            details=self.details(prompt_in_choice=False),
             input_field="messages",
         )
 
@@ -258,6 +259,7 @@ class ChatFormatter:
     """Formats a choice as a message, or as deltas of one."""
 
     envelope: Envelope
+    tokens_as_ids: bool = False
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The delta with the role, which comes before any text."""
@@ -279,18 +281,17 @@ class ChatFormatter:
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
         """One entry for each token, also for a stop token. A special token has its name as text."""
         content = [
-            {**_entry(each.token), "top_logprobs": [_entry(other) for other in each.top]}
+            {**self._entry(each.token), "top_logprobs": list(map(self._entry, each.top))}
             for each in tokens
         ]
         return {"content": content, "refusal": None}
 
-
-def _entry(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "token": candidate.text,
-        "logprob": json_logprob(candidate.logprob),
-        "bytes": list(candidate.data),
-    }
+    def _entry(self, candidate: Candidate) -> dict[str, Any]:
+        return {
+            "token": candidate.name if self.tokens_as_ids else candidate.text,
+            "logprob": json_logprob(candidate.logprob),
+            "bytes": list(candidate.data),
+        }
 
 
 def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:

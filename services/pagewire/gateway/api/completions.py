@@ -101,10 +101,11 @@ class CompletionRequest(GenerationFields):
             common=common,
             candidates=requests_each,
             n=n,
-            formatter=CompletionFormatter(envelope),
+            formatter=CompletionFormatter(envelope, bool(self.return_tokens_as_token_ids)),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
+            details=self.details(prompt_in_choice=True),
         )
 
     def given_max_tokens(self) -> int:
@@ -184,6 +185,7 @@ class CompletionFormatter:
     """Formats a choice as text."""
 
     envelope: Envelope
+    tokens_as_ids: bool = False
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """None: nothing comes before the text."""
@@ -208,15 +210,17 @@ class CompletionFormatter:
         the likeliest one counts.
         """
         return {
-            "tokens": [each.token.text for each in tokens],
+            "tokens": [self._name(each.token) for each in tokens],
             "token_logprobs": [json_logprob(each.token.logprob) for each in tokens],
-            "top_logprobs": [_by_text((*each.top, each.token)) for each in tokens],
+            "top_logprobs": [self._by_name((*each.top, each.token)) for each in tokens],
             "text_offset": [each.offset for each in tokens],
         }
 
+    def _name(self, candidate: Candidate) -> str:
+        return candidate.name if self.tokens_as_ids else candidate.text
 
-def _by_text(candidates: Iterable[Candidate]) -> dict[str, float]:
-    logprobs: dict[str, float] = {}
-    for candidate in candidates:
-        logprobs.setdefault(candidate.text, json_logprob(candidate.logprob))
-    return logprobs
+    def _by_name(self, candidates: Iterable[Candidate]) -> dict[str, float]:
+        logprobs: dict[str, float] = {}
+        for candidate in candidates:
+            logprobs.setdefault(self._name(candidate), json_logprob(candidate.logprob))
+        return logprobs

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.unsupported import STREAM_OPTIONS, STREAM_OPTIONS_HINTS, Neutral
+from pagewire.gateway.api.details import Details
+from pagewire.gateway.api.unsupported import STREAM_OPTIONS_HINTS, Neutral
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
 from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
@@ -39,9 +40,9 @@ class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     hints = STREAM_OPTIONS_HINTS
-    refused = STREAM_OPTIONS
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 def _stop_kind(value: Any) -> str | None:
@@ -87,6 +88,8 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
@@ -95,6 +98,13 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with a chunk that has the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def details(self, prompt_in_choice: bool) -> Details | None:
+        """What the answer shows beside the text; None if nothing."""
+        options = self.stream_options
+        usage = bool(options and options.continuous_usage_stats)
+        ids = bool(self.return_token_ids)
+        return Details(ids, usage, prompt_in_choice) if ids or usage else None
 
     def check_stream_options(self) -> None:
         """RequestError for stream options without `stream`."""
@@ -155,6 +165,7 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
             priority=self.priority or 0,
             logprobs=logprobs,
             deadline_ms=self.deadline_ms,
+            return_prompt_token_ids=bool(self.return_token_ids),
             beam_search=beam_search,
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagewire.gateway.api.details import Details
 from pagewire.gateway.api.formatting import Formatter
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.v1 import inference_pb2 as pb
@@ -15,7 +16,8 @@ class Job:
     `requests` has the candidates of the first prompt, then those of the second, and so on:
     `candidates` for each prompt, of which `n` become choices. They are small, because the fields
     that the candidates of a prompt share are in `common`, once for each prompt. `ignored` names
-    fields of the body that have no meaning here; `input_field` is the one with the prompt.
+    fields of the body that have no meaning here; `details` are what the answer shows beside the
+    text; `input_field` is the one with the prompt.
     """
 
     requests: list[pb.GenerateRequest]
@@ -27,6 +29,7 @@ class Job:
     include_usage: bool
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
+    details: Details | None = None
     input_field: str = "prompt"
 
     def common_of(self, index: int) -> CommonFields:

@@ -53,9 +53,7 @@ COMMON: Neutral = {
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "truncation_side": ("left",),
-    "return_token_ids": (False,),
     "return_token_offsets": (False,),
-    "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
     "thinking_token_budget": (-1,),
@@ -105,9 +103,6 @@ COMPLETION: Neutral = {
     "tools": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-}
-STREAM_OPTIONS: Neutral = {
-    "continuous_usage_stats": (False,),
 }
 MESSAGE: Neutral = {
     "tool_calls": ([],),

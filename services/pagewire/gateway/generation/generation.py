@@ -43,6 +43,7 @@ class Generation:
         "logprobs",
         "moved",
         "on_usage",
+        "prompt_ids",
         "prompt_index",
         "prompt_tokens",
         "queued",
@@ -76,6 +77,7 @@ class Generation:
         self._text = bytearray()
         self.logprobs = LogprobLog() if request.HasField("logprobs") else None
         self.prompt_tokens = 0
+        self.prompt_ids: array[int] | None = None  # if the request wants them, and after they came
         self.finish: pb.Finish | None = None
         self.failure: RequestError | None = None
         self.aborted = False
@@ -167,6 +169,10 @@ class Generation:
         if self.eager and not self.queued:  # the queue checks it too; this saves a call
             self.updates.put(self)
 
+    def record_prompt(self, token_bytes: bytes) -> None:
+        """Keeps the prompt's tokens (little-endian int32)."""
+        self.prompt_ids = array("i", token_bytes)
+
     def take_text(self) -> str:
         """The text that has arrived since the last call."""
         text = self._text.decode(errors="replace")
@@ -212,6 +218,8 @@ class Generation:
             request = pb.GenerateRequest()
             request.CopyFrom(self.request)
         if self._attempts > 1:
+            if self.prompt_ids is not None:
+                request.return_prompt_token_ids = False
             request.request_id = f"{self.request.request_id}.{self._attempts}"
             request.resume_token_ids.extend(self.tokens)
         if request.HasField("deadline_ms"):

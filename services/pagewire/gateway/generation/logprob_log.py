@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import NamedTuple
 
-from pagewire.packing import unpack_floats
+from pagewire.packing import unpack, unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 
 _FLOAT = Struct("<f")
@@ -18,11 +18,17 @@ class Candidate(NamedTuple):
 
     logprob: float
     data: bytes  # its bytes; they may be a part of a character
+    id: int
 
     @property
     def text(self) -> str:
         """Its text, with U+FFFD for parts of characters."""
         return self.data.decode(errors="replace")
+
+    @property
+    def name(self) -> str:
+        """A text that stands for this token only, unlike `text`."""
+        return f"token_id:{self.id}"
 
 
 class TokenLogprobs(NamedTuple):
@@ -42,6 +48,7 @@ class CandidateBlock(NamedTuple):
 
     tokens: int
     width: int
+    ids: bytes  # int32, little-endian
     logprobs: bytes  # float32, little-endian
     sizes: tuple[int, ...]  # bytes of each candidate in `data`
     data: bytes
@@ -51,7 +58,8 @@ class CandidateBlock(NamedTuple):
         ends = list(accumulate(self.sizes, initial=0))
         pieces = [self.data[begin:end] for begin, end in pairwise(ends)]
         logprobs = unpack_floats(self.logprobs).tolist()
-        found = list(map(Candidate._make, zip(logprobs, pieces, strict=True)))
+        ids = unpack(self.ids).tolist()
+        found = list(map(Candidate._make, zip(logprobs, pieces, ids, strict=True)))
         return [found[at : at + self.width] for at in range(0, len(found), self.width)]
 
 
@@ -59,6 +67,7 @@ class CandidateReader:
     """Reads the candidates of a message, entry after entry."""
 
     def __init__(self, message: pb.MultiplexResponse) -> None:
+        self._ids = message.candidate_ids
         self._logprobs = message.candidate_logprobs
         self._sizes = tuple(message.candidate_sizes)
         self._data = message.candidate_bytes
@@ -73,6 +82,7 @@ class CandidateReader:
         return CandidateBlock(
             tokens,
             width,
+            self._ids[4 * begin : 4 * end],
             self._logprobs[4 * begin : 4 * end],
             sizes,
             self._data[data_begin:data_end],

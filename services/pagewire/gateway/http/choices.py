@@ -1,5 +1,6 @@
 """Which generations of a job become choices of its answer."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -16,6 +17,8 @@ class Choice(NamedTuple):
     text: str
     finish: pb.Finish
     logprobs: LogprobLog | None
+    tokens: "Sequence[int] | array[int]" = ()
+    prompt: "Sequence[int] | array[int]" = ()  # empty unless the request wants its tokens
 
 
 def choices(job: Job, generations: Sequence[Generation]) -> Iterator[Choice]:
@@ -40,10 +43,11 @@ def _mean_logprob(generation: Generation) -> float:
 def _choices_of(job: Job, generation: Generation) -> Iterator[Choice]:
     finish = generation.finish
     assert finish is not None
+    prompt = generation.prompt_ids or ()
     for hypothesis in finish.hypotheses:
         stop_id = hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
         ended = pb.Finish(reason=hypothesis.reason, stop_token_id=stop_id)
-        yield Choice(hypothesis.text, ended, None)
+        yield Choice(hypothesis.text, ended, None, hypothesis.token_ids, prompt)
     if not finish.hypotheses:
         logprobs = generation.logprobs if job.shows_logprobs else None
-        yield Choice(generation.take_text(), finish, logprobs)
+        yield Choice(generation.take_text(), finish, logprobs, generation.tokens, prompt)

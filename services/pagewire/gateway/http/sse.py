@@ -8,10 +8,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.errors import RequestError
+from pagewire.gateway.api.details import Details
 from pagewire.gateway.api.formatting import Formatter, new_logprobs, usage
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.http.detailed import DetailedEvents
 from pagewire.gateway.http.paced_json import (
     TOKENS_A_PIECE,
     json_ascii,
@@ -101,16 +103,23 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, run: Run, first: list[Generation], formatter: Formatter, include_usage: bool
+        self,
+        run: Run,
+        first: list[Generation],
+        formatter: Formatter,
+        include_usage: bool,
+        details: Details | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
-        self._writer = ChunkWriter(formatter, include_usage)
+        shows_usage = details is not None and details.usage
+        self._writer = ChunkWriter(formatter, include_usage and not shows_usage)
+        self._details = None if details is None else DetailedEvents(details)
         self._include_usage = include_usage
         single = len(run.generations) == 1
-        self._plain = single and run.generations[0].logprobs is None
+        self._plain = single and run.generations[0].logprobs is None and details is None
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +160,10 @@ class EventStream(Response):
                 continue
             if generation.finish is not None:
                 self._ended.add(generation.index)
-            for piece in await self._writer.write_paced(generation, pacer):
+            written = await self._writer.write_paced(generation, pacer)
+            if self._details is not None:
+                written = await self._details.add_to(written, generation, pacer)
+            for piece in written:
                 pieces.append(piece)
                 if len(piece) > _LARGE_PIECE:
                     await _send_text(send, "".join(pieces), more=True)

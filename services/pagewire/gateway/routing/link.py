@@ -218,6 +218,9 @@ class Link:
         if response.draining and not self.draining:
             log.info("scheduler %s drains", self.target)
             self.draining = True
+        for prompt in response.prompts:
+            if (generation := self._open.get(prompt.stream)) is not None:
+                generation.record_prompt(prompt.token_ids)
         if response.streams:
             for delta in deliver(response, self._open, self._metrics):
                 self._handle_misplaced(delta)

@@ -12,6 +12,8 @@ from pagewire.v1 import inference_pb2 as pb
 
 # Rows of one message, which must stay far below gRPC's largest message.
 PAGE_ROWS = 1 << 16
+# Once a message has so many tokens of prompts, it gets no further prompt.
+PAGE_PROMPT_TOKENS = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,9 @@ class DeltaBuffer:
     read: asyncio.Event = field(default_factory=asyncio.Event)
     # Messages that the client has sent and the service has read.
     received: int = 0
+    # Stream number and packed tokens of the prompts that clients want to see. They are sent before
+    # any delta.
+    prompts: deque[tuple[int, bytes]] = field(default_factory=deque)
     _pages: deque[pb.MultiplexResponse] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -85,8 +90,15 @@ class DeltaBuffer:
         self.finished.append(pb.StreamFinish(stream=stream, finish=finish))
         self.ready.set()
 
+    def add_prompt(self, stream: int, tokens: Int32Array) -> None:
+        """Adds the prompt of a request that has had no delta yet."""
+        self.prompts.append((stream, pack(tokens)))
+        self.ready.set()
+
     def take(self) -> pb.MultiplexResponse:
         """The oldest page, or everything if there is none; clears `ready` when nothing is left."""
+        if self.prompts:
+            return self._prompt_page()
         if not self._pages:
             self.ready.clear()
             return self._page()
@@ -100,6 +112,14 @@ class DeltaBuffer:
         self.streams.append(streams)
         self.indices.append(indices)
         self.text_sizes.append(text_sizes)
+
+    def _prompt_page(self) -> pb.MultiplexResponse:
+        message, size = pb.MultiplexResponse(), 0
+        while self.prompts and size < 4 * PAGE_PROMPT_TOKENS:
+            stream, tokens = self.prompts.popleft()
+            message.prompts.add(stream=stream, token_ids=tokens)
+            size += len(tokens)
+        return message
 
     def _page(self) -> pb.MultiplexResponse:
         """A message of everything that is on no page yet."""

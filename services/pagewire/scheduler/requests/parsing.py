@@ -41,6 +41,7 @@ class ParsedRequest:
     text: TextStream | None
     include_stop_token: bool
     skip_special_tokens: bool
+    return_prompt: bool
     beam_search: pb.BeamSearch | None
 
 
@@ -111,6 +112,7 @@ def parse_request(
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
         skip_special_tokens=default_true(message, "skip_special_tokens"),
+        return_prompt=message.return_prompt_token_ids,
         beam_search=message.beam_search if message.HasField("beam_search") else None,
     )
 

@@ -17,6 +17,8 @@ def response_of(
         text=deltas.text.decode(),
         finish=finish,
     )
+    for prompt in deltas.prompts:
+        response.prompt_token_ids.extend(unpack(prompt.token_ids).tolist())
     if deltas.candidate_counts:
         with_bytes = not request.HasField("detokenize") or request.detokenize
         _add_logprobs(response, deltas, with_bytes)

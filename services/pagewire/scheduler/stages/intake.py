@@ -177,6 +177,8 @@ class Intake:
         if (losses := request.worker_losses) is not None:
             suspicion = Suspicion.from_report(losses.workers, list(losses.alone), time.monotonic())
             self._admission.set_suspicion(sequence, suspicion)
+        if parsed.return_prompt:
+            request.buffer.add_prompt(request.stream, parsed.tokens.prompt)
         ended = await _replay(request, parsed)
         if not request.open:
             return
