@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pagewire.addresses import parse_addresses
 from pagewire.cli.errors import CommandError
+from pagewire.cli.launch.model_files import with_model_files
 from pagewire.cli.launch.stack import Stack, control_stack
 from pagewire.cli.launch.supervisor import SUPERVISOR, Supervisor, running
 from pagewire.errors import Code, RequestError
@@ -140,11 +141,11 @@ class PrivateStack:
     async def _serve(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         self._begun.set()
+        files = await asyncio.to_thread(with_model_files, self.values)
         with TemporaryDirectory(prefix="pagewire-", dir=_short_folder()) as folder:
             address = f"unix:{folder}/scheduler.sock"
-            stack = control_stack(
-                {**self.values, "grpc_host": address, "grpc_port": 0}, Path(folder)
-            )
+            values = {**files, "grpc_host": address, "grpc_port": 0}
+            stack = control_stack(values, Path(folder))
             self._supervisor = Supervisor(stack.tiers, _report)
             async with running(self._supervisor):
                 await self._connect(stack)

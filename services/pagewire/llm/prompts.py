@@ -1,7 +1,7 @@
 """From what a caller gives, prompts or conversations with parameters, to jobs of the gateway."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pagewire.errors import RequestError, invalid
@@ -9,6 +9,7 @@ from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate_object
 from pagewire.llm.outputs import Prompt
 from pagewire.llm.params import NAMES, SamplingParams, suggestion
@@ -72,6 +73,7 @@ def completion_task(
     prompt = _prompt(given)
     fields = {"prompt": prompt.text if prompt.token_ids is None else prompt.token_ids}
     request = validate_object(CompletionRequest, {**fields, "stream": stream, **params.fields()})
+    check_extras(request, refuse_unknown=True)
     job = request.job(model.id, model.max_model_len)
     if prompt.token_ids is None:
         _ask_for_prompt(job)
@@ -99,6 +101,7 @@ def chat_task(
         sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}
     body = {"messages": [dict(message) for message in messages], "stream": stream}
     request = validate_object(ChatRequest, {**body, **fields, **sampling})
+    check_extras(request, refuse_unknown=True)
     job = request.job(model.id, limits)
     _ask_for_prompt(job)
     return Task(Prompt(), job)
@@ -108,8 +111,7 @@ def numbered(error: RequestError, index: int, count: int) -> RequestError:
     """The error of one of `count` prompts, which says which one."""
     if count == 1:
         return error
-    message = f"prompt {index}: {error.message}"
-    return RequestError(error.code, message, error.field, error.retry_after)
+    return replace(error, message=f"prompt {index}: {error.message}")
 
 
 def _params(params: ParamsLike, count: int) -> Sequence[SamplingParams]:

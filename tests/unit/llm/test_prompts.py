@@ -72,7 +72,7 @@ def test_each_output_is_a_request_with_the_next_seed():
         (5, "is a int"),
         ([1, "a"], r"prompt\[1\]"),
         ([-1], "prompt"),
-        ([1] * 64, "no room"),
+        ([1] * 64, "maximum context length"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "alone"),
         ({"text": "a"}, "'text'"),
     ],

@@ -104,7 +104,7 @@ def test_beam_search_returns_the_best_outputs(llm):
 
 
 def test_errors_name_prompt_and_field(llm):
-    with pytest.raises(RequestError, match=r"^prompt 1: .* max_tokens 1000000") as caught:
+    with pytest.raises(RequestError, match=r"^prompt 1: .* 1000000 in the completion") as caught:
         llm.generate(["a", "b"], [GREEDY, SamplingParams(max_tokens=10**6)])
     assert caught.value.field == "max_tokens"
     good, bad = llm.generate(
