@@ -128,6 +128,7 @@ class ChatRequest(GenerationFields):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
+            input_field="messages",
         )
 
     def _given_max_tokens(self) -> int | None:
