@@ -14,6 +14,9 @@ class SchedulerConfig(RequestConfig, ModelConfig):
     skip_tokenizer: bool = setting(
         False, "Serve token ids only, without text. The model's folder needs no tokenizer then."
     )
+    chat_template: str | None = setting(
+        None, "File with a Jinja chat template, used instead of the model's own."
+    )
     grpc_host: str = setting(
         "127.0.0.1", "Address to listen on for gRPC, or unix:PATH, which needs no port."
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import RequestError, invalid
 from pagewire.packing import Int32Array
+from pagewire.scheduler.text.chat_template import RESERVED
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer, TooManyTokensError
 from pagewire.v1 import inference_pb2 as pb
 
@@ -165,7 +166,7 @@ def _template_variables(chat: pb.ChatInput, max_nodes: int) -> dict[str, Any]:
             f"chat_template_kwargs has {nodes} values; give {max_nodes} at most "
             "(max_template_nodes)",
         )
-    reserved = variables.keys() & {"messages", "add_generation_prompt"}
+    reserved = variables.keys() & RESERVED
     if reserved:
         raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
     return variables

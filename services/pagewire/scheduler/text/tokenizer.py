@@ -18,12 +18,12 @@ from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.text.byte_level import byte_fallback_ids, byte_level_table, keeps_all_text
-from pagewire.scheduler.text.chat_template import ChatTemplate
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
     PrefixDetokenizer,
 )
+from pagewire.scheduler.text.template_files import load_chat_template
 from pagewire.scheduler.text.token_texts import TokenTexts
 
 # A text with more characters a token of the limit is likely to have too many tokens. Where its
@@ -55,8 +55,13 @@ class TooManyTokensError(Exception):
 class Tokenizer:
     """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
 
-    def __init__(self, folder: Path, bounds: TextBounds = TextBounds()) -> None:
-        """FileNotFoundError names the file that is missing."""
+    def __init__(
+        self, folder: Path, bounds: TextBounds = TextBounds(), template_file: Path | None = None
+    ) -> None:
+        """`template_file` has a chat template to use instead of the model's.
+
+        FileNotFoundError names the file that is missing, ValueError one that is not valid.
+        """
         self.bounds = bounds
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -64,7 +69,7 @@ class Tokenizer:
         self._backend = Backend.from_file(str(path))
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.chat_template = ChatTemplate.load(folder)
+        self.chat_template = load_chat_template(folder, template_file)
         self.eos_token_ids = _eos_token_ids(folder)
         self.default_sampling = _default_sampling(folder)
         added = self._backend.get_added_tokens_decoder()
