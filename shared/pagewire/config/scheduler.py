@@ -14,7 +14,12 @@ class SchedulerConfig(RequestConfig, ModelConfig):
     skip_tokenizer: bool = setting(
         False, "Serve token ids only, without text. The model's folder needs no tokenizer then."
     )
-    grpc_host: str = setting("127.0.0.1", "Address to listen on for gRPC.")
+    chat_template: str | None = setting(
+        None, "File with a Jinja chat template, used instead of the model's own."
+    )
+    grpc_host: str = setting(
+        "127.0.0.1", "Address to listen on for gRPC, or unix:PATH, which needs no port."
+    )
     grpc_port: int = setting(
         50051, "Port to listen on for gRPC; 0 takes a free one.", minimum=0, maximum=65535
     )

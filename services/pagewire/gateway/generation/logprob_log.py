@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
 
     logprob: float
     data: bytes  # its bytes; they may be a part of a character
-    id: int
+    token_id: int
 
     @property
     def text(self) -> str:
@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
     @property
     def name(self) -> str:
         """A text that stands for this token only, unlike `text`."""
-        return f"token_id:{self.id}"
+        return f"token_id:{self.token_id}"
 
 
 class TokenLogprobs(NamedTuple):
@@ -48,10 +48,10 @@ class CandidateBlock(NamedTuple):
 
     tokens: int
     width: int
-    ids: bytes  # int32, little-endian
     logprobs: bytes  # float32, little-endian
     sizes: tuple[int, ...]  # bytes of each candidate in `data`
     data: bytes
+    ids: bytes  # int32, little-endian
 
     def read(self) -> list[list[Candidate]]:
         """The candidates of each token; the first one is the token itself."""
@@ -67,10 +67,10 @@ class CandidateReader:
     """Reads the candidates of a message, entry after entry."""
 
     def __init__(self, message: pb.MultiplexResponse) -> None:
-        self._ids = message.candidate_ids
         self._logprobs = message.candidate_logprobs
         self._sizes = tuple(message.candidate_sizes)
         self._data = message.candidate_bytes
+        self._ids = message.candidate_ids
         self._at = self._data_at = 0
 
     def take(self, tokens: int, width: int) -> CandidateBlock:
@@ -82,10 +82,10 @@ class CandidateReader:
         return CandidateBlock(
             tokens,
             width,
-            self._ids[4 * begin : 4 * end],
             self._logprobs[4 * begin : 4 * end],
             sizes,
             self._data[data_begin:data_end],
+            self._ids[4 * begin : 4 * end],
         )
 
 

@@ -17,7 +17,7 @@ class Choice(NamedTuple):
     text: str
     finish: pb.Finish
     logprobs: LogprobLog | None
-    tokens: "Sequence[int] | array[int]" = ()
+    token_ids: "Sequence[int] | array[int]"
     prompt: "Sequence[int] | array[int]" = ()  # empty unless the request wants its tokens
 
 

@@ -74,7 +74,7 @@ async def detailed_choice(
     """The pieces of a whole choice, `written` as a JSON object, with its details."""
     if not details.token_ids:
         return written
-    within = await ids_json("token_ids", choice.tokens, pacer)
+    within = await ids_json("token_ids", choice.token_ids, pacer)
     if details.prompt_in_choice:
         within += await ids_json("prompt_token_ids", choice.prompt, pacer)
     return ["{", *within, written[0].removeprefix("{"), *written[1:]]

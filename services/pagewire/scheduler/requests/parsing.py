@@ -41,8 +41,8 @@ class ParsedRequest:
     text: TextStream | None
     include_stop_token: bool
     skip_special_tokens: bool
-    return_prompt: bool
     beam_search: pb.BeamSearch | None
+    return_prompt: bool = False
 
 
 def check_model(given: str, served: str) -> None:
@@ -112,8 +112,8 @@ def parse_request(
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
         skip_special_tokens=default_true(message, "skip_special_tokens"),
-        return_prompt=message.return_prompt_token_ids,
         beam_search=message.beam_search if message.HasField("beam_search") else None,
+        return_prompt=message.return_prompt_token_ids,
     )
 
 

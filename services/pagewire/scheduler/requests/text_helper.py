@@ -6,6 +6,7 @@ A task is one byte for its kind, the limits, and a serialized message.
 import resource
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -33,7 +34,10 @@ _LARGE_BYTES = 256 << 10
 def read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
     """The tokenizer of the model that a scheduler serves."""
     folder = resolve_model(config.model)
-    return TokenIdsOnly(folder) if config.skip_tokenizer else Tokenizer(folder, bounds_of(config))
+    if config.skip_tokenizer:
+        return TokenIdsOnly(folder)
+    template = None if config.chat_template is None else Path(config.chat_template)
+    return Tokenizer(folder, bounds_of(config), template)
 
 
 def bounds_of(config: SchedulerConfig) -> TextBounds:

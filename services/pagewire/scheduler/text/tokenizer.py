@@ -24,13 +24,13 @@ from pagewire.scheduler.text.byte_level import (
     keeps_all_text,
     with_names,
 )
-from pagewire.scheduler.text.chat_template import ChatTemplate, special_tokens
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
     PrefixDetokenizer,
 )
 from pagewire.scheduler.text.request_templates import RequestTemplates
+from pagewire.scheduler.text.template_files import load_chat_template, special_tokens
 from pagewire.scheduler.text.token_texts import TokenTexts
 
 # A text with more characters a token of the limit is likely to have too many tokens. Where its
@@ -63,8 +63,13 @@ class TooManyTokensError(Exception):
 class Tokenizer:
     """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
 
-    def __init__(self, folder: Path, bounds: TextBounds = TextBounds()) -> None:
-        """FileNotFoundError names the file that is missing."""
+    def __init__(
+        self, folder: Path, bounds: TextBounds = TextBounds(), template_file: Path | None = None
+    ) -> None:
+        """`template_file` has a chat template to use instead of the model's.
+
+        FileNotFoundError names the file that is missing, ValueError one that is not valid.
+        """
         self.bounds = bounds
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -72,7 +77,7 @@ class Tokenizer:
         self._backend = Backend.from_file(str(path))
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.chat_template = ChatTemplate.load(folder)
+        self.chat_template = load_chat_template(folder, template_file)
         self.request_templates = RequestTemplates(
             bounds.trust_request_chat_template, special_tokens(folder)
         )
