@@ -50,5 +50,12 @@ class GatewayConfig(RequestConfig):
         "Origins whose pages may call the API from a browser, separated by commas, or `*` for "
         "any. None by default.",
     )
-    openapi: bool = setting(False, "Serve a description of the HTTP API at /openapi.json.")
+    openapi: bool = setting(
+        True, "Serve a description of the HTTP API at /openapi.json, and a page of it at /docs."
+    )
+    api_metrics: bool = setting(
+        True,
+        "Serve the gateway's Prometheus metrics at /metrics of the HTTP port, too. A scraper "
+        "needs an API key if there are any.",
+    )
     gateway_metrics_port: int | None = metrics_port("gateway")

@@ -74,6 +74,15 @@ COMPLETION: Neutral = {
     "add_special_tokens": (True,),
     "prompt_embeds": (),
 }
+TOKENIZATION: Neutral = {
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "tools": ([],),
+    "documents": ([],),
+    "mm_processor_kwargs": (),
+    "media_io_kwargs": (),
+}
+DETOKENIZATION: Neutral = {}
 STREAM_OPTIONS: Neutral = {
     "include_obfuscation": (False,),
     "continuous_usage_stats": (False,),

@@ -64,7 +64,10 @@ def tokenize_input(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits | None = None,
 ) -> Int32Array:
-    """The prompt's token ids [n], n >= 1; RequestError for one that `limits` have no room for."""
+    """The prompt's token ids [n]; RequestError for one that `limits` have no room for.
+
+    A prompt to generate from has at least one token.
+    """
     kind: str | None = message.WhichOneof("input")
     if kind is None:
         raise invalid("input", "the request has no input; set a prompt, chat or token ids")
@@ -77,17 +80,22 @@ def tokenize_input(
         ids = _checked_ids(given, field, limits.vocab_size)
     else:
         text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
-        special = kind == "prompt" or (
-            kind == "text" and default_true(message, "add_special_tokens")
-        )
+        special = _adds_special_tokens(message, kind)
         try:
             ids = tokenizer.encode(text, special, None if limits is None else limits.max_tokens - 1)
         except TooManyTokensError as error:
             assert limits is not None
             raise no_room(f"more than {error.limit}", limits) from error
-    if not len(ids):
+    if not len(ids) and isinstance(message, pb.GenerateRequest):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
+
+
+def _adds_special_tokens(message: pb.GenerateRequest | pb.TokenizeRequest, kind: str) -> bool:
+    # A template writes the special tokens itself.
+    if isinstance(message, pb.TokenizeRequest) and message.HasField("add_special_tokens"):
+        return message.add_special_tokens
+    return kind != "chat"
 
 
 def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
