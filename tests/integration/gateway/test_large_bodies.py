@@ -71,6 +71,18 @@ async def test_helper_processes_make_the_same_jobs_and_errors() -> None:
         with pytest.raises(RequestError) as refused:
             await parser.parse("chat", chat(**large, n=99), MODELS, never)
         assert refused.value == invalid("n", "n is 99; it must be between 1 and 16")
+        unknown = await parser.parse("chat", chat(**large, mood=1), MODELS, never)
+        assert unknown.ignored == ("mood",)
+    finally:
+        await parser.close()
+
+
+async def test_helper_processes_refuse_unknown_fields_as_the_gateway_does() -> None:
+    parser = ParserPool(BodyLimits(), 1 << 20, processes=1, strict_fields=True)
+    try:
+        for padding in ("", "u" * INLINE_BYTES):
+            with pytest.raises(RequestError, match="mood is not a known field"):
+                await parser.parse("chat", chat(user=padding, mood=1), MODELS, never)
     finally:
         await parser.close()
 
@@ -84,8 +96,10 @@ async def test_helper_processes_tokenize_and_write_large_answers(client: httpx.A
     assert int(answer.headers["content-length"]) == len(answer.content)
     back = await client.post("/detokenize", json={"tokens": found["tokens"]})
     assert back.json() == {"prompt": text}
-    wrong = await client.post("/tokenize", json={"prompt": text, "prmpt": ""})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prmpt")
+    wrong = await client.post("/tokenize", json={"prompt": text, "chat_template": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "chat_template")
+    misspelt = await client.post("/tokenize", json={"prompt": text, "prmpt": ""})
+    assert misspelt.headers["x-pagewire-ignored"] == "prmpt"
 
 
 async def test_parsing_stops_when_the_client_leaves() -> None:

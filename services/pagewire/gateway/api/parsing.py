@@ -18,6 +18,7 @@ from pagewire.gateway.api.tokenization import (
     TokenizeRequest,
     tokenize_request_model,
 )
+from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
 from pagewire.gateway.models import find_model
 from pagewire.v1 import inference_pb2 as pb
@@ -39,13 +40,15 @@ class HelperSetup:
 
     limits: BodyLimits
     max_body_bytes: int
+    strict_fields: bool
 
 
 class JobParser:
-    """Parses bodies into jobs."""
+    """Parses bodies into jobs; with `strict_fields` it refuses unknown fields."""
 
-    def __init__(self, limits: BodyLimits) -> None:
+    def __init__(self, limits: BodyLimits, strict_fields: bool = False) -> None:
         self._limits = limits
+        self._strict_fields = strict_fields
         self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
         self._tokenize: type[TokenizeRequest] = tokenize_request_model(limits.max_messages)
 
@@ -58,11 +61,13 @@ class JobParser:
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
-            return chat.job(find_model(chat.model, models), limits)
+            job = chat.job(find_model(chat.model, models), limits)
+            return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
-        return completion.job(model, models[model])
+        job = completion.job(model, models[model])
+        return replace(job, ignored=check_extras(completion, self._strict_fields))
 
     def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:
         """The call of a scheduler that a body asks for; RequestError names a wrong field."""
@@ -70,17 +75,19 @@ class JobParser:
         if route == "tokenize":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             tokenize = validate(self._tokenize, body)
-            return tokenize.call(find_model(tokenize.model, models), limits)
+            call = tokenize.call(find_model(tokenize.model, models), limits)
+            return replace(call, ignored=check_extras(tokenize, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         detokenize = validate(DetokenizeRequest, body)
-        return detokenize.call(find_model(detokenize.model, models))
+        call = detokenize.call(find_model(detokenize.model, models))
+        return replace(call, ignored=check_extras(detokenize, self._strict_fields))
 
 
 def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
     """The function of a helper process, from a packed task to its result. Limits its memory."""
     max_bytes = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    parser = JobParser(setup.limits)
+    parser = JobParser(setup.limits, setup.strict_fields)
 
     def compute(task: bytes) -> bytes:
         kind, arguments = pickle.loads(task)

@@ -10,7 +10,7 @@ from pagewire.gateway.api.chat import ChatRequest, Message
 from pagewire.gateway.api.fields import Strict, TokenId
 from pagewire.gateway.api.formatting import json_utf8
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.unsupported import DETOKENIZATION, TOKENIZATION, refuse_extras
+from pagewire.gateway.api.unsupported import TOKENIZATION, TOKENIZATION_HINTS
 from pagewire.v1 import inference_pb2 as pb
 
 TOKENIZE_PATH = "/tokenize"
@@ -24,13 +24,14 @@ _IDS_A_PIECE = 1 << 14
 class TextCall:
     """A call of a scheduler about text. `request` is its serialized message.
 
-    A small message, serialized or not, so that helper processes can make it and read its response.
+    Helper processes can make it and read its response. `ignored` names fields that are not known.
     """
 
     method: Literal["Tokenize", "Detokenize"]
     model: str
     request: bytes
     answer: Answer
+    ignored: tuple[str, ...] = ()
 
     def body(self, response: bytes, max_model_len: int) -> bytes:
         """The JSON of the answer, from the serialized response."""
@@ -43,6 +44,9 @@ class TextCall:
 class TokenizeRequest(Strict):
     """The body of a request to /tokenize: a prompt, or the messages of a chat."""
 
+    hints = TOKENIZATION_HINTS
+    refused = TOKENIZATION
+
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
@@ -53,7 +57,6 @@ class TokenizeRequest(Strict):
 
     def call(self, model: str, limits: BodyLimits) -> TextCall:
         """The call; RequestError names a field that is not valid."""
-        refuse_extras(self, TOKENIZATION)
         request = pb.TokenizeRequest(
             model=model,
             return_token_strs=bool(self.return_token_strs),
@@ -94,7 +97,6 @@ class DetokenizeRequest(Strict):
     def call(self, model: str) -> TextCall:
         """The call; RequestError names a field that is not valid. Special tokens keep their text,
         so that a prompt's tokens give the prompt."""
-        refuse_extras(self, DETOKENIZATION)
         request = pb.DetokenizeRequest(
             model=model, token_ids=self.tokens, skip_special_tokens=False
         )

@@ -15,6 +15,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.api import chat, completions, models, tokenization
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.parsing import Route, TextRoute
+from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http.answer import answer
@@ -52,6 +53,7 @@ class Gateway:
     limits: BodyLimits = field(default_factory=BodyLimits)
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
+    strict_fields: bool = GatewayConfig.strict_fields
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
@@ -67,7 +69,11 @@ class Gateway:
         )
         self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
         self.parser = ParserPool(
-            self.limits, self.max_body_bytes, self.parser_processes, self.parse_timeout
+            self.limits,
+            self.max_body_bytes,
+            self.parser_processes,
+            self.parse_timeout,
+            self.strict_fields,
         )
 
     async def chat(self, request: Request) -> Response:
@@ -94,11 +100,14 @@ class Gateway:
         del body
         model = job.formatter.envelope.model
         charge = self.access.charge(request.scope, job, served[model])
-        return await answer(job, self.schedulers, request.receive, charge, arrived)
+        response = await answer(job, self.schedulers, request.receive, charge, arrived)
+        return _naming_ignored(response, job.ignored)
 
     async def _call(self, request: Request, route: TextRoute) -> Response:
         body = await self._body(request)
-        return await answer_text_call(request, route, body, self.parser, self.schedulers)
+        call = await self.parser.text_call(route, body, self.schedulers.models(), request.receive)
+        response = await answer_text_call(call, self.parser, self.schedulers, request.receive)
+        return _naming_ignored(response, call.ignored)
 
     async def _body(self, request: Request) -> bytes:
         if self.status.draining:
@@ -157,6 +166,12 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
     get("/version", status.version, "version")
     if gateway.shows_metrics:
         get("/metrics", status.metrics, "metrics")
+
+
+def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
+    if ignored:
+        response.headers[IGNORED_HEADER] = ", ".join(ignored)
+    return response
 
 
 async def _request_error(request: Request, error: Exception) -> Response:

@@ -1,9 +1,9 @@
-"""Requests about text that generate nothing: from a body, over a scheduler, to an answer."""
+"""Calls about text that generate nothing: over a scheduler, to an answer."""
 
-from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
-from pagewire.gateway.api.parsing import TextRoute
+from pagewire.gateway.api.tokenization import TextCall
 from pagewire.gateway.http.disconnect import while_connected
 from pagewire.gateway.http.paced_json import PacedJson
 from pagewire.gateway.http.parser_pool import ParserPool
@@ -11,11 +11,9 @@ from pagewire.gateway.routing.schedulers import Schedulers
 
 
 async def answer_text_call(
-    request: Request, route: TextRoute, body: bytes, parser: ParserPool, schedulers: Schedulers
+    call: TextCall, parser: ParserPool, schedulers: Schedulers, receive: Receive
 ) -> Response:
-    """The answer to a request; RequestError or ClientGoneError if there is none."""
-    receive = request.receive
-    call = await parser.text_call(route, body, schedulers.models(), receive)
+    """The answer to a call; RequestError or ClientGoneError if there is none."""
     response = await while_connected(
         schedulers.call(call.method, call.model, call.request), receive
     )

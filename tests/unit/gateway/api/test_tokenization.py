@@ -67,7 +67,6 @@ def test_a_chat_is_rendered_as_the_chat_endpoint_renders_it() -> None:
         ({"messages": CHAT, "continue_final_message": True}, "continue_final_message"),
         ({"messages": CHAT, "chat_template": "x"}, "chat_template"),
         ({"prompt": "a", "return_token_strs": "yes"}, "return_token_strs"),
-        ({"prompt": "a", "temperature": 1}, "temperature"),
         ({"prompt": "a", "model": "other"}, "model"),
     ],
 )
@@ -81,11 +80,17 @@ def test_what_is_not_valid_is_named(fields: dict[str, Any], field: str) -> None:
         ({}, "tokens"),
         ({"tokens": [-1]}, "tokens[0]"),
         ({"tokens": [1.5]}, "tokens[0]"),
-        ({"tokens": [1], "skip_special_tokens": False}, "skip_special_tokens"),
     ],
 )
 def test_tokens_that_are_not_valid_are_named(fields: dict[str, Any], field: str) -> None:
     assert refusal("detokenize", **fields).field == field
+
+
+def test_unknown_fields_are_named() -> None:
+    body = b'{"prompt": "a", "temperature": 1, "mm_processor_kwargs": {}}'
+    assert PARSER.text_call("tokenize", body, MODELS).ignored == ("temperature",)
+    body = b'{"tokens": [1], "skip_special_tokens": false}'
+    assert PARSER.text_call("detokenize", body, MODELS).ignored == ("skip_special_tokens",)
 
 
 def test_tokens_keep_the_text_of_special_ones() -> None:
