@@ -32,6 +32,7 @@ CHAT_HINTS = COMMON_HINTS | {
     "verbosity",
 }
 COMPLETION_HINTS = COMMON_HINTS
+TOKENIZATION_HINTS = frozenset({"media_io_kwargs", "mm_processor_kwargs"})
 STREAM_OPTIONS_HINTS = frozenset({"include_obfuscation"})
 MESSAGE_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
 PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
@@ -105,6 +106,12 @@ COMPLETION: Neutral = {
     "tools": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+}
+TOKENIZATION: Neutral = {
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "tools": ([],),
+    "documents": ([],),
 }
 STREAM_OPTIONS: Neutral = {
     "continuous_usage_stats": (False,),

@@ -86,6 +86,8 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         # Whether a token may take the white space around it, however long that is.
         self._strips = any(token.lstrip or token.rstrip for token in added.values())
+        # Ids from here on have no text, though the model may have padded its vocabulary with some.
+        self.vocab_size = max(self._backend.get_vocab_size(), 1 + max(added, default=0))
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = byte_level_table(self._backend, self._special_ids)
         self._fallback_ids = byte_fallback_ids(self._backend)
@@ -124,6 +126,10 @@ class Tokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids at once."""
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_strs(self, ids: list[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token within a text; the name of a special token.
@@ -206,6 +212,7 @@ class TokenIdsOnly:
     chat_template = None
     request_templates = RequestTemplates(False, {})
     token_texts = TokenTexts(())
+    vocab_size = 0
 
     def __init__(self, folder: Path) -> None:
         self.eos_token_ids = _eos_token_ids(folder)
@@ -220,6 +227,10 @@ class TokenIdsOnly:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Raises RequestError."""
         raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
+
+    def token_strs(self, ids: list[int]) -> list[str]:
+        """Raises RequestError."""
+        raise invalid("return_token_strs", "this server has no tokenizer; leave it out")
 
     def token_bytes(self, token: int) -> bytes:
         """Empty: no token has a text."""
