@@ -21,6 +21,7 @@ from pagewire.scheduler.requests.prompt import (
     no_room,
     tokenize_request,
 )
+from pagewire.scheduler.structured.constraint import structured_constraint
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
@@ -67,8 +68,11 @@ def parse_request(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits,
     tokens: RequestTokens | None = None,
+    grammar: str = "",
 ) -> ParsedRequest:
     """Checks a request, and tokenizes it unless its `tokens` are given: then `message` needs none.
+
+    `grammar` is that of its structured output, if it has one.
 
     Raises RequestError, which names the field.
     """
@@ -89,8 +93,11 @@ def parse_request(
             "resume_token_ids",
             f"{len(tokens.resumed)} tokens to resume from, max_tokens is {max_tokens}",
         )
-    eos = () if stop.ignore_eos else tokenizer.eos_token_ids
+    eos = () if stop.ignore_eos and not grammar else tokenizer.eos_token_ids
     stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
+    constraint = b""
+    if grammar:
+        constraint = structured_constraint(message, grammar, stop, stop_ids)
     if message.HasField("beam_search"):
         check_beam_search(message, len(stop_ids))
     return ParsedRequest(
@@ -98,10 +105,11 @@ def parse_request(
         sampling=Sampling(
             **numbers_of(params),
             seed=random.getrandbits(63) if params.seed is None else params.seed,
-            min_tokens=stop.min_tokens,
+            min_tokens=0 if constraint else stop.min_tokens,  # the constraint has it
             logprobs=_logprobs(message, limits.vocab_size),
             bias_ids=bias_ids,
             biases=biases,
+            constraint=constraint,
         ),
         max_tokens=max_tokens,
         stop_ids=stop_ids,

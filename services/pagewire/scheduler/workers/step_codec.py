@@ -38,7 +38,7 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
     sampling = sequence.sampling
     # The worker needs stop tokens only to keep them from being drawn before min_tokens.
     stop_ids: tuple[int, ...] = sequence.stop_ids if sampling.min_tokens else ()
-    return pb.SequenceStart(
+    start = pb.SequenceStart(
         slot=sequence.slot,
         token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
         num_generated=sequence.num_generated,
@@ -55,3 +55,6 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
             biases=sampling.biases,
         ),
     )
+    if sampling.constraint:
+        start.constraint.ParseFromString(sampling.constraint)
+    return start

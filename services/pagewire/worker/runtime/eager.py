@@ -20,6 +20,7 @@ from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime import device_errors
 from pagewire.worker.runtime.cpu_threads import CpuThreads
 from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute_logprobs
+from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
@@ -153,10 +154,11 @@ class EagerBackend:
         if not len(plan.sample_slots):
             return indices, None  # [0]
         logits = self._decoder.logits(hidden)
+        unmasked = apply_masks(self._decoder.ops, logits, plan)
         tokens = self._slots.sample(
             self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
         )
-        return tokens, self._logprobs(logits, tokens, plan.logprobs)
+        return tokens, self._logprobs(unmasked, tokens, plan.logprobs)
 
     def _batch(self, plan: DevicePlan) -> tuple[Batch, Tensor, Tensor]:
         """The batch for the decoder, and the slots and indices `[rows]` of the sampled tokens."""

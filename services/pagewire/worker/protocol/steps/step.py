@@ -8,6 +8,7 @@ from pagewire.errors import invalid
 from pagewire.packing import Float32Array, Int32Array, unpack
 from pagewire.sampling import SamplingNumbers, numbers_of
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.constraints.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class Start:
     blocks: Int32Array  # [blocks]
     sampling: StepSampling
     copied_block: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,9 @@ def _start(message: pb.SequenceStart) -> Start:
             biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
         copied_block=message.copied_block,
+        constraint=(
+            Constraint.from_proto(message.constraint) if message.HasField("constraint") else None
+        ),
     )
 
 
