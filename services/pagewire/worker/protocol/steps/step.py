@@ -39,6 +39,13 @@ class Start:
     blocks: Int32Array  # [blocks]
     sampling: StepSampling
     copied_block: int = 0
+    prompt_logprobs: int | None = None
+    first_prompt_logprob: int = 1
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids) - self.num_generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,8 @@ def _start(message: pb.SequenceStart) -> Start:
             biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
         copied_block=message.copied_block,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        first_prompt_logprob=message.first_prompt_logprob,
     )
 
 
