@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
-from pagewire.gateway.api.unsupported import COMPLETION, refuse_extras
+from pagewire.gateway.api.unsupported import COMPLETION, COMPLETION_HINTS
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.limits import MAX_CHOICES
@@ -50,6 +51,9 @@ Prompt = Annotated[
 class CompletionRequest(GenerationFields):
     """The body of a request; `GenerationFields` has the fields shared with chat."""
 
+    hints = COMPLETION_HINTS
+    refused = COMPLETION
+
     prompt: Prompt
     logprobs: NumLogprobs | None = None
     best_of: Int32 | None = None
@@ -59,7 +63,6 @@ class CompletionRequest(GenerationFields):
 
     def job(self, model: str, max_model_len: int) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
-        refuse_extras(self, COMPLETION)
         self.check_stream_options()
         envelope = Envelope("cmpl", "text_completion", model)
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -81,7 +84,7 @@ class CompletionRequest(GenerationFields):
             CommonFields.of(
                 parameters,
                 pb.GenerateRequest(
-                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len)
+                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len, max_tokens)
                 ),
             )
             for index, prompt in enumerate(prompts)
@@ -150,16 +153,16 @@ class CompletionRequest(GenerationFields):
         return prompts
 
 
-def _input(prompt: str | list[int], index: int, max_model_len: int) -> dict[str, Any]:
+def _input(
+    prompt: str | list[int], index: int, max_model_len: int, max_tokens: int
+) -> dict[str, Any]:
     if not prompt:
         raise invalid("prompt", f"prompt {index} is empty; give at least one token")
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if len(prompt) >= max_model_len:
-        raise invalid(
-            "prompt",
-            f"prompt {index} has {len(prompt)} tokens, which leaves no room for output in the "
-            f"model's length of {max_model_len}; shorten it",
+        raise context_length_exceeded(
+            f"{max_model_len} tokens", len(prompt), max_tokens, part=f"prompt at index {index}"
         )
     return {"prompt_token_ids": pb.TokenIds(ids=prompt)}
 
