@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from pagewire.models import EMBEDDED_NAME
+from pagewire.packing import unpack
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from support.processes.stack_process import RunningStack
@@ -112,6 +113,6 @@ def test_token_ids_of_prompts_over_http_and_grpc(
     request = pb.GenerateRequest(prompt="A fox", return_prompt_token_ids=True)
     request.sampling.temperature, request.stop.max_tokens = 0, 3
     responses = list(stub.Generate(request))
-    assert [list(r.prompt_token_ids) for r in responses if r.prompt_token_ids] == [list(ids)]
+    assert [unpack(r.prompt.token_ids).tolist() for r in responses if r.HasField("prompt")] == [ids]
     tokens = [token for response in responses for token in response.token_ids]
     assert tokens == over_http.choices[0].token_ids

@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Sequence
 
 from pagewire.gateway.api.details import Details
+from pagewire.gateway.api.formatting import json_ascii
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.http.choices import Choice
-from pagewire.gateway.http.paced_json import json_ascii
 
 # Formatting them takes about a millisecond.
 _IDS_A_PIECE = 8192

@@ -17,8 +17,9 @@ def response_of(
         text=deltas.text.decode(),
         finish=finish,
     )
-    for prompt in deltas.prompts:
-        response.prompt_token_ids.extend(unpack(prompt.token_ids).tolist())
+    if deltas.prompts:
+        response.prompt.CopyFrom(deltas.prompts[0])
+        response.prompt.ClearField("stream")
     if deltas.candidate_counts:
         with_bytes = not request.HasField("detokenize") or request.detokenize
         _add_logprobs(response, deltas, with_bytes)

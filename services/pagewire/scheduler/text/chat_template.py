@@ -51,11 +51,7 @@ class ChatTemplate:
             )
         for name, text in self.sources.items():
             _check_syntax(name, text)
-
-    @property
-    def takes_documents(self) -> bool:
-        """Whether a template has the variable `documents`."""
-        return any("documents" in source for source in self.sources.values())
+        self.takes_documents = any("documents" in text for text in self.sources.values())
 
     def render(
         self,
