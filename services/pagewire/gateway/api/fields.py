@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.details import Details
 from pagewire.gateway.api.strict import Strict as Strict
 from pagewire.gateway.api.structured import StructuredFields, structured_output
 from pagewire.gateway.api.unsupported import STREAM_OPTIONS_HINTS
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
+from pagewire.gateway.details.details import Details
 from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
 from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
 from pagewire.v1 import inference_pb2 as pb

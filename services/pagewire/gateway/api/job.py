@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagewire.gateway.api.details import Details
 from pagewire.gateway.api.formatting import Formatter
+from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.v1 import inference_pb2 as pb
 

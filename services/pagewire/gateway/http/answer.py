@@ -8,9 +8,9 @@ from pagewire.errors import RequestError
 from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
+from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.http.choices import Choice, choices
-from pagewire.gateway.http.detailed import detailed_choice, details_beside_choices
 from pagewire.gateway.http.paced_json import PacedJson, object_pieces, paced_logprobs
 from pagewire.gateway.http.run import Run
 from pagewire.gateway.http.sse import EventStream
@@ -63,7 +63,9 @@ async def _body(job: Job, run: Run) -> list[bytes]:
         strings.append("," if index else "")
         written = await _choice_strings(job, index, choice, pacer)
         if job.details is not None:
-            written = await detailed_choice(job.details, choice, written, pacer)
+            written = await detailed_choice(
+                job.details, written, choice.token_ids, choice.prompt, pacer
+            )
         for string in written:
             strings.append(string)
             if len(strings) >= _STRINGS_A_PIECE:

@@ -1,16 +1,12 @@
-"""Token ids and token counts, added to the JSON that other modules write.
+"""Token ids and token counts, added to the JSON that other rooms write."""
 
-Such answers are rare, so that the code that writes all the others knows nothing of them.
-"""
-
+import json
 from array import array
 from collections.abc import Sequence
 
-from pagewire.gateway.api.details import Details
-from pagewire.gateway.api.formatting import json_ascii
+from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
-from pagewire.gateway.http.choices import Choice
 
 # Formatting them takes about a millisecond.
 _IDS_A_PIECE = 8192
@@ -56,7 +52,7 @@ class DetailedEvents:
             beside: list[str] = []
             within: list[str] = []
             if details.usage:
-                counts = json_ascii(_usage(generation, shown + len(tokens)))
+                counts = json.dumps(_usage(generation, shown + len(tokens)))
                 beside.append(f'"usage":{counts},')
             if details.token_ids and is_first and number == 0:
                 prompt = await ids_json("prompt_token_ids", generation.prompt_ids or (), pacer)
@@ -69,14 +65,18 @@ class DetailedEvents:
 
 
 async def detailed_choice(
-    details: Details, choice: Choice, written: list[str], pacer: Pacer
+    details: Details,
+    written: list[str],
+    tokens: "Sequence[int] | array[int]",
+    prompt: "Sequence[int] | array[int]",
+    pacer: Pacer,
 ) -> list[str]:
     """The pieces of a whole choice, `written` as a JSON object, with its details."""
     if not details.token_ids:
         return written
-    within = await ids_json("token_ids", choice.token_ids, pacer)
+    within = await ids_json("token_ids", tokens, pacer)
     if details.prompt_in_choice:
-        within += await ids_json("prompt_token_ids", choice.prompt, pacer)
+        within += await ids_json("prompt_token_ids", prompt, pacer)
     return ["{", *within, written[0].removeprefix("{"), *written[1:]]
 
 
