@@ -17,7 +17,9 @@ class SchedulerConfig(RequestConfig, ModelConfig):
     chat_template: str | None = setting(
         None, "File with a Jinja chat template, used instead of the model's own."
     )
-    grpc_host: str = setting("127.0.0.1", "Address to listen on for gRPC.")
+    grpc_host: str = setting(
+        "127.0.0.1", "Address to listen on for gRPC, or unix:PATH, which needs no port."
+    )
     grpc_port: int = setting(
         50051, "Port to listen on for gRPC; 0 takes a free one.", minimum=0, maximum=65535
     )

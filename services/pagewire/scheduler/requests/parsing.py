@@ -41,6 +41,7 @@ class ParsedRequest:
     text: TextStream | None
     include_stop_token: bool
     beam_search: pb.BeamSearch | None
+    return_prompt: bool = False
 
 
 def check_model(given: str, served: str) -> None:
@@ -110,6 +111,7 @@ def parse_request(
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
         beam_search=message.beam_search if message.HasField("beam_search") else None,
+        return_prompt=message.return_prompt_token_ids,
     )
 
 

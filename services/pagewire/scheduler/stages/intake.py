@@ -224,6 +224,7 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     request.sequence = sequence
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
+    request.return_prompt = parsed.return_prompt
     request.unreported_prompt = len(parsed.tokens.prompt)
     return sequence
 
