@@ -1,6 +1,7 @@
 """The model's tokenizer: text to token ids, and the parts that turn ids into text.
 
-Read from tokenizer.json with the `tokenizers` library, which needs no torch.
+Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of other tokenizers
+transformers makes such a file, see `conversion`.
 """
 
 import json
@@ -25,6 +26,7 @@ from pagewire.scheduler.text.byte_level import (
     keeps_all_text,
     with_names,
 )
+from pagewire.scheduler.text.conversion import converted_tokenizer
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -73,9 +75,10 @@ class Tokenizer:
         """
         self.bounds = bounds
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
-        self._backend = Backend.from_file(str(path))
+        if path.is_file():
+            self._backend = Backend.from_file(str(path))
+        else:
+            self._backend = Backend.from_str(converted_tokenizer(folder))
         self._backend.no_truncation()
         self._backend.no_padding()
         self.chat_template = load_chat_template(folder, template_file)
