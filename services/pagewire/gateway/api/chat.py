@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
@@ -126,13 +126,14 @@ class ChatRequest(GenerationFields):
         n = self.num_choices()
         return Job(
             requests=candidates([request], n),
-            common=[CommonFields.of(parameters, prompt)],
+            common=[CommonFields.of(parameters, prompt, self.prompt_cache_key)],
             candidates=n,
             n=n,
             formatter=ChatFormatter(envelope, bool(self.return_tokens_as_token_ids)),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
+            request_id=self.request_id,
             details=self.details(prompt_in_choice=False),
             input_field="messages",
         )
@@ -261,6 +262,10 @@ class ChatFormatter:
 
     envelope: Envelope
     tokens_as_ids: bool = False
+
+    def under(self, envelope: Envelope) -> "ChatFormatter":
+        """The same formatter with another envelope."""
+        return replace(self, envelope=envelope)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The delta with the role, which comes before any text."""

@@ -1,7 +1,7 @@
 """/v1/completions: the fields of a request, and the form of its answer."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
@@ -89,6 +89,7 @@ class CompletionRequest(GenerationFields):
                     **self.input_options(),
                     **_input(self._kept(prompt), index, max_model_len, max_tokens),
                 ),
+                self.prompt_cache_key,
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -105,6 +106,7 @@ class CompletionRequest(GenerationFields):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
+            request_id=self.request_id,
             details=self.details(prompt_in_choice=True),
         )
 
@@ -186,6 +188,10 @@ class CompletionFormatter:
 
     envelope: Envelope
     tokens_as_ids: bool = False
+
+    def under(self, envelope: Envelope) -> "CompletionFormatter":
+        """The same formatter with another envelope."""
+        return replace(self, envelope=envelope)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """None: nothing comes before the text."""

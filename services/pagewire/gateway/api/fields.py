@@ -12,7 +12,14 @@ from pagewire.gateway.api.structured import StructuredFields, structured_output
 from pagewire.gateway.api.unsupported import STREAM_OPTIONS_HINTS
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.gateway.details.details import Details
-from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
+from pagewire.limits import (
+    INT32_MAX,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_GIVEN_ID_LENGTH,
+    MAX_LOGPROBS,
+    MAX_NAME_LENGTH,
+)
 from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
 from pagewire.v1 import inference_pb2 as pb
 
@@ -20,8 +27,12 @@ Int32 = Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+GivenId = Annotated[
+    str, Field(min_length=1, max_length=MAX_GIVEN_ID_LENGTH, pattern="^[\\x21-\\x7e]*$")
+]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
+MAX_CACHE_KEY_LENGTH = 1024
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
@@ -77,6 +88,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    request_id: GivenId | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY_LENGTH)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Int32 | None = None

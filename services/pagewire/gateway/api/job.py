@@ -17,7 +17,7 @@ class Job:
     `candidates` for each prompt, of which `n` become choices. They are small, because the fields
     that the candidates of a prompt share are in `common`, once for each prompt. `ignored` names
     fields of the body that have no meaning here; `details` are what the answer shows beside the
-    text; `input_field` is the one with the prompt.
+    text; `input_field` is the one with the prompt, and `request_id` is the one of the body.
     """
 
     requests: list[pb.GenerateRequest]
@@ -30,6 +30,7 @@ class Job:
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
     details: Details | None = None
+    request_id: str | None = None
     input_field: str = "prompt"
 
     def common_of(self, index: int) -> CommonFields:

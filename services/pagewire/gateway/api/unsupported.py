@@ -54,8 +54,6 @@ COMMON: Neutral = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
-    "request_id": (),
-    "prompt_cache_key": (),
 }
 CHAT: Neutral = {
     **COMMON,
