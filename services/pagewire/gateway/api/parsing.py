@@ -57,7 +57,7 @@ class JobParser:
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
-        job = completion.job(model, models[model])
+        job = completion.job(model, models[model], limits)
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 
 

@@ -38,7 +38,6 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -101,7 +100,6 @@ CHAT: Neutral = {
 }
 COMPLETION: Neutral = {
     **COMMON,
-    "echo": (False,),
     "suffix": ("",),
     "add_special_tokens": (True,),
     "prompt_embeds": (),
