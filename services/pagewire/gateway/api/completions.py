@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
+from pagewire.config import GatewayConfig
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
-from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unsupported import COMPLETION, COMPLETION_HINTS
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
@@ -64,11 +64,16 @@ class CompletionRequest(GenerationFields):
     length_penalty: float | None = None
     early_stopping: bool | None = None
 
-    def job(self, model: str, max_model_len: int, limits: BodyLimits) -> Job:
+    def job(
+        self,
+        model: str,
+        max_model_len: int,
+        max_prompt_logprobs: int = GatewayConfig.max_prompt_logprobs,
+    ) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
         self.check_stream_options()
         envelope = Envelope("cmpl", "text_completion", model)
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        max_tokens = self.given_max_tokens()
         self.check_prompt_logprobs()
         wants_prompt = bool(self.echo) or self.prompt_logprobs is not None
         stop = self.stop_conditions(max_tokens, wants_prompt)
@@ -89,7 +94,10 @@ class CompletionRequest(GenerationFields):
             CommonFields.of(
                 parameters,
                 pb.GenerateRequest(
-                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len, max_tokens)
+                    model=model,
+                    cache_salt=salt,
+                    **self.input_options(),
+                    **_input(self._kept(prompt), index, max_model_len, max_tokens),
                 ),
             )
             for index, prompt in enumerate(prompts)
@@ -111,17 +119,28 @@ class CompletionRequest(GenerationFields):
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
             prompts=wishes,
-            max_prompt_logprobs=limits.max_prompt_logprobs,
+            max_prompt_logprobs=max_prompt_logprobs,
         )
 
     def _prompt_wishes(self, prompt: str | list[int]) -> PromptWishes:
-        """What the answer has of a prompt. The scheduler decodes token ids."""
+        """What the answer has of a prompt. The scheduler decodes token ids, also those of a text
+        that is cut."""
+        whole = self.echo and self.truncate_prompt_tokens is None
         return PromptWishes(
             echo=bool(self.echo),
-            text=prompt if self.echo and isinstance(prompt, str) else None,
+            text=prompt if whole and isinstance(prompt, str) else None,
             echoed_top=self.logprobs if self.echo else None,
             top=self.prompt_logprobs,
         )
+
+    def given_max_tokens(self) -> int:
+        """The limit of the output."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def _kept(self, prompt: str | list[int]) -> str | list[int]:
+        """The prompt; of token ids only those that are not cut off."""
+        kept = self.truncate_prompt_tokens
+        return prompt if kept is None or isinstance(prompt, str) else prompt[-kept:]
 
     def _beam_search(self, n: int, width: int) -> pb.BeamSearch | None:
         """The beam search, if one is requested. The scheduler checks it against the model."""

@@ -1,5 +1,6 @@
 """How a job's output is written as JSON: what chat and completions have in common."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterable
@@ -113,9 +114,9 @@ def json_prompt_logprobs(tokens: Iterable[ScoredToken]) -> list[dict[str, Any]]:
     """Entries of `prompt_logprobs` in vLLM's form: by token id, the prompt's own token first."""
     entries = []
     for each in tokens:
-        entry = {str(each.token_id): _ranked(each.token, each.rank)}
-        for place, (token, candidate) in enumerate(zip(each.top_ids, each.top, strict=True), 1):
-            entry.setdefault(str(token), _ranked(candidate, place))
+        entry = {str(each.token.token_id): _ranked(each.token, each.rank)}
+        for rank, candidate in enumerate(each.top, start=1):
+            entry.setdefault(str(candidate.token_id), _ranked(candidate, rank))
         entries.append(entry)
     return entries
 
@@ -126,3 +127,13 @@ def _ranked(candidate: Candidate, rank: int) -> dict[str, Any]:
         "rank": rank,
         "decoded_token": candidate.text,
     }
+
+
+def json_utf8(value: Any) -> str:
+    """JSON without spaces, in which text is not escaped more than it must be."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def json_ascii(value: Any) -> str:
+    """JSON without spaces, in ASCII."""
+    return json.dumps(value, separators=(",", ":"))

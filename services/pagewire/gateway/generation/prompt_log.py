@@ -73,10 +73,8 @@ class PromptReader(Protocol):
 class ScoredToken(NamedTuple):
     """A prompt token with its log probability, and the likeliest tokens at its place."""
 
-    token_id: int
     token: Candidate
     rank: int
-    top_ids: list[int]
     top: list[Candidate]
 
 
@@ -160,9 +158,12 @@ class PromptLog:
             self._top_logprobs[rows, :top].tolist(),
             strict=True,
         ):
-            own = Candidate(logprob, next(pieces))
-            likeliest = [Candidate(value, next(pieces)) for value in values]
-            found.append(ScoredToken(token, own, rank, others, likeliest))
+            own = Candidate(logprob, next(pieces), token)
+            likeliest = [
+                Candidate(value, next(pieces), other)
+                for value, other in zip(values, others, strict=True)
+            ]
+            found.append(ScoredToken(own, rank, likeliest))
         return found
 
     def echoed(self) -> "EchoedTokens":
@@ -171,9 +172,9 @@ class PromptLog:
         return EchoedTokens(self, excess)
 
     @property
-    def first_piece(self) -> bytes:
-        """The bytes of the first token."""
-        return next(self._pieces(self._tokens[:1]))
+    def first(self) -> Candidate:
+        """The first token, which has no log probability."""
+        return Candidate(None, next(self._pieces(self._tokens[:1])), int(self._tokens[0]))
 
     def _pieces(self, ids: Int32Array) -> Iterator[bytes]:
         """The bytes of tokens `[n]`."""
@@ -224,7 +225,7 @@ class EchoedTokens:
         self._at = end
         taken = []
         if begin == 0 < end:
-            taken.append(self._next(Candidate(None, prompt.first_piece), []))
+            taken.append(self._next(prompt.first, []))
         top = prompt.wishes.echoed_top or 0
         tokens = prompt.scored(max(1, begin), max(1, end), top)
         taken += [self._next(scored.token, scored.top) for scored in tokens]

@@ -7,7 +7,7 @@ from starlette.types import Receive
 
 from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
-from pagewire.gateway.api.formatting import usage
+from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.generation.pacer import Pacer
@@ -16,7 +16,6 @@ from pagewire.gateway.http.choices import Choice, choices
 from pagewire.gateway.http.paced_json import (
     PacedJson,
     TokenSource,
-    json_utf8,
     object_of_pieces,
     object_pieces,
     paced_logprobs,

@@ -1,13 +1,12 @@
 """Large JSON, formatted and sent in pieces so that the event loop is not blocked."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.gateway.api.formatting import Formatter, json_prompt_logprobs
+from pagewire.gateway.api.formatting import Formatter, json_prompt_logprobs, json_utf8
 from pagewire.gateway.generation.logprob_log import TokenLogprobs
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
@@ -29,16 +28,6 @@ class TokenSource(Protocol):
 
     def take(self, at_least: int | None = None) -> list[TokenLogprobs]:
         """Removes at least so many tokens, or all."""
-
-
-def json_utf8(value: Any) -> str:
-    """JSON without spaces, in which text is not escaped more than it must be."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def json_ascii(value: Any) -> str:
-    """JSON without spaces, in ASCII."""
-    return json.dumps(value, separators=(",", ":"))
 
 
 class PacedJson(Response):

@@ -36,6 +36,9 @@ class Request:
     awaited_prompt: AwaitedPrompt | None = None
     # False: it ends without a token, once it has what it wants of its prompt.
     generates: bool = True
+    # Whether the prompt's tokens are sent with the end.
+    return_prompt: bool = False
+    skip_special_tokens: bool = True
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
     # Sum over the delivered tokens, if the client wants log probabilities.
