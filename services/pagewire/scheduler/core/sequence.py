@@ -42,6 +42,8 @@ class Sampling(SamplingNumbers):
     # As in the messages: ids in ascending order as int32, and the bias of each as float32.
     bias_ids: bytes = b""
     biases: bytes = b""
+    # Which tokens the output may have: a serialized Constraint; empty for any.
+    constraint: bytes = b""
 
 
 @dataclass(slots=True, eq=False)

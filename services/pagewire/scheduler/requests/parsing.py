@@ -22,6 +22,7 @@ from pagewire.scheduler.requests.prompt import (
     no_room,
     tokenize_request,
 )
+from pagewire.scheduler.structured.constraint import structured_constraint
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
@@ -76,8 +77,11 @@ def parse_request(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits,
     tokens: RequestTokens | None = None,
+    grammar: str = "",
 ) -> ParsedRequest:
     """Checks a request, and tokenizes it unless its `tokens` are given: then `message` needs none.
+
+    `grammar` is that of its structured output, if it has one.
 
     Raises RequestError, which names the field.
     """
@@ -101,8 +105,11 @@ def parse_request(
             "resume_token_ids",
             f"{len(tokens.resumed)} tokens to resume from, max_tokens is {max_tokens}",
         )
-    eos = () if stop.ignore_eos else tokenizer.eos_token_ids
+    eos = () if stop.ignore_eos and not grammar else tokenizer.eos_token_ids
     stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
+    constraint = b""
+    if grammar:
+        constraint = structured_constraint(message, grammar, stop, stop_ids)
     if message.HasField("beam_search"):
         check_beam_search(message, len(stop_ids))
     return ParsedRequest(
@@ -110,10 +117,11 @@ def parse_request(
         sampling=Sampling(
             **numbers_of(params),
             seed=random.getrandbits(63) if params.seed is None else params.seed,
-            min_tokens=stop.min_tokens,
+            min_tokens=0 if constraint else stop.min_tokens,  # the constraint has it
             logprobs=_num_top(message, "logprobs", limits.vocab_size),
             bias_ids=bias_ids,
             biases=biases,
+            constraint=constraint,
         ),
         max_tokens=max_tokens,
         stop_ids=stop_ids,
@@ -125,9 +133,9 @@ def parse_request(
         include_stop_token=stop.include_stop_str_in_output,
         skip_special_tokens=default_true(message, "skip_special_tokens"),
         beam_search=message.beam_search if message.HasField("beam_search") else None,
+        return_prompt=message.return_prompt_token_ids,
         prompt_logprobs=_num_top(message, "prompt_logprobs", limits.vocab_size),
         prompt_text=message.prompt_text,
-        return_prompt=message.return_prompt_token_ids,
     )
 
 

@@ -31,6 +31,8 @@ from pagewire.scheduler.requests.reservations import Reservations
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.prompts import Prompts
+from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
+from pagewire.scheduler.structured.grammars import field_of
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.suspicion import Suspicion
@@ -64,6 +66,7 @@ class Intake:
         self.draining = False
         self.reservations = Reservations(endings.give_all_back)
         self.helpers = TextHelpers(config)
+        self.grammars = CheckedGrammars(config)
         self.bounds = QueueBounds(config, admission.waiting, endings.open)
         self._policy_name = config.policy
         self._policy = policy
@@ -168,10 +171,11 @@ class Intake:
             )
         try:
             limits = self._limits()
+            grammar = await self._grammar(message, limits)
             tokens = None
             if incoming.data is not None:
                 tokens = await self.helpers.tokens(incoming.data, limits)
-            parsed = parse_request(message, self._tokenizer, limits, tokens)
+            parsed = parse_request(message, self._tokenizer, limits, tokens, grammar)
             num_top = parsed.prompt_logprobs
             check_prompt_size(len(parsed.tokens.prompt), num_top, self._max_prompt_logprobs)
             return parsed
@@ -180,6 +184,20 @@ class Intake:
         except Exception as error:
             log.exception("request %s could not be parsed", message.request_id)
             raise failures.parsing_failed() from error
+
+    async def _grammar(self, message: pb.GenerateRequest, limits: ModelLimits) -> str:
+        """The grammar of a request's structured output; empty if it has none."""
+        if not message.HasField("structured_output"):
+            return ""
+        output = message.structured_output
+        if not limits.constraints:
+            field = field_of(output)
+            raise invalid(
+                field,
+                f"{field}: a worker of this model takes no structured output, because it has no "
+                "tokenizer or is simulated; remove it",
+            )
+        return await self.grammars.grammar(output)
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = new_sequence(request, parsed)
@@ -249,9 +267,9 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     request.sequence = sequence
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
-    request.generates = parsed.max_tokens > 0
     request.return_prompt = parsed.return_prompt
     request.skip_special_tokens = parsed.skip_special_tokens
+    request.generates = parsed.max_tokens > 0
     request.unreported_prompt = len(parsed.tokens.prompt)
     return sequence
 

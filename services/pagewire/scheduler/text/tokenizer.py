@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
+from pagewire.models import eos_token_ids
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.text.byte_level import (
@@ -247,21 +248,11 @@ def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if ids is not None:
-                return _checked_eos_ids(tuple(ids) if isinstance(ids, list) else (int(ids),), path)
-    return ()
-
-
-def _checked_eos_ids(ids: tuple[int, ...], path: Path) -> tuple[int, ...]:
-    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    """See `eos_token_ids`; ValueError if there are too many."""
+    ids, limit = eos_token_ids(folder), MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
     if len(ids) > limit:
         raise ValueError(
-            f"{path} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
+            f"{folder} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
         )
     return ids
 

@@ -41,7 +41,7 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
     scored = sequence.prompt_logprobs
     if scored is not None and scored.complete:
         scored = None
-    return pb.SequenceStart(
+    start = pb.SequenceStart(
         slot=sequence.slot,
         token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
         num_generated=sequence.num_generated,
@@ -60,3 +60,6 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
             biases=sampling.biases,
         ),
     )
+    if sampling.constraint:
+        start.constraint.ParseFromString(sampling.constraint)
+    return start

@@ -115,11 +115,15 @@ class StepExecutor:
             answer(self._failed_step(plan, error))
         else:
             self._measure(plan, outcome)
+            if plan.masks is not None:
+                plan.masks.advance(outcome.tokens)
             answer(outcome)
 
     def _failed_step(self, plan: DevicePlan, error: Exception) -> RequestError:
         if self._backend.is_fatal(error):
             self._on_fatal(error)
+        if plan.masks is not None:
+            plan.masks.abandon()
         log.error("a step of %d rows failed", len(plan.sample_slots), exc_info=error)
         return RequestError(Code.INTERNAL, f"the step failed: {type(error).__name__}: {error}")
 
@@ -164,7 +168,8 @@ class StepExecutor:
 
     def _fail_rows(self, session: Session, plan: DevicePlan, outcome: Outcome) -> list[SlotFailure]:
         failures = []
-        for failure in outcome.failures:
+        masked = () if plan.masks is None else plan.masks.failures
+        for failure in (*outcome.failures, *masked):
             slot = int(plan.sample_slots[failure.row])
             if session.slots.fail(slot):
                 failures.append(SlotFailure(slot, failure.message, failure.retryable))

@@ -25,6 +25,7 @@ from pagewire.worker.runtime.device_logprobs import (
     compute_logprobs,
     compute_prompt_logprobs,
 )
+from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
@@ -180,10 +181,11 @@ class EagerBackend:
         if not len(plan.sample_slots):
             return indices, None, prompt_logprobs  # [0]
         logits = self._decoder.logits(hidden)
+        unmasked = apply_masks(self._decoder.ops, logits, plan)
         tokens = self._slots.sample(
             self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
         )
-        return tokens, self._logprobs(logits, tokens, plan.logprobs), prompt_logprobs
+        return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs
 
     def _hidden(
         self, plan: DevicePlan, batch: Batch

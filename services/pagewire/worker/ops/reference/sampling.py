@@ -65,6 +65,13 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     return tokens
 
 
+def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    bits = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    allowed = (masks.view(torch.uint8)[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
+    excluded = allowed.flatten(1)[:, : logits.shape[1]] == 0
+    logits[rows] = logits[rows].masked_fill_(excluded, -torch.inf)
+
+
 def in_groups(scores: Tensor) -> Tensor:
     """Return scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, padded with -inf."""
     missing = -scores.shape[1] % GROUP

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SLOT_NUMBERS, SamplingNumbers
+from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
@@ -103,6 +104,7 @@ class DevicePlan:
     groups: tuple[StepPrefixGroup, ...] = ()
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
+    masks: StepMasks | None = None  # None: no row is constrained
 
     @property
     def num_decodes(self) -> int:

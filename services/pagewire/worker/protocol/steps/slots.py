@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
+from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
 from pagewire.worker.protocol.steps.checks import check_step
 from pagewire.worker.protocol.steps.device_plan import (
     BlockCopies,
@@ -65,8 +66,10 @@ class PlannedStep:
 class Slots:
     """The state of all slots of one stream. All arrays have one element for each slot."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, masks: SlotMasks | None = None) -> None:
+        """`masks` None: sequences with a constraint fail."""
         self.limits = limits
+        self._masks = masks
         n = limits.num_slots
         self._state = np.zeros(n, np.int8)
         self._known = np.zeros(n, np.int32)  # tokens given at the start
@@ -75,6 +78,7 @@ class Slots:
         self._num_blocks = np.zeros(n, np.int32)
         self._room = np.zeros(n, np.int32)  # tokens that fit into the blocks and max_model_len
         self._filtered = np.zeros(n, np.bool_)
+        self._constrained = np.zeros(n, np.bool_)
         self._logprobs = np.full(n, _NO_LOGPROBS, np.int8)  # likeliest tokens to return
         # Of the prompt: likeliest tokens to return, and the positions of the first row that gives a
         # log probability and of the first one after these.
@@ -115,6 +119,7 @@ class Slots:
             groups=self._groups.apply(step.groups, slots, self._tables, self._num_blocks),
             copies=copies,
             host_copies=step.host_copies,
+            masks=self._step_masks(sample_slots, indices),
         )
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
@@ -157,6 +162,8 @@ class Slots:
         self._computed[slot] = min(start.num_computed, len(start.token_ids))
         self._generated[slot] = min(start.num_generated, len(start.token_ids))
         fault = start_fault(start, self.limits)
+        if start.constraint is not None and self._masks is None:
+            fault = "this worker has no tokenizer, so it takes no constraints"
         if fault:
             self._set_blocks(slot, 0)
             self._fail(slot, fault)
@@ -167,6 +174,11 @@ class Slots:
         self._filtered[slot] = is_filtered(start.sampling)
         num_top = start.sampling.logprobs
         self._logprobs[slot] = _NO_LOGPROBS if num_top is None else num_top
+        self._constrained[slot] = start.constraint is not None
+        if start.constraint is not None and self._masks is not None:
+            prompt = len(start.token_ids) - start.num_generated
+            known = start.token_ids
+            self._masks.start(slot, start.constraint, known[:prompt], known[prompt:])
         num_top = start.prompt_logprobs
         self._prompt_top[slot] = _NO_LOGPROBS if num_top is None else num_top
         self._prompt_begin[slot] = start.first_prompt_logprob - 1
@@ -178,6 +190,13 @@ class Slots:
         num_top = self._logprobs[slots]
         rows = np.flatnonzero(num_top > _NO_LOGPROBS)
         return LogprobRows(rows.astype(np.int32), int(num_top[rows].max())) if len(rows) else None
+
+    def _step_masks(self, slots: Int32Array, indices: Int32Array) -> StepMasks | None:
+        """The masks of the constrained sampling rows; None if there are none."""
+        if self._masks is None or not (constrained := self._constrained[slots]).any():
+            return None
+        rows = np.flatnonzero(constrained).astype(np.int32)
+        return self._masks.of_step(rows, slots[rows], indices[rows])
 
     def _set_blocks(self, slots: int | Int32Array, counts: int | Int32Array) -> None:
         self._num_blocks[slots] = counts

@@ -43,6 +43,10 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         return block_fault(start.copied_block, limits)
     if start.copied_block and start.num_computed % limits.block_size == 0:
         return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
+    if start.constraint is not None:
+        fault = start.constraint.fault(limits.vocab_size)
+        if fault is not None:
+            return fault
     return _prompt_fault(start, limits) or _sampling_fault(start.sampling, limits)
 
 
