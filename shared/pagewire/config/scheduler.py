@@ -117,4 +117,10 @@ class SchedulerConfig(RequestConfig, ModelConfig):
     max_prompt_chars: int = setting(
         4 << 20, "Most characters of a prompt or conversation that is tokenized.", minimum=1
     )
+    trust_request_chat_template: bool = setting(
+        False,
+        "Render the chat templates that requests bring in `chat_template`. They run in a sandbox "
+        "in helper processes, but one may occupy a helper process for as long as `parse_timeout`: "
+        "allow it to trusted clients only. By default such requests are refused.",
+    )
     scheduler_metrics_port: int | None = metrics_port("scheduler")

@@ -51,6 +51,7 @@ class ChatTemplate:
             )
         for name, text in self.sources.items():
             _check_syntax(name, text)
+        self.takes_documents = any("documents" in text for text in self.sources.values())
 
     def render(
         self,

@@ -18,23 +18,27 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     Files of templates come before those in tokenizer_config.json. ValueError for a template that
     does not parse, and for a `file` that cannot be read.
     """
-    config = _read_json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"))
-    special_tokens |= _special_tokens(config)
+    variables = special_tokens(folder)
     if file is not None:
         try:
             source = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--chat-template {file} cannot be read: {error}") from error
-        return ChatTemplate(source, special_tokens)
-    sources = _sources(folder, config)
-    return ChatTemplate(sources, special_tokens) if sources else None
+        return ChatTemplate(source, variables)
+    sources = _sources(folder)
+    return ChatTemplate(sources, variables) if sources else None
 
 
-def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens of a model's folder that have names, such as `bos_token`."""
+    tokens = _named_tokens(_read_json(folder / "special_tokens_map.json"))
+    return tokens | _named_tokens(_read_json(folder / "tokenizer_config.json"))
+
+
+def _sources(folder: Path) -> dict[str, str]:
     """Templates by name."""
     sources: dict[str, str] = {}
-    given = config.get("chat_template")
+    given = _read_json(folder / "tokenizer_config.json").get("chat_template")
     if given is None:
         given = _read_json(folder / _PROCESSOR_FILE).get("chat_template")
     if isinstance(given, str):
@@ -49,7 +53,7 @@ def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return sources | {path.stem: path.read_text(encoding="utf-8") for path in named}
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
     tokens = {}
     for name, value in config.items():
         if name.endswith("_token") and value is not None:
