@@ -117,7 +117,7 @@ class ChatRequest(GenerationFields):
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
         logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self.given_max_tokens())
-        chat = self._chat_input(limits)
+        chat = self.chat_input(limits)
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(
@@ -154,7 +154,8 @@ class ChatRequest(GenerationFields):
             )
         return None
 
-    def _chat_input(self, limits: BodyLimits) -> pb.ChatInput:
+    def chat_input(self, limits: BodyLimits) -> pb.ChatInput:
+        """The conversation for the chat template; RequestError names what is not valid."""
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
         chat = pb.ChatInput(
