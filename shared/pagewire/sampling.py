@@ -5,7 +5,7 @@ Gateways and schedulers both check them here, so HTTP and gRPC clients get the s
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, InitVar, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pagewire.errors import invalid
@@ -138,10 +138,10 @@ class StopConditions:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     # Whether max_tokens may be 0: the request wants something of its prompt.
-    may_be_empty: bool = False
+    may_be_empty: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
-        least = 0 if self.may_be_empty else 1
+    def __post_init__(self, may_be_empty: bool) -> None:
+        least = 0 if may_be_empty else 1
         if self.max_tokens is not None and self.max_tokens < least:
             remedy = " without echo or prompt_logprobs" if self.max_tokens == 0 else ""
             raise invalid(
