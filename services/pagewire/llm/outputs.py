@@ -134,8 +134,9 @@ def _end(output: RequestOutput, generations: Sequence[Generation]) -> None:
     assert finish is not None
     output.finished = True
     output.num_cached_tokens = finish.usage.cached_tokens
-    if output.prompt_token_ids is None:
-        output.prompt_token_ids = list(generations[0].prompt_ids or ())
+    prompt = generations[0].prompt
+    if output.prompt_token_ids is None and prompt is not None:
+        output.prompt_token_ids = prompt.token_ids
 
 
 def _whole(index: int, choice: Choice) -> CompletionOutput:
@@ -164,4 +165,5 @@ def _position(token: TokenLogprobs) -> dict[int, Logprob]:
 
 
 def _logprob(candidate: Candidate, rank: int | None) -> Logprob:
+    assert candidate.logprob is not None, "every token of an output has one"
     return Logprob(candidate.logprob, rank, candidate.text)

@@ -41,7 +41,7 @@ def receive(generation: Generation, tokens, text, candidates=None):
 
 def finish(generation: Generation, reason=pb.FINISH_REASON_LENGTH, **fields):
     usage = pb.Usage(prompt_tokens=2, cached_tokens=1)
-    generation.record_prompt(pack([8, 9]))
+    generation.receive_prompt(pb.PromptOutput(token_ids=pack([8, 9])))
     generation.end(pb.Finish(reason=reason, usage=usage, **fields))
 
 

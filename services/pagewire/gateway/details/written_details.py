@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.generation.prompt_log import PromptLog
 
 # Formatting them takes about a millisecond.
 _IDS_A_PIECE = 8192
@@ -55,7 +56,7 @@ class DetailedEvents:
                 counts = json.dumps(_usage(generation, shown + len(tokens)))
                 beside.append(f'"usage":{counts},')
             if details.token_ids and is_first and number == 0:
-                prompt = await ids_json("prompt_token_ids", generation.prompt_ids or (), pacer)
+                prompt = await ids_json("prompt_token_ids", _prompt_ids(generation.prompt), pacer)
                 (within if details.prompt_in_choice else beside).extend(prompt)
             if details.token_ids and number == len(events) - 1:
                 within += await ids_json("token_ids", tokens, pacer)
@@ -68,7 +69,7 @@ async def detailed_choice(
     details: Details,
     written: list[str],
     tokens: "Sequence[int] | array[int]",
-    prompt: "Sequence[int] | array[int]",
+    prompt: PromptLog | None,
     pacer: Pacer,
 ) -> list[str]:
     """The pieces of a whole choice, `written` as a JSON object, with its details."""
@@ -76,7 +77,7 @@ async def detailed_choice(
         return written
     within = await ids_json("token_ids", tokens, pacer)
     if details.prompt_in_choice:
-        within += await ids_json("prompt_token_ids", prompt, pacer)
+        within += await ids_json("prompt_token_ids", _prompt_ids(prompt), pacer)
     return ["{", *within, written[0].removeprefix("{"), *written[1:]]
 
 
@@ -86,7 +87,12 @@ async def details_beside_choices(
     """The pieces of the members of a whole answer that are beside its choices."""
     if not details.token_ids or details.prompt_in_choice:
         return []
-    return await ids_json("prompt_token_ids", generation.prompt_ids or (), pacer)
+    return await ids_json("prompt_token_ids", _prompt_ids(generation.prompt), pacer)
+
+
+def _prompt_ids(prompt: PromptLog | None) -> list[int]:
+    assert prompt is not None, "a request that wants token ids wishes them of its prompt"
+    return prompt.token_ids
 
 
 def _usage(generation: Generation, num_tokens: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation.common_fields import NO_COMMON_FIELDS, CommonFields
 from pagewire.gateway.generation.logprob_log import LogprobLog
+from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
@@ -23,10 +24,14 @@ class Generation:
     `tokens` are all tokens received so far. Text waits here until `take_text`.
     `logprobs` belong to the same tokens; None if the request wants none.
     A generation that is not `eager` enters `updates` only when it has ended.
+    `prompt` is what the answer has of its prompt, None for nothing. Until it has arrived, the
+    generation does not enter `updates`, unless it fails: all output comes after it.
     """
 
     __slots__ = (
         "_attempts",
+        "_eager",
+        "_held",
         "_text",
         "_tokens_at_loss",
         "_usage",
@@ -43,7 +48,7 @@ class Generation:
         "logprobs",
         "moved",
         "on_usage",
-        "prompt_ids",
+        "prompt",
         "prompt_index",
         "prompt_tokens",
         "queued",
@@ -65,6 +70,7 @@ class Generation:
         eager: bool,
         common: CommonFields = NO_COMMON_FIELDS,
         arrived: float | None = None,
+        prompt: PromptLog | None = None,
     ) -> None:
         self.request = request
         self.common = common
@@ -72,12 +78,14 @@ class Generation:
         self.prompt_index = prompt_index
         self.updates = updates
         self.queued = False  # whether it is in `updates` now
-        self.eager = eager
+        self.prompt = prompt
+        self._eager = eager
+        self._held = prompt is not None and not prompt.arrived
+        self.eager = eager and not self._held
         self.tokens = array("i")
         self._text = bytearray()
         self.logprobs = LogprobLog() if request.HasField("logprobs") else None
         self.prompt_tokens = 0
-        self.prompt_ids: array[int] | None = None  # if the request wants them, and after they came
         self.finish: pb.Finish | None = None
         self.failure: RequestError | None = None
         self.aborted = False
@@ -98,6 +106,11 @@ class Generation:
         # What its scheduler reported at its end, completed or not; `on_usage` is called then.
         self._usage: pb.Usage | None = None
         self.on_usage: Callable[[], None] | None = None
+        if prompt is not None:
+            if self._held:
+                prompt.tell(self)
+            else:
+                self.prompt_arrived()
 
     @property
     def losses(self) -> int:
@@ -159,6 +172,29 @@ class Generation:
         if self.on_usage is not None:
             self.on_usage()
 
+    def receive_prompt(self, message: pb.PromptOutput) -> None:
+        """Takes what the scheduler sends of its prompt; RequestError if that is too much."""
+        if self.prompt is not None and self._asks_for_prompt:
+            self.prompt.receive(message)
+
+    def prompt_arrived(self) -> None:
+        """See PromptReader."""
+        assert self.prompt is not None
+        self._held, self.eager = False, self._eager
+        if self.logprobs is not None and self.prompt.wishes.echo:
+            self.logprobs.begin_at(len(self.prompt.text))
+        if self.finish is not None or (self.eager and self._text):
+            self.updates.put(self)
+
+    @property
+    def _asks_for_prompt(self) -> bool:
+        """Whether it is the candidate that asks its scheduler for what the answer has of it."""
+        assert self.prompt is not None
+        request = self.request
+        if self.prompt.wishes.num_top is not None:
+            return request.HasField("prompt_logprobs")
+        return request.return_prompt_token_ids or request.prompt_text
+
     def extend(self, token_bytes: bytes, text: bytes, now: float) -> None:
         """Adds new tokens (little-endian int32) and new text (UTF-8)."""
         if token_bytes:
@@ -168,10 +204,6 @@ class Generation:
         self._text += text
         if self.eager and not self.queued:  # the queue checks it too; this saves a call
             self.updates.put(self)
-
-    def record_prompt(self, token_bytes: bytes) -> None:
-        """Keeps the prompt's tokens (little-endian int32)."""
-        self.prompt_ids = array("i", token_bytes)
 
     def take_text(self) -> str:
         """The text that has arrived since the last call."""
@@ -188,11 +220,13 @@ class Generation:
             self.fail(RequestError(Code.INTERNAL, "the scheduler ended it without a reason"))
         elif self.logprobs is not None and self.logprobs.count != len(self.tokens):
             self.fail(RequestError(Code.INTERNAL, "the scheduler gave no log probabilities"))
+        elif self._held and self._asks_for_prompt:
+            self.fail(RequestError(Code.INTERNAL, "the scheduler sent nothing of the prompt"))
         else:
             if self.logprobs is not None:
                 finish.cumulative_logprob = self.logprobs.total  # over all attempts
             self.finish = finish
-            self._announce_end()
+            self._announce_end(self._held)
 
     def fail(self, failure: RequestError) -> None:
         """Ends it with an error."""
@@ -218,17 +252,26 @@ class Generation:
             request = pb.GenerateRequest()
             request.CopyFrom(self.request)
         if self._attempts > 1:
-            if self.prompt_ids is not None:
-                request.return_prompt_token_ids = False
             request.request_id = f"{self.request.request_id}.{self._attempts}"
             request.resume_token_ids.extend(self.tokens)
+            has_prompt = self.prompt is not None and self.prompt.arrived
+            if has_prompt and not generates_nothing(request):
+                request.ClearField("prompt_logprobs")
+                request.ClearField("prompt_text")
+                request.ClearField("return_prompt_token_ids")
         if request.HasField("deadline_ms"):
             request.deadline_ms = max(1, math.ceil(self.seconds_left * 1000))
         return request.SerializeToString() + self.common.data
 
-    def _announce_end(self) -> None:
+    def _announce_end(self, held: bool = False) -> None:
         self.ended_at = time.perf_counter()
-        self.updates.put(self)
+        if not held:
+            self.updates.put(self)
+
+
+def generates_nothing(request: pb.GenerateRequest) -> bool:
+    """Whether a request only wants something of its prompt."""
+    return request.stop.HasField("max_tokens") and request.stop.max_tokens == 0
 
 
 def _request_error(error: pb.Error) -> RequestError:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import LogprobLog
+from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -18,7 +19,7 @@ class Choice(NamedTuple):
     finish: pb.Finish
     logprobs: LogprobLog | None
     token_ids: "Sequence[int] | array[int]"
-    prompt: "Sequence[int] | array[int]" = ()  # empty unless the request wants its tokens
+    prompt: PromptLog | None = None
 
 
 def choices(job: Job, generations: Sequence[Generation]) -> Iterator[Choice]:
@@ -43,11 +44,10 @@ def _mean_logprob(generation: Generation) -> float:
 def _choices_of(job: Job, generation: Generation) -> Iterator[Choice]:
     finish = generation.finish
     assert finish is not None
-    prompt = generation.prompt_ids or ()
     for hypothesis in finish.hypotheses:
         stop_id = hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
         ended = pb.Finish(reason=hypothesis.reason, stop_token_id=stop_id)
-        yield Choice(hypothesis.text, ended, None, hypothesis.token_ids, prompt)
+        yield Choice(hypothesis.text, ended, None, hypothesis.token_ids, generation.prompt)
     if not finish.hypotheses:
         logprobs = generation.logprobs if job.shows_logprobs else None
-        yield Choice(generation.take_text(), finish, logprobs, generation.tokens, prompt)
+        yield Choice(generation.take_text(), finish, logprobs, generation.tokens, generation.prompt)

@@ -4,6 +4,7 @@ import pytest
 
 from pagewire.errors import Code
 from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog, PromptWishes
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.packing import pack
 from pagewire.suspicion import Loss
@@ -42,10 +43,10 @@ def test_a_token_clears_suspicion() -> None:
 
 def test_a_later_attempt_does_not_ask_for_the_prompt_again() -> None:
     request = pb.GenerateRequest(request_id="r", return_prompt_token_ids=True)
-    run = Generation(request, 0, 0, UpdateQueue(), eager=True)
+    prompt = PromptLog(PromptWishes(ids=True), PromptBudget(0, 1))
+    run = Generation(request, 0, 0, UpdateQueue(), eager=True, prompt=prompt)
     assert pb.GenerateRequest.FromString(run.next_attempt()).return_prompt_token_ids
     assert pb.GenerateRequest.FromString(run.next_attempt()).return_prompt_token_ids, "it was lost"
-    run.record_prompt(pack([4, 5]))
-    assert run.prompt_ids is not None
-    assert run.prompt_ids.tolist() == [4, 5]
+    run.receive_prompt(pb.PromptOutput(token_ids=pack([4, 5])))
+    assert prompt.token_ids == [4, 5]
     assert not pb.GenerateRequest.FromString(run.next_attempt()).return_prompt_token_ids
