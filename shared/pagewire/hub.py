@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -46,8 +46,9 @@ SMALL_FILES = (
 )
 # Formats of weights that are not read, for error messages.
 _OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack")
-# Seconds between two lines about a download.
+# Seconds between two lines about a download, and between two states of the bar.
 _REPORT_INTERVAL = 10.0
+_BAR_INTERVAL = 0.2
 
 Report = Callable[[str], None]
 
@@ -126,7 +127,7 @@ def _download(hub_id: HubId, weights: bool, report: Report) -> Path:
             )
         if weights:
             names = _weight_files(folder) or [SINGLE]
-            with _progress_lines(folder, names, hub_id, report):
+            with _progress(folder, names, hub_id, report):
                 _snapshot(HubId(hub_id.name, folder.name), names)
             if not _has_weights(folder):
                 raise DownloadError(_no_weights(hub_id, folder))
@@ -147,7 +148,7 @@ def _snapshot(hub_id: HubId, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    with nullcontext() if sys.stderr.isatty() else disable_progress_bars():
+    with disable_progress_bars():
         folder = snapshot_download(
             hub_id.name,
             revision=hub_id.revision,
@@ -176,31 +177,70 @@ def _has_weights(folder: Path) -> bool:
 
 
 @contextmanager
-def _progress_lines(
-    folder: Path, names: list[str], hub_id: HubId, report: Report
-) -> Iterator[None]:
-    """Reports every few seconds how much there is, unless a terminal shows a progress bar."""
-    if sys.stderr.isatty():
-        yield
-        return
+def _progress(folder: Path, names: list[str], hub_id: HubId, report: Report) -> Iterator[None]:
+    """A progress bar on standard error if that is a terminal, else a line every few seconds.
+
+    It looks at the files, because huggingface_hub's own bars stay on the terminal.
+    """
     sizes = _sizes(hub_id.name, folder.name)
     total = sum(sizes.get(name, 0) for name in names)
     blobs = folder.parents[1] / "blobs"
-    done = threading.Event()
+    ended = threading.Event()
 
-    def follow() -> None:
-        while not done.wait(_REPORT_INTERVAL):
-            finished = sum(sizes.get(name, 0) for name in names if (folder / name).is_file())
-            partial = sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
-            report(f"downloading {hub_id}: {_size(finished + partial)} of {_size(total)}")
+    def loaded() -> int:
+        whole = sum(sizes.get(name, 0) for name in names if (folder / name).is_file())
+        return min(total, whole + sum(map(_size_of, blobs.glob("*.incomplete"))))
 
-    thread = threading.Thread(target=follow, name="download progress", daemon=True)
-    thread.start()
+    def follow(seconds: float, show: Callable[[int], object]) -> None:
+        while not ended.wait(seconds):
+            show(loaded())
+
+    with ExitStack() as stack:
+        if sys.stderr.isatty():
+            bar = stack.enter_context(_bar())
+            task = bar.add_task("weights", total=total)
+            shown = (_BAR_INTERVAL, lambda size: bar.update(task, completed=size))
+        else:
+            of_total = _size(total)
+            shown = (
+                _REPORT_INTERVAL,
+                lambda size: report(f"downloading {hub_id}: {_size(size)} of {of_total}"),
+            )
+        thread = threading.Thread(target=follow, args=shown, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _size_of(path: Path) -> int:
     try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # it is complete now
 
 
 def _sizes(name: str, commit: str) -> dict[str, int]:

@@ -1,12 +1,14 @@
 """Downloads from a hub on this machine: which files, resumption, revisions, and every refusal."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pagewire import hub as hub_module
 from pagewire.cli.launch.model_files import with_model_files
 from pagewire.hub import DownloadError, fetch_model
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
@@ -73,6 +75,28 @@ def test_only_the_files_that_are_read_are_downloaded(hub: Hub, tmp_path: Path) -
         assert (folder / name).read_bytes() == data
     assert lines[0] == f"downloading {NAME} from {hub.url}"
     assert str(folder) in lines[-1]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_shown(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    """Lines where there is no terminal, and a bar where there is one."""
+    monkeypatch.setattr(hub_module, "_REPORT_INTERVAL", 0.01)
+    monkeypatch.setattr(hub_module, "_BAR_INTERVAL", 0.01)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    hub.add(NAME, SMALL | {"model.safetensors": bytes(50_000_000)})
+    hub.delay = 0.3
+    _, lines = fetch()
+    shown = capsys.readouterr().err
+    if terminal:
+        assert "weights" in shown
+        assert "50.0 MB" in shown
+        assert len(lines) == 2
+    else:
+        assert shown == ""
+        assert any(line.startswith(f"downloading {NAME}: ") for line in lines[1:-1])
+        assert all(line.endswith(" of 50.0 MB") for line in lines[1:-1])
 
 
 def test_a_service_downloads_what_it_needs(hub: Hub) -> None:
