@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +49,8 @@ _OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpa
 # Seconds between two lines about a download, and between two states of the bar.
 _REPORT_INTERVAL = 10.0
 _BAR_INTERVAL = 0.2
+# Seconds without a byte after which no process writes to a part of a file any more.
+_STALE_AFTER = 3600.0
 
 Report = Callable[[str], None]
 
@@ -88,7 +90,8 @@ def fetch_model(
                 "HF_HUB_OFFLINE is set; unset it, copy the files there, or give the path of a "
                 "folder"
             )
-        folder = _download(hub_id, weights, report)
+        _remove_stale_parts(hub_id)
+        folder = _download(hub_id, folder, weights, report)
     return f"{hub_id.name}@{folder.name}"
 
 
@@ -115,22 +118,18 @@ def _has_small_files(hub_id: HubId, folder: Path) -> bool:
     return True
 
 
-def _download(hub_id: HubId, weights: bool, report: Report) -> Path:
+def _download(hub_id: HubId, begun: Path | None, weights: bool, report: Report) -> Path:
+    """Downloads the files of `hub_id`; of the commit of the folder `begun`, where a part is."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    report(f"downloading {hub_id} from {_endpoint()}")
+    started = time.monotonic()
+    folder = None
     try:
-        report(f"downloading {hub_id} from {_endpoint()}")
-        started = time.monotonic()
-        folder = _snapshot(hub_id, list(SMALL_FILES))
-        if not (folder / "config.json").is_file():
-            raise DownloadError(
-                f"{hub_id} has no config.json at {_endpoint()}; give a model in the format of "
-                "transformers"
-            )
-        if weights:
-            names = _weight_files(folder) or [SINGLE]
-            with _progress(folder, names, hub_id, report):
-                _snapshot(HubId(hub_id.name, folder.name), names)
-            if not _has_weights(folder):
-                raise DownloadError(_no_weights(hub_id, folder))
+        if begun is not None and begun.name != hub_id.revision:
+            with suppress(RevisionNotFoundError):  # the branch may have been rewritten
+                folder = _files(HubId(hub_id.name, begun.name), weights, report)
+        folder = folder or _files(hub_id, weights, report)
     except DownloadError:
         raise
     except Exception as error:  # of the network, the hub or the disk, in many classes
@@ -141,6 +140,31 @@ def _download(hub_id: HubId, weights: bool, report: Report) -> Path:
         "downloading"
     )
     return folder
+
+
+def _files(hub_id: HubId, weights: bool, report: Report) -> Path:
+    """Downloads what is missing. Raises DownloadError, and what huggingface_hub raises."""
+    folder = _snapshot(hub_id, list(SMALL_FILES))
+    if not (folder / "config.json").is_file():
+        raise DownloadError(
+            f"{hub_id} has no config.json at {_endpoint()}; give a model in the format of "
+            "transformers"
+        )
+    if weights:
+        names = _weight_files(folder) or [SINGLE]
+        with _progress(folder, names, hub_id, report):
+            _snapshot(HubId(hub_id.name, folder.name), names)
+        if not _has_weights(folder):
+            raise DownloadError(_no_weights(hub_id, folder))
+    return folder
+
+
+def _remove_stale_parts(hub_id: HubId) -> None:
+    """Removes what processes left that were killed in a download: it is not continued."""
+    for part in (hub_id.cache_folder() / "blobs").glob("*.incomplete"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > _STALE_AFTER:
+                part.unlink()
 
 
 def _snapshot(hub_id: HubId, patterns: list[str]) -> Path:
@@ -290,8 +314,8 @@ def _explain(error: Exception, hub_id: HubId) -> str:
     if isinstance(error, hub.RepositoryNotFoundError):
         token = "the account of HF_TOKEN has no access" if has_token else "HF_TOKEN is not set"
         return (
-            f"there is no model {hub_id.name} at {endpoint}, or it is private and {token}; check "
-            "the name and the token"
+            f"there is no folder {hub_id.name} with a config.json, and no model of this name at "
+            f"{endpoint}, or it is private and {token}; check the name and the token"
         )
     if status == 401:
         return f"{endpoint} refuses the token in HF_TOKEN (401); set a valid one, or unset it"

@@ -1,6 +1,7 @@
 """Downloads from a hub on this machine: which files, resumption, revisions, and every refusal."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -158,6 +159,30 @@ def test_a_second_try_keeps_complete_files(hub: Hub, monkeypatch: pytest.MonkeyP
     assert (resolve_model(pinned) / whole).read_bytes() == SHARDS[whole]
 
 
+def test_a_download_that_was_begun_keeps_its_commit(hub: Hub) -> None:
+    """Another process may run on it; only a branch that was rewritten has no other choice."""
+    repository = hub.add(NAME, SMALL | SINGLE)
+    begun, _ = fetch(weights=False)
+    newer = repository.commit(SMALL | {"model.safetensors": b"newer"})
+    assert fetch()[0] == begun
+    (resolve_model(begun) / "model.safetensors").unlink()
+    del repository.commits[begun.partition("@")[2]]
+    assert fetch()[0] == f"{NAME}@{newer}"
+
+
+def test_parts_that_a_killed_process_left_are_removed(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, SMALL)
+    blobs = tmp_path / "home" / "hub" / "models--acme--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    old, new = blobs / "a.1.incomplete", blobs / "a.2.incomplete"
+    for part in (old, new):
+        part.write_bytes(b"a part")
+    os.utime(old, (0, 0))
+    fetch(weights=False)
+    assert new.exists()
+    assert not old.exists()
+
+
 def test_an_incomplete_cache_is_completed(hub: Hub) -> None:
     hub.add(NAME, SMALL | SINGLE)
     pinned, _ = fetch()
@@ -196,7 +221,8 @@ def test_without_the_hub_the_error_says_what_to_check(
 def test_unknown_models_and_revisions_are_named(hub: Hub) -> None:
     hub.add(NAME, SMALL | SINGLE)
     assert refusal("acme/unknown").startswith(
-        f"there is no model acme/unknown at {hub.url}, or it is private and HF_TOKEN is not set"
+        "there is no folder acme/unknown with a config.json, and no model of this name at "
+        f"{hub.url}, or it is private and HF_TOKEN is not set; check"
     )
     assert refusal(f"{NAME}@v9").startswith(f"{NAME} has no revision 'v9' at {hub.url}; give")
 
