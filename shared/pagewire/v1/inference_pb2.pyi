@@ -22,7 +22,7 @@ FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "chat", "prompt_token_ids", "sampling", "stop", "resume_token_ids", "priority", "detokenize", "logprobs", "cache_salt", "deadline_ms", "tenant", "beam_search", "structured_output")
+    __slots__ = ("request_id", "model", "prompt", "chat", "prompt_token_ids", "sampling", "stop", "resume_token_ids", "priority", "detokenize", "logprobs", "cache_salt", "deadline_ms", "tenant", "beam_search", "return_prompt_token_ids", "skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens", "structured_output", "prompt_logprobs", "prompt_text")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -38,7 +38,13 @@ class GenerateRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -54,8 +60,14 @@ class GenerateRequest(_message.Message):
     deadline_ms: int
     tenant: str
     beam_search: BeamSearch
+    return_prompt_token_ids: bool
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int
+    add_special_tokens: bool
     structured_output: StructuredOutput
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: int
+    prompt_text: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., return_prompt_token_ids: bool = ..., skip_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_text: bool = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "begin_after", "whitespace_pattern", "field_name")
@@ -98,14 +110,20 @@ class BeamSearch(_message.Message):
     def __init__(self, width: _Optional[int] = ..., num_returned: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: bool = ...) -> None: ...
 
 class ChatInput(_message.Message):
-    __slots__ = ("messages", "add_generation_prompt", "template_kwargs")
+    __slots__ = ("messages", "add_generation_prompt", "template_kwargs", "chat_template", "documents", "continue_final_message")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     add_generation_prompt: bool
     template_kwargs: _struct_pb2.Struct
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    chat_template: str
+    documents: _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]
+    continue_final_message: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., chat_template: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_struct_pb2.Struct, _Mapping]]] = ..., continue_final_message: bool = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "name")
@@ -179,7 +197,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "worker_losses", "hypotheses")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "worker_losses", "hypotheses", "prompt_token_ids")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +207,7 @@ class Finish(_message.Message):
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOSSES_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     stop_token_id: int
@@ -198,7 +217,8 @@ class Finish(_message.Message):
     cumulative_logprob: float
     worker_losses: WorkerLosses
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    prompt_token_ids: bytes
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("token_ids", "text", "score", "reason", "stop_token_id")
@@ -229,7 +249,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "token_ids", "text", "finish", "logprobs", "top_token_ids", "top_logprobs", "token_bytes", "top_token_bytes")
+    __slots__ = ("request_id", "index", "token_ids", "text", "finish", "logprobs", "top_token_ids", "top_logprobs", "token_bytes", "top_token_bytes", "prompt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +260,7 @@ class GenerateResponse(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -250,7 +271,32 @@ class GenerateResponse(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
     top_token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    prompt: PromptOutput
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_token_bytes: _Optional[_Iterable[bytes]] = ..., prompt: _Optional[_Union[PromptOutput, _Mapping]] = ...) -> None: ...
+
+class PromptOutput(_message.Message):
+    __slots__ = ("stream", "text", "token_ids", "logprobs", "ranks", "top_token_ids", "top_logprobs", "distinct_ids", "distinct_sizes", "distinct_bytes")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DISTINCT_IDS_FIELD_NUMBER: _ClassVar[int]
+    DISTINCT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    DISTINCT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    text: str
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    distinct_ids: bytes
+    distinct_sizes: _containers.RepeatedScalarFieldContainer[int]
+    distinct_bytes: bytes
+    def __init__(self, stream: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., distinct_ids: _Optional[bytes] = ..., distinct_sizes: _Optional[_Iterable[int]] = ..., distinct_bytes: _Optional[bytes] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -265,22 +311,26 @@ class AbortResponse(_message.Message):
     def __init__(self, found: bool = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "add_special_tokens")
+    __slots__ = ("model", "text", "chat", "add_special_tokens", "return_token_strs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_STRS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatInput
     add_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., add_special_tokens: bool = ...) -> None: ...
+    return_token_strs: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., add_special_tokens: bool = ..., return_token_strs: bool = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
-    __slots__ = ("token_ids",)
+    __slots__ = ("token_ids", "token_strs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_STRS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    token_strs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DetokenizeRequest(_message.Message):
     __slots__ = ("model", "token_ids", "skip_special_tokens")
@@ -309,18 +359,20 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "created", "max_model_len", "vocab_size", "has_chat_template")
+    __slots__ = ("id", "created", "max_model_len", "vocab_size", "has_chat_template", "root")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     max_model_len: int
     vocab_size: int
     has_chat_template: bool
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ...) -> None: ...
+    root: str
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., root: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -377,7 +429,7 @@ class WorkerLosses(_message.Message):
     def __init__(self, workers: _Optional[int] = ..., alone: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MultiplexResponse(_message.Message):
-    __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "instance_id", "reservation_changes", "reserved", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes", "received", "checksum")
+    __slots__ = ("streams", "indices", "token_counts", "text_sizes", "prompt_tokens", "token_ids", "text", "finished", "load", "models", "draining", "instance_id", "reservation_changes", "reserved", "candidate_counts", "candidate_ids", "candidate_logprobs", "candidate_sizes", "candidate_bytes", "prompts", "received", "checksum")
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +449,7 @@ class MultiplexResponse(_message.Message):
     CANDIDATE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_SIZES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     streams: bytes
@@ -418,9 +471,10 @@ class MultiplexResponse(_message.Message):
     candidate_logprobs: bytes
     candidate_sizes: _containers.RepeatedScalarFieldContainer[int]
     candidate_bytes: bytes
+    prompts: _containers.RepeatedCompositeFieldContainer[PromptOutput]
     received: int
     checksum: int
-    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., instance_id: _Optional[str] = ..., reservation_changes: _Optional[int] = ..., reserved: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ..., received: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, streams: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., text_sizes: _Optional[bytes] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[StreamFinish, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., models: _Optional[_Union[ListModelsResponse, _Mapping]] = ..., draining: bool = ..., instance_id: _Optional[str] = ..., reservation_changes: _Optional[int] = ..., reserved: bool = ..., candidate_counts: _Optional[_Iterable[int]] = ..., candidate_ids: _Optional[bytes] = ..., candidate_logprobs: _Optional[bytes] = ..., candidate_sizes: _Optional[_Iterable[int]] = ..., candidate_bytes: _Optional[bytes] = ..., prompts: _Optional[_Iterable[_Union[PromptOutput, _Mapping]]] = ..., received: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class StreamFinish(_message.Message):
     __slots__ = ("stream", "finish")

@@ -101,7 +101,7 @@ class Step(_message.Message):
     def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ..., saved_blocks: _Optional[bytes] = ..., saved_host_blocks: _Optional[bytes] = ..., loaded_host_blocks: _Optional[bytes] = ..., loaded_blocks: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
-    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint")
+    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint", "prompt_logprobs", "first_prompt_logprob")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,8 @@ class SequenceStart(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     COPIED_BLOCK_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PROMPT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     slot: int
     token_ids: bytes
     num_generated: int
@@ -118,7 +120,9 @@ class SequenceStart(_message.Message):
     sampling: SlotSampling
     copied_block: int
     constraint: Constraint
-    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: int
+    first_prompt_logprob: int
+    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("grammar", "begin_after", "end_token_ids", "min_tokens")
@@ -181,7 +185,7 @@ class Alive(_message.Message):
     def __init__(self, received_steps: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs")
+    __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs", "prompt_logprobs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +194,7 @@ class StepResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     step: int
     token_ids: bytes
     errors: _containers.RepeatedCompositeFieldContainer[SlotError]
@@ -198,7 +203,26 @@ class StepResult(_message.Message):
     logprobs: bytes
     top_ids: bytes
     top_logprobs: bytes
-    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ..., logprob_rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ..., logprob_rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("slots", "begins", "counts", "logprobs", "ranks", "top_ids", "top_logprobs")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    slots: bytes
+    begins: bytes
+    counts: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, slots: _Optional[bytes] = ..., begins: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SlotError(_message.Message):
     __slots__ = ("slot", "message", "retryable")

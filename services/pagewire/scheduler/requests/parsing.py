@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -41,7 +42,17 @@ class ParsedRequest:
     deadline_ms: int | None
     text: TextStream | None
     include_stop_token: bool
+    skip_special_tokens: bool
     beam_search: pb.BeamSearch | None
+    # Likeliest tokens of each prompt token; None for no log probabilities of the prompt.
+    prompt_logprobs: int | None
+    prompt_text: bool
+    return_prompt: bool = False
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether the client wants something of its prompt."""
+        return self.prompt_text or self.prompt_logprobs is not None
 
 
 def check_model(given: str, served: str) -> None:
@@ -80,7 +91,10 @@ def parse_request(
     if message.HasField("deadline_ms") and not message.deadline_ms:
         raise invalid("deadline_ms", "deadline_ms is 0; it must be at least 1")
     params = SamplingParams.from_proto(message.sampling, tokenizer.default_sampling)
-    stop = StopConditions.from_proto(message.stop)
+    wants_prompt = message.prompt_text or message.HasField("prompt_logprobs")
+    stop = StopConditions.from_proto(message.stop, may_be_empty=wants_prompt)
+    if message.prompt_text and isinstance(tokenizer, TokenIdsOnly):
+        raise invalid("prompt_text", "this server has no tokenizer, so no text; remove prompt_text")
     if tokens is None:
         tokens = tokenize_request(message, tokenizer, limits)
     check_vocabulary(stop.stop_token_ids, "stop_token_ids", limits.vocab_size)
@@ -104,7 +118,7 @@ def parse_request(
             **numbers_of(params),
             seed=random.getrandbits(63) if params.seed is None else params.seed,
             min_tokens=0 if constraint else stop.min_tokens,  # the constraint has it
-            logprobs=_logprobs(message, limits.vocab_size),
+            logprobs=_num_top(message, "logprobs", limits.vocab_size),
             bias_ids=bias_ids,
             biases=biases,
             constraint=constraint,
@@ -117,17 +131,24 @@ def parse_request(
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else None,
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
+        skip_special_tokens=default_true(message, "skip_special_tokens"),
         beam_search=message.beam_search if message.HasField("beam_search") else None,
+        return_prompt=message.return_prompt_token_ids,
+        prompt_logprobs=_num_top(message, "prompt_logprobs", limits.vocab_size),
+        prompt_text=message.prompt_text,
     )
 
 
-def _logprobs(message: pb.GenerateRequest, vocab_size: int) -> int | None:
-    if not message.HasField("logprobs"):
+def _num_top(
+    message: pb.GenerateRequest, field: Literal["logprobs", "prompt_logprobs"], vocab_size: int
+) -> int | None:
+    """How many of the likeliest tokens a field asks for; None if it is absent."""
+    if not message.HasField(field):
         return None
-    limit = min(MAX_LOGPROBS, vocab_size)
-    if message.logprobs > limit:
-        raise invalid("logprobs", f"logprobs is {message.logprobs}; at most {limit} are given")
-    return int(message.logprobs)
+    given, limit = int(getattr(message, field)), min(MAX_LOGPROBS, vocab_size)
+    if given > limit:
+        raise invalid(field, f"{field} is {given}; at most {limit} are given")
+    return given
 
 
 def _biases(params: SamplingParams, vocab_size: int) -> tuple[bytes, bytes]:
@@ -156,7 +177,8 @@ def _text_stream(
     message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer | TokenIdsOnly
 ) -> TextStream | None:
     if default_true(message, "detokenize"):
-        return TextStream(tokenizer.detokenizer(), stop.stop, stop.include_stop_str_in_output)
+        detokenizer = tokenizer.detokenizer(default_true(message, "skip_special_tokens"))
+        return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output)
     if stop.stop:
         raise invalid("stop", "stop strings need the text; leave detokenize on or remove stop")
     return None

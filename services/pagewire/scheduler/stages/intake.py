@@ -10,6 +10,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests import failures
@@ -24,10 +25,12 @@ from pagewire.scheduler.requests.parsing import (
     parse_request,
 )
 from pagewire.scheduler.requests.prompt import ModelLimits
+from pagewire.scheduler.requests.prompt_output import check_prompt_size
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
 from pagewire.scheduler.requests.reservations import Reservations
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
+from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
 from pagewire.scheduler.structured.grammars import field_of
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
@@ -56,6 +59,7 @@ class Intake:
         admission: Admission,
         workers: ReadyWorkers,
         endings: Endings,
+        prompts: Prompts,
         plan_soon: Callable[[], None],
     ) -> None:
         """`plan_soon` is called when a sequence has come into the queue."""
@@ -72,6 +76,8 @@ class Intake:
         self._workers = workers
         self._endings = endings
         self._open = endings.open
+        self._prompts = prompts
+        self._max_prompt_logprobs = config.max_prompt_logprobs
         self._plan_soon = plan_soon
         self._arrivals = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,7 +175,10 @@ class Intake:
             tokens = None
             if incoming.data is not None:
                 tokens = await self.helpers.tokens(incoming.data, limits)
-            return parse_request(message, self._tokenizer, limits, tokens, grammar)
+            parsed = parse_request(message, self._tokenizer, limits, tokens, grammar)
+            num_top = parsed.prompt_logprobs
+            check_prompt_size(len(parsed.tokens.prompt), num_top, self._max_prompt_logprobs)
+            return parsed
         except RequestError:
             raise
         except Exception as error:
@@ -198,7 +207,16 @@ class Intake:
         ended = await _replay(request, parsed)
         if not request.open:
             return
-        if ended is not None:
+        if parsed.wants_prompt:
+            vocab_size = self._limits().vocab_size
+            try:
+                await self._prompts.prepare(request, parsed, ended, self.helpers, vocab_size)
+            except RequestError as error:
+                if request.open:
+                    self._close_failed(request, error)
+            if not request.open:
+                return
+        elif ended is not None:
             self._endings.close(request, State.COMPLETED, ended)
             return
         full = self.bounds.refusal(request.moved, sequence.num_known)
@@ -228,7 +246,9 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     sequence = Sequence(
         prompt=parsed.tokens.prompt,
         sampling=parsed.sampling,
-        max_tokens=parsed.max_tokens,
+        # A request that generates nothing still computes its prompt. It ends before its token is
+        # taken.
+        max_tokens=max(1, parsed.max_tokens),
         stop_ids=parsed.stop_ids,
         arrival=request.arrival,
         priority=parsed.priority,
@@ -236,12 +256,20 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
         tenant=parsed.tenant,
         # In milliseconds of the monotonic clock.
         deadline=int(request.received * 1000) + (parsed.deadline_ms or USUAL_DEADLINE_MS),
+        prompt_logprobs=(
+            None
+            if parsed.prompt_logprobs is None
+            else PromptLogprobs(parsed.prompt_logprobs, len(parsed.tokens.prompt))
+        ),
         owner=request,
     )
     sequence.output.frombytes(parsed.tokens.resumed.tobytes())
     request.sequence = sequence
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
+    request.return_prompt = parsed.return_prompt
+    request.skip_special_tokens = parsed.skip_special_tokens
+    request.generates = parsed.max_tokens > 0
     request.unreported_prompt = len(parsed.tokens.prompt)
     return sequence
 

@@ -136,6 +136,7 @@ class StepExecutor:
     ) -> None:
         failures = list(planned.failures)
         logprobs: dict[str, bytes] = {}
+        prompt_logprobs: pb.PromptLogprobs | None = None
         if isinstance(outcome, RequestError):
             failures += _fail_all(session, planned.plan, outcome.message)
             tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
@@ -146,6 +147,8 @@ class StepExecutor:
             duration = outcome.duration_us
             if outcome.logprobs is not None:
                 logprobs = outcome.logprobs.fields(tokens, planned.rows)
+            if (scored := outcome.prompt_logprobs) is not None:
+                prompt_logprobs = scored.message(session.slots.failed(scored.rows.slots))
         if planned.rows is not None:
             tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended -1
         self._metrics.failures.inc(len(failures))
@@ -158,6 +161,7 @@ class StepExecutor:
                     for f in failures
                 ],
                 duration_us=duration,
+                prompt_logprobs=prompt_logprobs,
                 **logprobs,
             )
         )

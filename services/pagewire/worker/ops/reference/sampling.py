@@ -99,11 +99,13 @@ def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
     return within + gumbel_noise(keys, ids.int())
 
 
-def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    at = tokens.long()[:, None]
+    # Of the logits: different ones may have the same log probability after rounding.
+    ranks = (logits > logits.gather(1, at)).sum(-1) + 1
     normalized = logits.float().log_softmax(-1)
     top, ids = normalized.topk(k)
-    chosen = normalized.gather(1, tokens.long()[:, None])[:, 0]
-    return chosen, ids.int(), top
+    return normalized.gather(1, at)[:, 0], ids.int(), top, ranks.int()
 
 
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:

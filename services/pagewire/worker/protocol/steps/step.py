@@ -41,6 +41,13 @@ class Start:
     sampling: StepSampling
     copied_block: int = 0
     constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
+    first_prompt_logprob: int = 1
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids) - self.num_generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,8 @@ def _start(message: pb.SequenceStart) -> Start:
         constraint=(
             Constraint.from_proto(message.constraint) if message.HasField("constraint") else None
         ),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        first_prompt_logprob=message.first_prompt_logprob,
     )
 
 
