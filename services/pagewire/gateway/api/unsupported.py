@@ -39,10 +39,7 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
-    "prompt_logprobs": (),
     "spaces_between_special_tokens": (True,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "truncation_side": ("left",),
@@ -88,7 +85,6 @@ CHAT: Neutral = {
 }
 COMPLETION: Neutral = {
     **COMMON,
-    "echo": (False,),
     "suffix": ("",),
     "prompt_embeds": (),
     # Fields of /v1/chat/completions.

@@ -22,9 +22,9 @@ from pagewire.scheduler.requests.prompt import (
     no_room,
     tokenize_request,
 )
-from pagewire.scheduler.structured.constraint import structured_constraint
+from pagewire.scheduler.structured.constraint import constraint_of
 from pagewire.scheduler.text.text_stream import TextStream
-from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.text.tokenizer import NO_TOKENIZER, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -107,9 +107,8 @@ def parse_request(
         )
     eos = () if stop.ignore_eos and not grammar else tokenizer.eos_token_ids
     stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
-    constraint = b""
-    if grammar:
-        constraint = structured_constraint(message, grammar, stop, stop_ids)
+    check_vocabulary(params.allowed_token_ids, "allowed_token_ids", limits.vocab_size)
+    constraint = constraint_of(message, grammar, params, stop, stop_ids, tokenizer)
     if message.HasField("beam_search"):
         check_beam_search(message, len(stop_ids))
     return ParsedRequest(
@@ -176,6 +175,12 @@ def _resolve_max_tokens(
 def _text_stream(
     message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer | TokenIdsOnly
 ) -> TextStream | None:
+    if isinstance(tokenizer, TokenIdsOnly) and not message.HasField("detokenize"):
+        if stop.stop:
+            raise invalid(
+                "stop", f"stop strings need the text, and {NO_TOKENIZER}; give stop_token_ids"
+            )
+        return None
     if default_true(message, "detokenize"):
         detokenizer = tokenizer.detokenizer(default_true(message, "skip_special_tokens"))
         return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output)
