@@ -107,6 +107,7 @@ async def _serve(
         limits=BodyLimits.of(config),
         parser_processes=config.parser_processes,
         parse_timeout=config.parse_timeout,
+        strict_fields=config.strict_fields,
     )
     metrics.registry.register(
         LoadCollector(

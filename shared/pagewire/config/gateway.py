@@ -50,5 +50,10 @@ class GatewayConfig(RequestConfig):
         "Origins whose pages may call the API from a browser, separated by commas, or `*` for "
         "any. None by default.",
     )
+    strict_fields: bool = setting(
+        False,
+        "Refuse requests with fields that are not known. By default such fields are ignored, and "
+        "named in the header `x-pagewire-ignored` of the answer.",
+    )
     openapi: bool = setting(False, "Serve a description of the HTTP API at /openapi.json.")
     gateway_metrics_port: int | None = metrics_port("gateway")

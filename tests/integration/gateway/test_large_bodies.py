@@ -71,6 +71,18 @@ async def test_helper_processes_make_the_same_jobs_and_errors() -> None:
         with pytest.raises(RequestError) as refused:
             await parser.parse("chat", chat(**large, n=99), MODELS, never)
         assert refused.value == invalid("n", "n is 99; it must be between 1 and 16")
+        unknown = await parser.parse("chat", chat(**large, mood=1), MODELS, never)
+        assert unknown.ignored == ("mood",)
+    finally:
+        await parser.close()
+
+
+async def test_helper_processes_refuse_unknown_fields_as_the_gateway_does() -> None:
+    parser = ParserPool(BodyLimits(), 1 << 20, processes=1, strict_fields=True)
+    try:
+        for padding in ("", "u" * INLINE_BYTES):
+            with pytest.raises(RequestError, match="mood is not a known field"):
+                await parser.parse("chat", chat(user=padding, mood=1), MODELS, never)
     finally:
         await parser.close()
 

@@ -13,7 +13,13 @@ from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, St
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.unsupported import CHAT, MESSAGE, refuse_extras
+from pagewire.gateway.api.unsupported import (
+    CHAT,
+    CHAT_HINTS,
+    MESSAGE,
+    MESSAGE_HINTS,
+    PART_HINTS,
+)
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.v1 import inference_pb2 as pb
@@ -30,6 +36,8 @@ _MAX_KWARGS_DEPTH = 16
 
 class ContentPart(Strict):
     """One part of a message; only text is supported."""
+
+    hints = PART_HINTS
 
     type: str
     text: str | None = None
@@ -55,13 +63,15 @@ Content = Annotated[
 class Message(Strict):
     """One message of a conversation."""
 
+    hints = MESSAGE_HINTS
+    refused = MESSAGE
+
     role: str
     content: Content
     name: str | None = None
 
     def to_proto(self, path: str) -> pb.ChatMessage:
         """The message as the chat template gets it; RequestError for content other than text."""
-        refuse_extras(self, MESSAGE, f"{path}.")
         return pb.ChatMessage(
             role=self._template_role(path), content=self._text(path), name=self.name
         )
@@ -87,6 +97,9 @@ class Message(Strict):
 class ChatRequest(GenerationFields):
     """The body of a request; `GenerationFields` has the fields shared with completions."""
 
+    hints = CHAT_HINTS
+    refused = CHAT
+
     messages: Annotated[list[Message], Field(fail_fast=True)]
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
@@ -96,7 +109,6 @@ class ChatRequest(GenerationFields):
 
     def job(self, model: str, limits: BodyLimits) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
-        refuse_extras(self, CHAT)
         self.check_stream_options()
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
@@ -154,7 +166,6 @@ def _part_text(part: ContentPart, path: str) -> str:
         raise invalid(f"{path}.type", f"{path}.type is {part.type!r}; it must be text")
     if part.text is None:
         raise invalid(f"{path}.text", f"{path}.text is required")
-    refuse_extras(part, {}, f"{path}.")
     return part.text
 
 

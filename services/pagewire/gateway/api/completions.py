@@ -10,7 +10,7 @@ from pagewire.errors import invalid
 from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
-from pagewire.gateway.api.unsupported import COMPLETION, refuse_extras
+from pagewire.gateway.api.unsupported import COMPLETION, COMPLETION_HINTS
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.limits import MAX_CHOICES
@@ -50,6 +50,9 @@ Prompt = Annotated[
 class CompletionRequest(GenerationFields):
     """The body of a request; `GenerationFields` has the fields shared with chat."""
 
+    hints = COMPLETION_HINTS
+    refused = COMPLETION
+
     prompt: Prompt
     logprobs: NumLogprobs | None = None
     best_of: Int32 | None = None
@@ -59,7 +62,6 @@ class CompletionRequest(GenerationFields):
 
     def job(self, model: str, max_model_len: int) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
-        refuse_extras(self, COMPLETION)
         self.check_stream_options()
         envelope = Envelope("cmpl", "text_completion", model)
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens

@@ -2,12 +2,12 @@
 
 import re
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.unsupported import STREAM_OPTIONS, refuse_extras
+from pagewire.gateway.api.unsupported import STREAM_OPTIONS, STREAM_OPTIONS_HINTS, Neutral
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
 from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
@@ -20,21 +20,26 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
-_MAX_METADATA = 1024
 
 
 class Strict(BaseModel):
     """A JSON object without type conversions: "5" is not a number, true is not an integer.
 
-    NaN and infinity are refused. Extra fields are kept, so that `refuse_extras` can tell unknown
-    fields from unsupported ones.
+    NaN and infinity are refused. Extra fields are kept, so that `check_extras` can tell unknown
+    fields from hints and from refused ones; `unsupported.py` explains the two tables.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
+    hints: ClassVar[frozenset[str]] = frozenset()
+    refused: ClassVar[Neutral] = {}
+
 
 class StreamOptions(Strict):
     """Options of a streamed answer."""
+
+    hints = STREAM_OPTIONS_HINTS
+    refused = STREAM_OPTIONS
 
     include_usage: bool | None = None
 
@@ -82,10 +87,6 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    # These describe the caller. They have no effect on the output.
-    user: str | None = None
-    safety_identifier: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -93,14 +94,11 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def check_stream_options(self) -> None:
-        """RequestError for stream options without `stream`, or for unknown ones."""
-        if self.stream_options is None:
-            return
-        if not self.stream:
+        """RequestError for stream options without `stream`."""
+        if self.stream_options is not None and not self.stream:
             raise invalid(
                 "stream_options", "stream_options needs stream: true; set it or remove the options"
             )
-        refuse_extras(self.stream_options, STREAM_OPTIONS, "stream_options.")
 
     def num_choices(self) -> int:
         """The number of choices for each prompt; RequestError if `n` is out of range."""

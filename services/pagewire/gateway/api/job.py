@@ -14,7 +14,8 @@ class Job:
 
     `requests` has the candidates of the first prompt, then those of the second, and so on:
     `candidates` for each prompt, of which `n` become choices. They are small, because the fields
-    that the candidates of a prompt share are in `common`, once for each prompt.
+    that the candidates of a prompt share are in `common`, once for each prompt. `ignored` names
+    fields of the body that have no meaning here.
     """
 
     requests: list[pb.GenerateRequest]
@@ -25,6 +26,7 @@ class Job:
     stream: bool
     include_usage: bool
     shows_logprobs: bool
+    ignored: tuple[str, ...] = ()
 
     def common_of(self, index: int) -> CommonFields:
         """What the request at `index` shares with the other candidates of its prompt."""

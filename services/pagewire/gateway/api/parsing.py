@@ -12,6 +12,7 @@ from pagewire.gateway.api.chat import ChatRequest, chat_request_model
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
 from pagewire.gateway.models import find_model
 from pagewire.v1 import inference_pb2 as pb
@@ -31,13 +32,15 @@ class HelperSetup:
 
     limits: BodyLimits
     max_body_bytes: int
+    strict_fields: bool
 
 
 class JobParser:
-    """Parses bodies into jobs."""
+    """Parses bodies into jobs; with `strict_fields` it refuses unknown fields."""
 
-    def __init__(self, limits: BodyLimits) -> None:
+    def __init__(self, limits: BodyLimits, strict_fields: bool = False) -> None:
         self._limits = limits
+        self._strict_fields = strict_fields
         self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
 
     def parse(self, route: Route, body: bytes, models: Mapping[str, int]) -> Job:
@@ -49,18 +52,20 @@ class JobParser:
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
-            return chat.job(find_model(chat.model, models), limits)
+            job = chat.job(find_model(chat.model, models), limits)
+            return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
-        return completion.job(model, models[model])
+        job = completion.job(model, models[model])
+        return replace(job, ignored=check_extras(completion, self._strict_fields))
 
 
 def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
     """The function of a helper process, from a packed task to a packed job. Limits its memory."""
     max_bytes = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    parser = JobParser(setup.limits)
+    parser = JobParser(setup.limits, setup.strict_fields)
 
     def compute(task: bytes) -> bytes:
         return _pack_job(parser.parse(*pickle.loads(task)))

@@ -1,17 +1,40 @@
-"""Fields of OpenAI or vLLM that Pagewire does not support yet.
+"""Fields of OpenAI or vLLM that requests may have beside those that Pagewire implements.
 
-Such a field is accepted with a value that changes nothing, and refused otherwise: a client must not
-believe that an option works when it does not. Any other field is unknown and refused.
+A hint is accepted with any value, because it has no effect on the output. A field that would change
+the output is accepted with a value that changes nothing, and refused otherwise: a client must not
+believe that an option works when it does not. See `unknown_fields.py` for all other fields.
+
+docs/api.md lists every field; a test compares the list with these tables.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
-from pagewire.errors import invalid
-
 Neutral = Mapping[str, tuple[Any, ...]]
+
+# They describe the caller, or how OpenAI's and vLLM's own servers work.
+COMMON_HINTS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "stream_interval",
+        "user",
+    }
+)
+CHAT_HINTS = COMMON_HINTS | {
+    "media_io_kwargs",  # images and sounds are refused
+    "mm_processor_kwargs",
+    "return_mm_kwargs",
+    "verbosity",
+}
+COMPLETION_HINTS = COMMON_HINTS
+STREAM_OPTIONS_HINTS = frozenset({"include_obfuscation"})
+MESSAGE_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
+PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
 
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
@@ -28,16 +51,22 @@ COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": (),
-    "logits_processors": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
     "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
     "return_token_ids": (False,),
+    "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
-    "kv_transfer_params": (),
-    "vllm_xargs": (),
+    "repetition_detection": (),
+    "routed_experts_prompt_start": (0,),
+    "thinking_token_budget": (-1,),
+    "watermarking": (False,),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
     "request_id": (),
     "prompt_cache_key": (),
-    "prompt_cache_retention": (),
-    "service_tier": ("auto", "default"),
 }
 CHAT: Neutral = {
     **COMMON,
@@ -50,11 +79,11 @@ CHAT: Neutral = {
     "functions": ([],),
     "function_call": ("none",),
     "parallel_tool_calls": (True, False),  # has no effect without tools
+    "max_tool_calls": (),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
-    "verbosity": (),
     "web_search_options": (),
     "moderation": (),
     "store": (False,),
@@ -63,9 +92,12 @@ CHAT: Neutral = {
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": ([],),
-    "mm_processor_kwargs": (),
-    "media_io_kwargs": (),
     "include_reasoning": (),
+    "return_prompt_text": (False,),
+    # Fields of /v1/completions.
+    "prompt": (),
+    "prompt_embeds": (),
+    "suffix": ("",),
 }
 COMPLETION: Neutral = {
     **COMMON,
@@ -73,9 +105,15 @@ COMPLETION: Neutral = {
     "suffix": ("",),
     "add_special_tokens": (True,),
     "prompt_embeds": (),
+    # Fields of /v1/chat/completions.
+    "messages": (),
+    "max_completion_tokens": (),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
 }
 STREAM_OPTIONS: Neutral = {
-    "include_obfuscation": (False,),
     "continuous_usage_stats": (False,),
 }
 MESSAGE: Neutral = {
@@ -86,20 +124,4 @@ MESSAGE: Neutral = {
     "audio": (),
     "reasoning": (),
     "reasoning_content": (),
-    "annotations": ([],),
 }
-
-
-def refuse_extras(model: BaseModel, neutral: Neutral, prefix: str = "") -> None:
-    """RequestError for the first extra field of `model` that is unknown or would have an effect."""
-    for name, value in (model.model_extra or {}).items():
-        field = prefix + name
-        if name not in neutral:
-            raise invalid(field, f"{field} is not a known field; remove it")
-        if value is not None and not any(_same(value, accepted) for accepted in neutral[name]):
-            raise invalid(field, f"{field} is not supported yet; remove it")
-
-
-def _same(value: Any, accepted: Any) -> bool:
-    """Equality of value and type: in Python true equals 1."""
-    return type(value) is type(accepted) and bool(value == accepted)

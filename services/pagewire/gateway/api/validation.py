@@ -33,7 +33,7 @@ def _first_error(error: ValidationError) -> RequestError:
     if kind == "too_long":
         limit = first["ctx"]["max_length"]
         return invalid(param, f"{param} has more than {limit} entries; give {limit} at most")
-    return invalid(param, f"{param} is {_quoted(first['input'])}: {message}")
+    return invalid(param, f"{param} is {quoted(first['input'])}: {message}")
 
 
 def path(location: Sequence[int | str]) -> str:
@@ -47,7 +47,8 @@ def path(location: Sequence[int | str]) -> str:
     return text
 
 
-def _quoted(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """A value as an error message shows it."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"
     text = repr(value)

@@ -17,6 +17,7 @@ from pagewire.gateway.api import chat, completions
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.openapi import PATH, document
 from pagewire.gateway.api.parsing import Route
+from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http.answer import answer
@@ -49,6 +50,7 @@ class Gateway:
     limits: BodyLimits = field(default_factory=BodyLimits)
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
+    strict_fields: bool = GatewayConfig.strict_fields
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     draining: bool = False
@@ -62,7 +64,11 @@ class Gateway:
             lambda: self.schedulers.retry_after,
         )
         self.parser = ParserPool(
-            self.limits, self.max_body_bytes, self.parser_processes, self.parse_timeout
+            self.limits,
+            self.max_body_bytes,
+            self.parser_processes,
+            self.parse_timeout,
+            self.strict_fields,
         )
 
     async def chat(self, request: Request) -> Response:
@@ -107,7 +113,10 @@ class Gateway:
         del body
         model = job.formatter.envelope.model
         charge = self.access.charge(request.scope, job, models[model])
-        return await answer(job, self.schedulers, request.receive, charge, arrived)
+        response = await answer(job, self.schedulers, request.receive, charge, arrived)
+        if job.ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(job.ignored)
+        return response
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
+
 _EXPOSED = [
     "retry-after",
+    IGNORED_HEADER,
     *(
         f"x-ratelimit-{name}-{kind}"
         for kind in ("requests", "tokens")

@@ -38,12 +38,13 @@ class ParserPool:
         max_body_bytes: int,
         processes: int = GatewayConfig.parser_processes,
         timeout: float = GatewayConfig.parse_timeout,
+        strict_fields: bool = False,
     ) -> None:
-        self._inline = JobParser(limits)
+        self._inline = JobParser(limits, strict_fields)
         self._helpers = HelperPool(
             "the gateway's parser",
             "pagewire.gateway.api.parsing:load_helper",
-            HelperSetup(limits, max_body_bytes),
+            HelperSetup(limits, max_body_bytes, strict_fields),
             size=processes,
             timeout=timeout,
         )

@@ -91,14 +91,13 @@ def test_the_requests_made_of_several_prompts() -> None:
         (chat(tools=[[]] * 600), "", "--max-json-nodes|--max-messages"),
         (chat(metadata={str(n): "v" for n in range(1025)}), "", "at most 600"),
         (chat(cache_salt="s" * 257), "cache_salt", "256"),
-        (chat(**{"k" * 5000: 1}), "k" * 200 + "...", "not a known field"),
     ],
 )
 def test_a_body_above_a_bound_is_refused(body: bytes, field: str, remedy: str) -> None:
     with pytest.raises(RequestError) as refused:
         JobParser(SMALL).parse("chat", body, MODELS)
     assert refused.value.field == field
-    assert any(part in refused.value.message for part in remedy.split("|")) or len(field) > 99
+    assert any(part in refused.value.message for part in remedy.split("|"))
 
 
 def test_token_ids_beyond_the_length_of_the_model_are_refused() -> None:
