@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from pagewire.gateway.parsers.formats import JsonCalls, NamedCalls, TaggedCalls, ToolFormat
+from pagewire.output_formats import JsonCalls, NamedCalls, TaggedCalls, ToolFormat
 from pagewire.gateway.parsers.json_text import (
     MalformedError,
     escaped,

@@ -1,35 +1,40 @@
 """What an output parser finds in a model's text."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Reasoning(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reasoning:
     """A piece of the model's reasoning."""
 
     text: str
 
 
-class Content(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Content:
     """A piece of the answer's text."""
 
     text: str
 
 
-class CallBegin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallBegin:
     """A tool call begins; calls are numbered from 0."""
 
     index: int
     name: str
 
 
-class CallArguments(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallArguments:
     """A piece of the JSON of a call's arguments."""
 
     index: int
     json: str
 
 
-class CallEnd(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallEnd:
     """A call is complete. A call that the output's end cuts off has no such event."""
 
     index: int

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from pagewire.gateway.parsers.calls import CallReader, ToolTypes
 from pagewire.gateway.parsers.events import Content, Event, Reasoning
-from pagewire.gateway.parsers.formats import ReasoningFormat, ToolFormat
+from pagewire.output_formats import ReasoningFormat, ToolFormat
 from pagewire.gateway.parsers.json_text import MalformedError
 from pagewire.gateway.parsers.reader import Reader, Reading
 from pagewire.gateway.parsers.sink import Sink
@@ -38,6 +39,7 @@ class OutputParser:
         self._calls = CallReader(self._reader, self._sink, tools, types or {}) if tools else None
         self._reading = self._read()
         self._plain = False  # all that comes is content
+        self.reasoning_state: Literal["none", "open", "ended"] = "none"
 
     def feed(self, text: str) -> list[Event]:
         """The events that follow from more text."""
@@ -73,12 +75,14 @@ class OutputParser:
         elif not self._in_reasoning:
             sink.text(space)
             return
+        self.reasoning_state = "open"
         until = _until(spec.ends)
         while (yield from reader.more()):
             if text := reader.run(until):
                 sink.text(text, Reasoning)
             elif (yield from reader.match(spec.ends)) is not None:
                 sink.drop_space()
+                self.reasoning_state = "ended"
                 yield from reader.spaces()
                 return
             else:
@@ -100,6 +104,9 @@ class OutputParser:
             tags = (*tags, spec.tagged.begin)
         elif spec.bare:
             yield from self._read_section(calls, None)
+        if not tags:
+            yield from self._read_plain()
+            return
         until = _until(tags)
         while (yield from reader.more()):
             if text := reader.run(until):

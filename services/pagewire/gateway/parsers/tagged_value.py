@@ -3,7 +3,7 @@
 import json
 from typing import NoReturn
 
-from pagewire.gateway.parsers.formats import TaggedCalls
+from pagewire.output_formats import TaggedCalls
 from pagewire.gateway.parsers.json_text import MalformedError, Put, escaped
 from pagewire.gateway.parsers.reader import Reader, Reading
 

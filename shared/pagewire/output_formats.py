@@ -1,4 +1,7 @@
-"""The formats in which models write tool calls and reasoning, as data."""
+"""The formats in which models write tool calls and reasoning, as data.
+
+Schedulers find the format of their model, gateways parse it.
+"""
 
 from dataclasses import dataclass
 
@@ -50,6 +53,22 @@ class PythonCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class CallFrame:
+    """How a model is made to write a call: the text before its name and arguments, and after them.
+
+    `separator` stands between two calls. `trigger` is the beginning of `begin` that never begins
+    an answer in words. Names are JSON strings if `quoted`.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    separator: str
+    trigger: str
+    quoted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a model writes its tool calls.
 
@@ -69,14 +88,19 @@ class ToolFormat:
     separators: tuple[str, ...] = ()
     # The model's chat template takes ids of nine letters and digits only.
     short_ids: bool = False
-    # How a model is made to write a call: text before and after its name, and after its arguments.
-    frame: tuple[str, str, str] | None = None
+    # None if calls in this format cannot be enforced.
+    frame: CallFrame | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:
         """All tags. Some models have special tokens for them, which must be kept in the text."""
         named = self.named
-        inner = (named.begin, *named.prefixes, *named.separators, named.id_begin, *named.ends) if named else ()
+        inner: tuple[str, ...] = ()
+        if named is not None:
+            # `function<sep>` has a tag behind a word.
+            prefixes = [prefix[prefix.find("<") :] for prefix in named.prefixes if "<" in prefix]
+            ends = [end[end.find("<") :] for end in named.ends]
+            inner = (named.begin, *prefixes, *named.separators, named.id_begin, *ends)
         return tuple(dict.fromkeys(filter(None, (*self.begins, *self.ends, *inner))))
 
 
@@ -103,14 +127,16 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         json=JsonCalls(),
         begins=("<tool_call>",),
         ends=("</tool_call>",),
-        frame=('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"),
+        frame=CallFrame(
+            '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n", "<tool_call>"
+        ),
     ),
     "llama3_json": ToolFormat(
         json=JsonCalls(arguments=("parameters", "arguments")),
         begins=("<|python_tag|>",),
         bare=True,
         separators=(";", ","),
-        frame=('{"name": ', ', "parameters": ', "}"),
+        frame=CallFrame('{"name": ', ', "parameters": ', "}", "; ", "{"),
     ),
     "qwen3_coder": ToolFormat(
         tagged=_xml("<function=", "</function>"),
@@ -140,6 +166,13 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         begins=("<｜tool▁calls▁begin｜>",),
         ends=("<｜tool▁calls▁end｜>",),
+    ),
+    # What a model is made to write whose own format cannot be enforced.
+    "json": ToolFormat(
+        json=JsonCalls(),
+        bare=True,
+        separators=(",",),
+        frame=CallFrame('{"name": ', ', "arguments": ', "}", ", ", "{"),
     ),
     "kimi_k2": ToolFormat(
         named=NamedCalls(
