@@ -14,7 +14,7 @@ from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
-from pagewire.gateway.models import find_model
+from pagewire.gateway.models import ServedModel, find_model
 from pagewire.v1 import inference_pb2 as pb
 
 Route = Literal["chat", "completions"]
@@ -43,21 +43,22 @@ class JobParser:
         self._strict_fields = strict_fields
         self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
 
-    def parse(self, route: Route, body: bytes, models: Mapping[str, int]) -> Job:
+    def parse(self, route: Route, body: bytes, models: Mapping[str, ServedModel]) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
-        `models` has the served models with their maximum lengths.
+        `models` has the served models.
         """
         limits = self._limits
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
-            job = chat.job(find_model(chat.model, models), limits)
+            model = find_model(chat.model, models)
+            job = chat.job(model, models[model], limits)
             return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
-        job = completion.job(model, models[model])
+        job = completion.job(model, models[model].max_model_len)
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 
 
@@ -73,7 +74,7 @@ def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
     return compute
 
 
-def pack_task(route: Route, body: bytes, models: Mapping[str, int]) -> bytes:
+def pack_task(route: Route, body: bytes, models: Mapping[str, ServedModel]) -> bytes:
     """The arguments of `JobParser.parse`, for a helper process."""
     return pickle.dumps((route, body, dict(models)), pickle.HIGHEST_PROTOCOL)
 

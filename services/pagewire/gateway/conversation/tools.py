@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pagewire.errors import invalid
 from pagewire.gateway.conversation.limits import ToolLimits, count_nodes
 
+ToolMode = Literal["auto", "none", "required", "named"]
+
 # OpenAI's names, and the separators that servers of the Model Context Protocol use.
 _NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,128}")
 
@@ -48,7 +50,7 @@ class Tool:
 class ToolChoice:
     """`auto` leaves it to the model, `required` asks for at least one call, `named` for this one."""
 
-    mode: Literal["auto", "none", "required", "named"] = "auto"
+    mode: ToolMode = "auto"
     name: str = ""
 
 

@@ -26,6 +26,7 @@ from pagewire.gateway.http.cross_origin import allow_origins
 from pagewire.gateway.http.parser_pool import ParserPool
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.gateway.models import ServedModel
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.v1 import inference_pb2 as pb
 
@@ -108,11 +109,11 @@ class Gateway:
             raise refusal
         body = await read_body(request, self.max_body_bytes)
         arrived = time.perf_counter()
-        models = {name: model.max_model_len for name, model in self.schedulers.models().items()}
+        models = {name: ServedModel.of(model) for name, model in self.schedulers.models().items()}
         job = await self.parser.parse(route, body, models, request.receive)
         del body
         model = job.formatter.envelope.model
-        charge = self.access.charge(request.scope, job, models[model])
+        charge = self.access.charge(request.scope, job, models[model].max_model_len)
         response = await answer(job, self.schedulers, request.receive, charge, arrived)
         if job.ignored:
             response.headers[IGNORED_HEADER] = ", ".join(job.ignored)

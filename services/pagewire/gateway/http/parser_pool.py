@@ -20,6 +20,7 @@ from pagewire.gateway.api.parsing import (
 )
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.http.disconnect import wait_for_disconnect
+from pagewire.gateway.models import ServedModel
 from pagewire.helpers.pool import HelperError, HelperPool
 
 # The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
@@ -58,11 +59,11 @@ class ParserPool:
         await self._helpers.close()
 
     async def parse(
-        self, route: Route, body: bytes, models: Mapping[str, int], receive: Receive
+        self, route: Route, body: bytes, models: Mapping[str, ServedModel], receive: Receive
     ) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
-        `models` has the served models with their maximum lengths. ClientGoneError as soon as the
+        `models` has the served models. ClientGoneError as soon as the
         client closes its connection.
         """
         if len(body) <= INLINE_BYTES and node_bound(body) <= INLINE_NODES:
