@@ -27,13 +27,15 @@ class RequestError(Exception):
     """One request is refused or has failed; the service continues.
 
     `message` names the field, the value and the remedy. `field` is the field of the request that is
-    wrong, or empty. `retry_after` are the seconds after which to try again, if known.
+    wrong, or empty. `retry_after` are the seconds after which to try again, if known. `reason` is
+    for programs: it is the error's `code` over HTTP, unless it is empty.
     """
 
     code: Code
     message: str
     field: str = ""
     retry_after: float | None = None
+    reason: str = ""
 
     def __post_init__(self) -> None:
         # Messages quote the request, and a gRPC status must fit into headers.

@@ -1,49 +1,98 @@
 """The folder of a model's files, and its name in requests."""
 
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_NAME = "pagewire-chat"
 
+DEFAULT_REVISION = "main"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# The organization may be missing, as in the hub's oldest models.
+_HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+_REVISION = re.compile(r"[\w-][\w./-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """The id of a model at the Hugging Face hub, `org/name`, and a branch, tag or commit of it."""
+
+    name: str
+    revision: str = DEFAULT_REVISION
+
+    @classmethod
+    def of(cls, model: str) -> "HubId | None":
+        """The id that `model` is, as `org/name` or `org/name@revision`.
+
+        None for `embedded`, for an existing folder, and for what is no id.
+        """
+        if model == EMBEDDED or (Path(model).expanduser() / "config.json").is_file():
+            return None
+        name, separator, revision = model.partition("@")
+        if _HUB_ID.fullmatch(name) is None:
+            return None
+        if not separator:
+            return cls(name)
+        valid = _REVISION.fullmatch(revision) is not None and ".." not in revision
+        return cls(name, revision) if valid else None
+
+    def __str__(self) -> str:
+        suffix = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
+        return self.name + suffix
+
+    def cached_snapshot(self) -> Path | None:
+        """The folder of this revision in the hub's cache. Files may be missing there."""
+        repo = hub_cache() / f"models--{self.name.replace('/', '--')}"
+        commit = self.revision
+        if _COMMIT.fullmatch(commit) is None:
+            ref = repo / "refs" / self.revision
+            if not ref.is_file():
+                return None
+            commit = ref.read_text().strip()
+        snapshot = repo / "snapshots" / commit
+        return snapshot if (snapshot / "config.json").is_file() else None
+
 
 def resolve_model(model: str) -> Path:
     """The folder of a model given as a path, a cached Hugging Face hub id, or `embedded`.
 
-    FileNotFoundError names the places that were searched. Nothing is downloaded.
+    FileNotFoundError names the places that were searched. Nothing is downloaded, see
+    `pagewire.hub`.
     """
     if model == EMBEDDED:
         return Path(__file__).parent / "embedded" / "model"
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         return folder
-    cached = _cached_snapshot(model)
+    hub_id = HubId.of(model)
+    cached = None if hub_id is None else hub_id.cached_snapshot()
     if cached is not None:
         return cached
     raise FileNotFoundError(
         f"model {model!r}: no folder with a config.json at {folder.absolute()} and no such model "
-        f"in the hub cache {_hub_cache()}; give the path of a folder in Hugging Face format"
+        f"in the hub cache {hub_cache()}; give the path of a folder in Hugging Face format, or the "
+        "id of a model at the hub as org/name or org/name@revision"
     )
 
 
 def served_name(model: str, given: str | None) -> str:
-    """The name of a model in requests: the given one, else one that follows from its path."""
+    """The name of a model in requests: the given one, else one that follows from `model`.
+
+    That is the hub id without its revision, or the last part of a path.
+    """
     if given:
         return given
-    return EMBEDDED_NAME if model == EMBEDDED else Path(model).name
+    if model == EMBEDDED:
+        return EMBEDDED_NAME
+    hub_id = HubId.of(model)
+    return Path(model).name if hub_id is None else hub_id.name
 
 
-def _hub_cache() -> Path:
+def hub_cache() -> Path:
+    """The folder in which huggingface_hub keeps the files of models."""
     if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
-    return Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"
-
-
-def _cached_snapshot(model: str) -> Path | None:
-    """The snapshot of a hub id that `refs/main` names in the hub's cache."""
-    repo = _hub_cache() / f"models--{model.replace('/', '--')}"
-    ref = repo / "refs" / "main"
-    if not ref.is_file():
-        return None
-    snapshot = repo / "snapshots" / ref.read_text().strip()
-    return snapshot if (snapshot / "config.json").is_file() else None
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return (Path(os.environ.get("HF_HOME") or default) / "hub").expanduser()

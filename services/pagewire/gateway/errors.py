@@ -60,7 +60,7 @@ class ApiError(Exception):
         headers = {429: RETRY_AFTER, 503: RETRY_AFTER, 504: NO_RETRY}.get(status)
         if error.retry_after is not None:
             headers = {"retry-after": str(math.ceil(error.retry_after))}
-        return cls(status, error.message, kind, param, code, headers)
+        return cls(status, error.message, kind, param, error.reason or code, headers)
 
     def body(self) -> dict[str, Any]:
         """`{"error": ...}` in OpenAI's form."""

@@ -69,12 +69,15 @@ class ModelConfig(ProcessConfig):
 
     model: str = setting(
         "embedded",
-        "Model folder in Hugging Face format, cached hub id, or `embedded` for the small chat "
+        "Model folder in Hugging Face format, a model of the hub as org/name or org/name@revision, "
+        "which is downloaded unless it is in the hub's cache, or `embedded` for the small chat "
         "model that comes with Pagewire. A scheduler reads only its tokenizer and chat template, "
         "a simulated worker only its config.json.",
     )
     served_model_name: str | None = setting(
-        None, "Name of the model in requests; by default the last part of its path."
+        None,
+        "Name of the model in requests; by default its hub id, org/name, or the last part of its "
+        "path.",
     )
     worker_token_file: str | None = setting(
         None,

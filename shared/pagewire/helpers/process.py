@@ -60,7 +60,8 @@ def _answer(compute: Compute, task: bytes) -> tuple[bytes, bytes]:
     try:
         return ANSWER, compute(task)
     except RequestError as error:
-        return REFUSAL, pickle.dumps((error.code, error.message, error.field, error.retry_after))
+        parts = (error.code, error.message, error.field, error.retry_after, error.reason)
+        return REFUSAL, pickle.dumps(parts)
     except MemoryError:
         return FAILURE, b"MemoryError"
     except Exception as error:

@@ -18,16 +18,24 @@ UNDECODABLE = (
     "the message is not valid protobuf of its type; generate the client again from the .proto files"
 )
 
+FIELD_TRAILER = "pagewire-error-field"
+REASON_TRAILER = "pagewire-error-reason"
+
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
-    """Ends a call with an error. A known `retry_after` is sent as `grpc-retry-pushback-ms`."""
+    """Ends a call with an error; trailers have its `retry_after`, field and reason, if any."""
+    trailers = []
     if error.retry_after is not None:
-        milliseconds = str(round(1000 * error.retry_after))
-        context.set_trailing_metadata((("grpc-retry-pushback-ms", milliseconds),))
+        trailers.append(("grpc-retry-pushback-ms", str(round(1000 * error.retry_after))))
+    for name, value in ((FIELD_TRAILER, error.field), (REASON_TRAILER, error.reason)):
+        if value and value.isascii() and value.isprintable():
+            trailers.append((name, value))
+    if trailers:
+        context.set_trailing_metadata(tuple(trailers))
     await context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message)
     raise AssertionError("abort returned")
 

@@ -466,13 +466,17 @@ BAD_REQUESTS = {
     "empty ids": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds()), "prompt"),
     "no messages": (pb.GenerateRequest(chat=pb.ChatInput()), "messages"),
     "id outside": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[VOCAB])), "300"),
-    "too long": (pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[1] * 200)), "shorten"),
-    "too many": (request([1], 200), "lower max_tokens to 199"),
+    "too long": (
+        pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[1] * 200)),
+        "However, you requested 201 tokens (200 in the prompt, 1 in the completion).",
+    ),
+    "too many": (request([1], 200), "length of the prompt or completion (max_tokens)."),
     "too many at least": (
         pb.GenerateRequest(
             prompt_token_ids=pb.TokenIds(ids=[1]), stop=pb.StopConditions(min_tokens=200)
         ),
-        "lower min_tokens to 199",
+        "201 tokens (1 in the prompt, 200 in the completion). Please reduce the length of the "
+        "prompt or completion (min_tokens).",
     ),
     "temperature": (
         pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(temperature=float("nan"))),
@@ -543,6 +547,16 @@ async def test_bad_requests_are_refused_with_a_reason(start, name: str) -> None:
     assert words in caught.value.details()
     tokens, _, _ = await collect(stack.stub.Generate(request([1], 5)))
     assert tokens == expected([1], 5)
+
+
+async def test_the_trailers_of_an_error_have_its_field_and_reason(start) -> None:
+    stack = await start(worker_info())
+    for message, name in ((request([1] * 200, 1), "prompt"), (request([1], 200), "max_tokens")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stack.stub.Generate(message))
+        trailers = dict(caught.value.trailing_metadata())
+        assert trailers["pagewire-error-field"] == name
+        assert trailers["pagewire-error-reason"] == "context_length_exceeded"
 
 
 async def test_unknown_model_is_not_found(start) -> None:
@@ -711,7 +725,9 @@ async def test_chats_of_many_messages_are_read_by_a_helper(start, monkeypatch) -
     request_all = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=False)
     text = (await stack.stub.Detokenize(request_all)).text
     assert text == "<|start|>user\n<|end|>\n" * 200 + "<|start|>assistant\n"
-    with pytest.raises(grpc.aio.AioRpcError, match="leaves no room for output"):
+    with pytest.raises(
+        grpc.aio.AioRpcError, match=r"requested more than 200 tokens \(more than 199 in the"
+    ):
         [_ async for _ in stack.stub.Generate(pb.GenerateRequest(request_id="many", chat=chat))]
     assert tasks[-1:] == [b"G"]
 

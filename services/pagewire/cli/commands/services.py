@@ -9,6 +9,7 @@ import typer
 
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.health import health_problem
+from pagewire.cli.launch.model_files import with_model_files
 from pagewire.cli.settings.options import configured
 from pagewire.cli.settings.settings import build, settings_of
 from pagewire.config import (
@@ -50,7 +51,7 @@ def scheduler(values: dict[str, Any]) -> None:
     os.environ.setdefault("GRPC_EXPERIMENTS", _NO_EVENT_ENGINE)
     from pagewire.scheduler.server import run_scheduler
 
-    run_scheduler(build(SchedulerConfig, values))
+    run_scheduler(build(SchedulerConfig, with_model_files(values, weights=False)))
 
 
 @configured(settings_of(WorkerConfig))
@@ -59,7 +60,7 @@ def worker(values: dict[str, Any]) -> None:
     from pagewire.worker.startup.compile_pool import start_compile_pool
     from pagewire.worker.startup.cuda_context import open_cuda_context
 
-    config = build(WorkerConfig, values)
+    config = build(WorkerConfig, with_model_files(values, tokenizer=False))
     # Both work in the background while torch is imported below.
     pool = start_compile_pool(config)
     open_cuda_context(config)
@@ -77,6 +78,7 @@ def simulated_worker(values: dict[str, Any]) -> None:
     """Run simulated workers: deterministic tokens at a device's pace, without GPU or torch."""
     from pagewire.simulator.worker import run_simulated_worker
 
+    values = with_model_files(values, tokenizer=False, weights=False)
     run_simulated_worker(build(SimulatedWorkerConfig, values))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pagewire.cli.launch.model_files import with_model_files
 from pagewire.cli.launch.stack import Stack
 from pagewire.cli.launch.supervisor import Report, Supervisor, running
 
@@ -22,9 +23,11 @@ def launch(
 ) -> Result | None:
     """Starts a stack, runs `body(stack)` when it is ready, ends the stack, and returns the result.
 
+    A model of the hub is downloaded first, so that all processes run the same commit of it.
     SIGINT or SIGTERM cancels the body, ends the stack in order and returns None. A second signal
     kills the stack. CommandError if the stack does not start.
     """
+    values = with_model_files(values)
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         return asyncio.run(_launch(make_stack(values, Path(folder)), report, body))
 

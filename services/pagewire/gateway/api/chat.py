@@ -184,7 +184,11 @@ class ChatRequest(GenerationFields):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
+<<<<<<< HEAD
             output=output,
+=======
+            input_field="messages",
+>>>>>>> main
         )
 
     def _given_max_tokens(self) -> int | None:

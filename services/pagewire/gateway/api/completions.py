@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
@@ -83,7 +84,7 @@ class CompletionRequest(GenerationFields):
             CommonFields.of(
                 parameters,
                 pb.GenerateRequest(
-                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len)
+                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len, max_tokens)
                 ),
             )
             for index, prompt in enumerate(prompts)
@@ -152,16 +153,16 @@ class CompletionRequest(GenerationFields):
         return prompts
 
 
-def _input(prompt: str | list[int], index: int, max_model_len: int) -> dict[str, Any]:
+def _input(
+    prompt: str | list[int], index: int, max_model_len: int, max_tokens: int
+) -> dict[str, Any]:
     if not prompt:
         raise invalid("prompt", f"prompt {index} is empty; give at least one token")
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if len(prompt) >= max_model_len:
-        raise invalid(
-            "prompt",
-            f"prompt {index} has {len(prompt)} tokens, which leaves no room for output in the "
-            f"model's length of {max_model_len}; shorten it",
+        raise context_length_exceeded(
+            f"{max_model_len} tokens", len(prompt), max_tokens, part=f"prompt at index {index}"
         )
     return {"prompt_token_ids": pb.TokenIds(ids=prompt)}
 

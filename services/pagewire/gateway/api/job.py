@@ -16,7 +16,7 @@ class Job:
     `requests` has the candidates of the first prompt, then those of the second, and so on:
     `candidates` for each prompt, of which `n` become choices. They are small, because the fields
     that the candidates of a prompt share are in `common`, once for each prompt. `ignored` names
-    fields of the body that have no meaning here.
+    fields of the body that have no meaning here; `input_field` is the one with the prompt.
     """
 
     requests: list[pb.GenerateRequest]
@@ -28,8 +28,12 @@ class Job:
     include_usage: bool
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
+<<<<<<< HEAD
     # How the text is read; None if all of it is content.
     output: OutputFormat | None = None
+=======
+    input_field: str = "prompt"
+>>>>>>> main
 
     def common_of(self, index: int) -> CommonFields:
         """What the request at `index` shares with the other candidates of its prompt."""

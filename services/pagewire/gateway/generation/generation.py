@@ -227,6 +227,5 @@ def _request_error(error: pb.Error) -> RequestError:
     known = error.code in Code._value2member_map_
     code = Code(error.code) if known else Code.INTERNAL
     retry_after = error.retry_after_ms / 1000 if error.HasField("retry_after_ms") else None
-    return RequestError(
-        code, error.message or "the scheduler gave no reason", error.field, retry_after
-    )
+    message = error.message or "the scheduler gave no reason"
+    return RequestError(code, message, error.field, retry_after, error.reason)

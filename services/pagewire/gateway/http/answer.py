@@ -3,6 +3,8 @@
 from starlette.responses import Response
 from starlette.types import Receive
 
+from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
+from pagewire.errors import RequestError
 from pagewire.gateway.api.formatting import usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
@@ -37,8 +39,10 @@ async def answer(
             return EventStream(run, updated, job.formatter, job.include_usage)
         while not run.finished:
             await run.next_updates()
-    except BaseException:
+    except BaseException as error:
         run.close()
+        if isinstance(error, RequestError) and error.reason == CONTEXT_LENGTH_EXCEEDED:
+            error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()
     return PacedJson(await _body(job, run))

@@ -77,7 +77,9 @@ class Request:
 
 def error_finish(error: RequestError) -> pb.Finish:
     """The end of a request that failed or was refused."""
-    detail = pb.Error(code=int(error.code), message=error.message, field=error.field)
+    detail = pb.Error(
+        code=int(error.code), message=error.message, field=error.field, reason=error.reason
+    )
     if error.retry_after is not None:
         detail.retry_after_ms = int(error.retry_after * 1000)
     return pb.Finish(reason=pb.FINISH_REASON_ERROR, error=detail)

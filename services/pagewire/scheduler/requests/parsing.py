@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pagewire.context_length import context_length_exceeded
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.limits import MAX_LOGPROBS, MAX_NAME_LENGTH, MAX_REQUEST_ID_LENGTH
 from pagewire.packing import pack, pack_floats
@@ -16,6 +17,7 @@ from pagewire.scheduler.requests.prompt import (
     RequestTokens,
     check_vocabulary,
     default_true,
+    input_name,
     no_room,
     tokenize_request,
 )
@@ -79,7 +81,7 @@ def parse_request(
         tokens = tokenize_request(message, tokenizer, limits)
     check_vocabulary(stop.stop_token_ids, "stop_token_ids", limits.vocab_size)
     bias_ids, biases = _biases(params, limits.vocab_size)
-    max_tokens = _resolve_max_tokens(len(tokens.prompt), stop, limits)
+    max_tokens = _resolve_max_tokens(message, len(tokens.prompt), stop, limits)
     if len(tokens.resumed) > max_tokens:
         raise invalid(
             "resume_token_ids",
@@ -128,16 +130,16 @@ def _biases(params: SamplingParams, vocab_size: int) -> tuple[bytes, bytes]:
     return pack([token for token, _ in given]), pack_floats(biases)
 
 
-def _resolve_max_tokens(prompt: int, stop: StopConditions, limits: ModelLimits) -> int:
+def _resolve_max_tokens(
+    message: pb.GenerateRequest, prompt: int, stop: StopConditions, limits: ModelLimits
+) -> int:
     room = limits.max_tokens - prompt
     if room < 1:
-        raise no_room(str(prompt), limits)
+        raise no_room(message, prompt, limits)
     for field, count in (("max_tokens", stop.max_tokens), ("min_tokens", stop.min_tokens)):
         if count is not None and count > room:
-            raise invalid(
-                field,
-                f"{prompt} prompt tokens and {field} {count} are more than {limits.bound}; "
-                f"lower {field} to {room} or shorten the prompt",
+            raise context_length_exceeded(
+                limits.length, prompt, count, part=input_name(message), field=field
             )
     return room if stop.max_tokens is None else stop.max_tokens
 

@@ -7,6 +7,7 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict
 from numpy.typing import NDArray
 
+from pagewire.context_length import context_length_exceeded
 from pagewire.errors import RequestError, invalid
 from pagewire.packing import Int32Array
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer, TooManyTokensError
@@ -30,11 +31,11 @@ class ModelLimits:
         return min(self.max_model_len, self.max_pool_tokens)
 
     @property
-    def bound(self) -> str:
-        """Which limit `max_tokens` is, for error messages."""
+    def length(self) -> str:
+        """`max_tokens` as error messages give the length of a context."""
         if self.max_model_len <= self.max_pool_tokens:
-            return f"the model's length of {self.max_model_len}"
-        return f"the {self.max_pool_tokens} tokens that the KV cache holds"
+            return f"{self.max_model_len} tokens"
+        return f"{self.max_pool_tokens} tokens, as many as the KV cache holds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def tokenize_input(
         assert limits is not None
         given = message.prompt_token_ids.ids
         if len(given) >= limits.max_tokens:
-            raise no_room(str(len(given)), limits)
+            raise no_room(message, len(given), limits)
         ids = _checked_ids(given, field, limits.vocab_size)
     else:
         text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
@@ -84,7 +85,8 @@ def tokenize_input(
             ids = tokenizer.encode(text, special, None if limits is None else limits.max_tokens - 1)
         except TooManyTokensError as error:
             assert limits is not None
-            raise no_room(f"more than {error.limit}", limits) from error
+            assert isinstance(message, pb.GenerateRequest)
+            raise no_room(message, error.limit, limits, exact=False) from error
     if not len(ids):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
@@ -135,13 +137,20 @@ def check_vocabulary(ids: Any, field: str, vocab_size: int) -> None:
         raise _outside(field, max(ids), vocab_size)
 
 
-def no_room(count: str, limits: ModelLimits) -> RequestError:
-    """The error of a prompt of `count` tokens, which leaves no room for a token of output."""
-    return invalid(
-        "prompt",
-        f"the prompt has {count} tokens, which leaves no room for output in {limits.bound}; "
-        "shorten it",
+def no_room(
+    message: pb.GenerateRequest, count: int, limits: ModelLimits, exact: bool = True
+) -> RequestError:
+    """The error of a prompt of `count` tokens, or of more, that leaves no room for its output."""
+    part = input_name(message)
+    completion = message.stop.max_tokens or 1
+    return context_length_exceeded(
+        limits.length, count, completion, exact=exact, part=part, field=part
     )
+
+
+def input_name(message: pb.GenerateRequest) -> str:
+    """What the input is called over HTTP: "messages" or "prompt"."""
+    return "messages" if message.HasField("chat") else "prompt"
 
 
 def _template_variables(chat: pb.ChatInput, max_nodes: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def finish_in(buffer: DeltaBuffer) -> pb.Finish:
 def request_error(error: pb.Error) -> RequestError:
     """The error of a finish; `error_finish` is its inverse."""
     seconds = error.retry_after_ms / 1000 if error.HasField("retry_after_ms") else None
-    return RequestError(Code(error.code), error.message, error.field, seconds)
+    return RequestError(Code(error.code), error.message, error.field, seconds, error.reason)
 
 
 def _num_completed(finish: pb.Finish | None) -> int:

@@ -102,7 +102,7 @@ def test_a_body_above_a_bound_is_refused(body: bytes, field: str, remedy: str) -
 
 def test_token_ids_beyond_the_length_of_the_model_are_refused() -> None:
     body = json.dumps({"prompt": [[1], [7] * 4096]}).encode()
-    with pytest.raises(RequestError, match="prompt 1 has 4096 tokens"):
+    with pytest.raises(RequestError, match="4096 in the prompt at index 1, 16 in the"):
         JobParser(BodyLimits()).parse("completions", body, MODELS)
 
 
