@@ -106,7 +106,7 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Reasoning stands between a tag of `begins` and one of `ends`, at the beginning of an output."""
+    """Reasoning stands at an output's beginning, between a tag of `begins` and one of `ends`."""
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
@@ -120,6 +120,13 @@ class ReasoningFormat:
 def _xml(begin: str, end: str) -> TaggedCalls:
     return TaggedCalls(begin, ">", "<parameter=", ">", "", "</parameter>", end)
 
+
+_DEEPSEEK = NamedCalls(
+    begin="<｜tool▁call▁begin｜>",
+    prefixes=("function<｜tool▁sep｜>",),
+    separators=("<｜tool▁sep｜>", "\n```json\n"),
+    ends=("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
+)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
     # Hermes, Qwen 2.5, Qwen 3 and many that were trained on their data.
@@ -156,16 +163,32 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ends=("<|python_end|>", "<|tool_call_end|>"),
         bare=True,
     ),
-    # V3 and R1 write `function<sep>NAME\n```json\n{...}\n```, V3.1 `NAME<sep>{...}`.
-    "deepseek": ToolFormat(
-        named=NamedCalls(
-            begin="<｜tool▁call▁begin｜>",
-            prefixes=("function<｜tool▁sep｜>",),
-            separators=("<｜tool▁sep｜>", "\n```json\n"),
-            ends=("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
-        ),
+    # V3 and R1 write `function<sep>NAME\n```json\n{...}\n```, V3.1 `NAME<sep>{...}`. Both are read.
+    "deepseek_v3": ToolFormat(
+        named=_DEEPSEEK,
         begins=("<｜tool▁calls▁begin｜>",),
         ends=("<｜tool▁calls▁end｜>",),
+        frame=CallFrame(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            "\n```json\n",
+            "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "",
+            "<｜tool▁calls▁begin｜>",
+            quoted=False,
+        ),
+    ),
+    "deepseek_v31": ToolFormat(
+        named=_DEEPSEEK,
+        begins=("<｜tool▁calls▁begin｜>",),
+        ends=("<｜tool▁calls▁end｜>",),
+        frame=CallFrame(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "",
+            "<｜tool▁calls▁begin｜>",
+            quoted=False,
+        ),
     ),
     # What a model is made to write whose own format cannot be enforced.
     "json": ToolFormat(

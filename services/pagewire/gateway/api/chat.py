@@ -131,9 +131,7 @@ class Message(Strict):
     def _text(content: str | list[ContentPart], path: str) -> str:
         if isinstance(content, str):
             return content
-        return "\n".join(
-            _part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content)
-        )
+        return "\n".join(_part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
 
 
 class ChatRequest(GenerationFields):
@@ -184,11 +182,8 @@ class ChatRequest(GenerationFields):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
-<<<<<<< HEAD
             output=output,
-=======
             input_field="messages",
->>>>>>> main
         )
 
     def _given_max_tokens(self) -> int | None:
@@ -314,13 +309,20 @@ class ChatFormatter:
         """A delta with text."""
         return _chunk(index, {"content": text})
 
+    def delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        """Any delta."""
+        return _chunk(index, delta)
+
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The last delta, with the finish reason."""
         return {**_chunk(index, {"content": text} if text else {}), **ended_by(finish)}
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The complete message."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        return self.message(index, {"role": "assistant", "content": text, "refusal": None}, finish)
+
+    def message(self, index: int, message: dict[str, Any], finish: pb.Finish) -> dict[str, Any]:
+        """The choice with a complete message."""
         return {"index": index, "message": message, "logprobs": None, **ended_by(finish)}
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
@@ -340,5 +342,5 @@ def _entry(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:
+def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

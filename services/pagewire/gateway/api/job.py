@@ -28,12 +28,9 @@ class Job:
     include_usage: bool
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
-<<<<<<< HEAD
     # How the text is read; None if all of it is content.
     output: OutputFormat | None = None
-=======
     input_field: str = "prompt"
->>>>>>> main
 
     def common_of(self, index: int) -> CommonFields:
         """What the request at `index` shares with the other candidates of its prompt."""

@@ -1,6 +1,6 @@
 """Bounds on the content of a request's body, checked before the work that they bound."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.config import GatewayConfig
 from pagewire.gateway.conversation.limits import ToolLimits
@@ -18,7 +18,7 @@ class BodyLimits:
     max_messages: int = GatewayConfig.max_messages
     max_template_bytes: int = GatewayConfig.max_template_bytes
     max_template_nodes: int = GatewayConfig.max_template_nodes
-    tools: ToolLimits = ToolLimits()
+    tools: ToolLimits = field(default_factory=ToolLimits)
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "BodyLimits":

@@ -109,9 +109,7 @@ class MessageToolCall(Strict):
         """The call, named `path` in errors."""
         if self.type is not None:
             _check_type(self.type, path)
-        return ToolCall(
-            self.id, self.function.name, self.function.arguments, f"{path}.function"
-        )
+        return ToolCall(self.id, self.function.name, self.function.arguments, f"{path}.function")
 
 
 ToolDefinitions = Annotated[list[ToolDefinition], Field(fail_fast=True)]

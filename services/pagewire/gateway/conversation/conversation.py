@@ -32,8 +32,8 @@ class Conversation:
     """What the model is asked. `variables` are further variables of the chat template."""
 
     turns: list[Turn]
-    tools: ToolOptions = ToolOptions()
-    reasoning: ReasoningOptions = ReasoningOptions()
+    tools: ToolOptions = field(default_factory=ToolOptions)
+    reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
 
@@ -103,5 +103,5 @@ class Conversation:
         effort = self.reasoning.effort
         if effort is None:
             return self.variables
-        off = {name: False for name in _THINKING} if effort == "none" else {}
+        off = dict.fromkeys(_THINKING, False) if effort == "none" else {}
         return {"reasoning_effort": effort, **off, **self.variables}

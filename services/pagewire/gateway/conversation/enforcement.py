@@ -60,7 +60,9 @@ def _calls_grammar(
 ) -> str:
     """Rules in Lark for `calls`: one or more, at most `limit`."""
     more = (_MAX_CALLS if limit is None else limit) - 1
-    lines = [f"calls: call ({_quoted(frame.separator)} call){{0,{more}}}" if more else "calls: call"]
+    lines = [
+        f"calls: call ({_quoted(frame.separator)} call){{0,{more}}}" if more else "calls: call"
+    ]
     lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, tool in enumerate(tools):
         begin, schema = _beginning(tool, frame), _schema(tool, strict_only)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagewire.errors import invalid
@@ -16,7 +16,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema, `field` names it in errors."""
+    """A function that the model may call.
+
+    `parameters` is a JSON schema, `field` is its name in errors.
+    """
 
     name: str
     description: str | None = None
@@ -36,7 +39,7 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The schema of the arguments; without parameters the empty object."""
-        return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        return self.parameters or {"type": "object", "additionalProperties": False}
 
     def argument_types(self) -> dict[str, frozenset[str]]:
         """The JSON types that each argument may have; an empty set stands for any."""
@@ -48,7 +51,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`auto` leaves it to the model, `required` asks for at least one call, `named` for this one."""
+    """`auto` leaves it to the model; `required` asks for a call, `named` for one of this tool."""
 
     mode: ToolMode = "auto"
     name: str = ""
@@ -59,7 +62,7 @@ class ToolOptions:
     """The tools of a conversation. `max_calls` None allows any number of calls."""
 
     tools: tuple[Tool, ...] = ()
-    choice: ToolChoice = ToolChoice()
+    choice: ToolChoice = field(default_factory=ToolChoice)
     parallel: bool = True
     max_calls: int | None = None
 
@@ -93,14 +96,13 @@ class ToolOptions:
         names: set[str] = set()
         nodes = 0
         for tool in self.tools:
-            field = f"{tool.field}.name"
+            place = f"{tool.field}.name"
             if not _NAME.fullmatch(tool.name):
                 raise invalid(
-                    field,
-                    f"{field} is {tool.name[:60]!r}; use 1 to 128 letters, digits and _-./:",
+                    place, f"{place} is {tool.name[:60]!r}; use 1 to 128 letters, digits and _-./:"
                 )
             if tool.name in names:
-                raise invalid(field, f"{field} is {tool.name!r}, which another tool has; rename it")
+                raise invalid(place, f"{place} is {tool.name!r}, as another tool's; rename one")
             names.add(tool.name)
             nodes += count_nodes(tool.parameters, f"{tool.field}.parameters")
         limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)
@@ -115,7 +117,8 @@ class ToolOptions:
             raise invalid("tool_choice", f"tool_choice names {name[:60]!r}; tools are {known}")
         if self.max_calls is not None and self.max_calls < 1 and mode in ("required", "named"):
             raise invalid(
-                "max_tool_calls", f"max_tool_calls is {self.max_calls} and tool_choice asks for a call"
+                "max_tool_calls",
+                f"max_tool_calls is {self.max_calls} and tool_choice asks for a call",
             )
 
     def to_text(self) -> str:

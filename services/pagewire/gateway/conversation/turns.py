@@ -54,7 +54,9 @@ class Turn:
             content=self.content or "",
             null_content=self.content is None,
             name=self.name,
-            tool_calls=json.dumps(calls, ensure_ascii=False, separators=(",", ":")) if calls else "",
+            tool_calls=json.dumps(calls, ensure_ascii=False, separators=(",", ":"))
+            if calls
+            else "",
             tool_call_id=self.tool_call_id,
             reasoning_content=self.reasoning,
         )

@@ -4,11 +4,9 @@ A call counts once its name and the beginning of its arguments were read. Before
 still turn out to be something else: MalformedError, and the reader has kept all of it.
 """
 
-import json
 import re
 from collections.abc import Mapping
 
-from pagewire.output_formats import JsonCalls, NamedCalls, TaggedCalls, ToolFormat
 from pagewire.gateway.parsers.json_text import (
     MalformedError,
     escaped,
@@ -21,6 +19,7 @@ from pagewire.gateway.parsers.python_text import read_value
 from pagewire.gateway.parsers.reader import Reader, Reading
 from pagewire.gateway.parsers.sink import Sink
 from pagewire.gateway.parsers.tagged_value import read_json_value, read_text_value
+from pagewire.output_formats import JsonCalls, NamedCalls, TaggedCalls, ToolFormat
 
 # By tool: the JSON types that each of its arguments may have; an empty set stands for any.
 ToolTypes = Mapping[str, Mapping[str, frozenset[str]]]
@@ -222,7 +221,10 @@ class CallReader:
         name = yield from reader.whole_run(_NAME)
         if spec.name_end and (yield from reader.match((spec.name_end,))) is None:
             raise MalformedError
-        tag = yield from self._next_argument(spec)
+        yield from reader.spaces()
+        tag = yield from reader.match((spec.key_begin, spec.end))
+        if tag is None:
+            raise MalformedError
         self._begin(name)
         types = self._tools.get(name, {})
         before = "{"
@@ -241,18 +243,14 @@ class CallReader:
             allowed = types.get(key, _STRING)
             read = read_text_value if allowed == _STRING else read_json_value
             yield from read(reader, spec, allowed, sink.arguments)
-            tag = yield from self._next_argument(spec)
+            reader.keep()
+            yield from reader.spaces()
+            tag = yield from reader.match((spec.key_begin, spec.end))
+            if tag is None:
+                sink.arguments("}" if (yield from reader.more()) else "")
+                raise MalformedError
         sink.arguments("{}" if before == "{" else "}")
         self._end()
-
-    def _next_argument(self, spec: TaggedCalls) -> Reading[str]:
-        """Reads the tag before an argument or behind the call."""
-        self._reader.keep() if self._sink.in_call else None
-        yield from self._reader.spaces()
-        tag = yield from self._reader.match((spec.key_begin, spec.end))
-        if tag is None:
-            raise MalformedError
-        return tag
 
     # Python
 
@@ -293,6 +291,7 @@ class CallReader:
                 reader.take(1)
                 yield from reader.spaces()
             elif mark != ")":
+                sink.arguments("}" if mark else "")
                 raise MalformedError
         if not sink.in_call:
             self._begin(name)

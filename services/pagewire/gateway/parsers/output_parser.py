@@ -6,10 +6,10 @@ from typing import Literal
 
 from pagewire.gateway.parsers.calls import CallReader, ToolTypes
 from pagewire.gateway.parsers.events import Content, Event, Reasoning
-from pagewire.output_formats import ReasoningFormat, ToolFormat
 from pagewire.gateway.parsers.json_text import MalformedError
 from pagewire.gateway.parsers.reader import Reader, Reading
 from pagewire.gateway.parsers.sink import Sink
+from pagewire.output_formats import ReasoningFormat, ToolFormat
 
 
 class OutputParser:
@@ -128,9 +128,13 @@ class OutputParser:
         try:
             yield from calls.section(tag)
         except MalformedError:
-            if sink.in_call and (yield from reader.more()):
+            more = yield from reader.more()
+            if sink.in_call and more:
                 sink.end()
-            sink.text(reader.kept())
+            if not sink.in_call:
+                sink.text(reader.kept())
+            # What the end cuts off within a call is part of its syntax, as tags are.
+            reader.forget()
         else:
             reader.forget()
             yield from reader.spaces()

@@ -16,7 +16,14 @@ _WORD = re.compile(r"[^\s,:=()\[\]{}'\"]+")
 _PLAIN = {quote: re.compile(rf"[^\\{quote[0]}]+") for quote in _QUOTES}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")  # as in JSON
 _ZEROS = re.compile(r"[-+]?0[0-9]")
-_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CONSTANTS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
 _ESCAPES = {
     "\n": "", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n",
     "r": "\r", "t": "\t", "v": "\v",

@@ -79,7 +79,7 @@ class Reader:
         return piece
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """Reads what matches in the buffer now: a part of a run that the next text may go on with."""
+        """Reads what matches in the buffer now; more text may go on with it."""
         found = pattern.match(self._text, self._at)
         return self.take(found.end() - self._at) if found is not None else ""
 
@@ -98,7 +98,7 @@ class Reader:
         return self.whole_run(_SPACES)
 
     def match(self, tags: Iterable[str]) -> Reading[str | None]:
-        """Reads the longest of the tags that comes next; None, and nothing is read, if none does."""
+        """Reads the longest of the tags that comes next; None if none does."""
         while True:
             text, at = self._text, self._at
             best = max((tag for tag in tags if text.startswith(tag, at)), key=len, default="")

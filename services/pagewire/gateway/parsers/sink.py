@@ -8,7 +8,6 @@ from pagewire.gateway.parsers.events import (
     CallEnd,
     Content,
     Event,
-    Reasoning,
 )
 from pagewire.gateway.parsers.reader import SPACE
 

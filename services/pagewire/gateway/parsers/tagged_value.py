@@ -3,9 +3,9 @@
 import json
 from typing import NoReturn
 
-from pagewire.output_formats import TaggedCalls
 from pagewire.gateway.parsers.json_text import MalformedError, Put, escaped
 from pagewire.gateway.parsers.reader import Reader, Reading
+from pagewire.output_formats import TaggedCalls
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _TYPES: dict[type, frozenset[str]] = {

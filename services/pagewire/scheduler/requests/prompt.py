@@ -11,6 +11,11 @@ from pagewire.context_length import context_length_exceeded
 from pagewire.errors import RequestError, invalid
 from pagewire.packing import Int32Array
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer, TooManyTokensError
+from pagewire.scheduler.text.tool_input import (
+    check_tool_input,
+    template_message,
+    template_tools,
+)
 from pagewire.v1 import inference_pb2 as pb
 
 # A number of two characters in JSON takes eleven bytes in a Struct.
@@ -114,13 +119,13 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
             f"(max_template_bytes, and {_STRUCT_BYTES_A_NODE} bytes for each of "
             "max_template_nodes)",
         )
-    messages = []
-    for message in chat.messages:
-        entry = {"role": message.role, "content": message.content}
-        if message.HasField("name"):
-            entry["name"] = message.name
-        messages.append(entry)
-    variables = _template_variables(chat, bounds.max_template_nodes)
+    check_tool_input(chat, bounds)
+    messages = [template_message(message, i) for i, message in enumerate(chat.messages)]
+    # transformers sets both for every template.
+    variables: dict[str, Any] = {"tools": None, "documents": None}
+    variables |= _template_variables(chat, bounds.max_template_nodes)
+    if chat.tools:
+        variables["tools"] = template_tools(chat.tools, bounds.max_tools)
     return tokenizer.chat_template.render(
         messages, default_true(chat, "add_generation_prompt"), variables
     )

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagewire.errors import invalid
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 class _GenerationBlock(Extension):
@@ -33,6 +33,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """`special_tokens` are variables such as `bos_token`. ValueError if it does not parse."""
+        self.sources = {"default": source}
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:

@@ -1,6 +1,8 @@
 """Incremental detokenization: the text of one sequence, token by token."""
 
 from codecs import utf_8_decode
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from tokenizers import Tokenizer as Backend
@@ -26,11 +28,17 @@ class Detokenizer(Protocol):
 class ByteLevelDetokenizer:
     """For byte-level BPE, where a token is a fixed string of bytes whatever its neighbours."""
 
-    __slots__ = ("_bytes", "_held", "_texts")
+    __slots__ = ("_bytes", "_held", "_names", "_texts")
 
-    def __init__(self, token_bytes: list[bytes], token_texts: list[str | None]) -> None:
+    def __init__(
+        self,
+        token_bytes: list[bytes],
+        token_texts: list[str | None],
+        names: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         """`token_texts` has the text of each token where a character may begin, None for tokens
-        that end within one."""
+        that end within one. `names` has the special tokens that are text, which have none there."""
+        self._names = names
         self._bytes = token_bytes
         self._texts = token_texts
         self._held = b""  # the beginning of a character
@@ -44,10 +52,11 @@ class ByteLevelDetokenizer:
         """The text that this token completes; empty for ids outside the vocabulary."""
         if token >= len(self._texts):
             return ""
-        text = self._texts[token]
+        text = self._names.get(token, self._texts[token]) if self._names else self._texts[token]
         if text is not None and not self._held:
             return text
-        data = self._held + self._bytes[token]
+        name = self._names.get(token)
+        data = self._held + (self._bytes[token] if name is None else name.encode())
         piece, size = utf_8_decode(data, "replace", False)
         self._held = data[size:]
         return piece
@@ -64,7 +73,7 @@ class PrefixDetokenizer:
     The window starts where the text before was whole, so that the difference of the two texts is
     what a token adds in its context (a leading space, a joined character). Byte-fallback tokens
     are held until their run ends: one wrong byte turns every byte of its run into U+FFFD, also
-    those that were whole characters.
+    those that were whole characters. `special_ids` are the tokens that are left out.
     """
 
     __slots__ = ("_backend", "_fallback_ids", "_ids", "_prefix", "_read", "_special_ids")
@@ -108,4 +117,5 @@ class PrefixDetokenizer:
         return new
 
     def _text(self, end: int) -> str:
-        return str(self._backend.decode(self._ids[self._prefix : end], skip_special_tokens=True))
+        # Special tokens that are to be left out never get here.
+        return str(self._backend.decode(self._ids[self._prefix : end], skip_special_tokens=False))

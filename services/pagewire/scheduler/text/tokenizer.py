@@ -42,6 +42,9 @@ class TextBounds:
     max_messages: int = SchedulerConfig.max_messages
     max_template_bytes: int = SchedulerConfig.max_template_bytes
     max_template_nodes: int = SchedulerConfig.max_template_nodes
+    max_tools: int = SchedulerConfig.max_tools
+    max_tool_bytes: int = SchedulerConfig.max_tool_bytes
+    max_tool_nodes: int = SchedulerConfig.max_tool_nodes
 
 
 class TooManyTokensError(Exception):
@@ -77,7 +80,7 @@ class Tokenizer:
         keeps_all = not self._strips and keeps_all_text(self._backend)
         self._keeps_all = bool(self._all_bytes) and keeps_all
         self._token_bytes: dict[int, bytes] = {}
-        self.token_texts = TokenTexts(self._table[1] if self._table is not None else ())
+        self.token_texts = TokenTexts(self._texts_in_table())
 
     def encode(
         self, text: str, add_special_tokens: bool = True, limit: int | None = None
@@ -119,11 +122,29 @@ class Tokenizer:
             known = self._token_bytes[token] = self._bytes_of(token)
         return known
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder that leaves special tokens out."""
+    def detokenizer(self, visible: Iterable[str] = ()) -> Detokenizer:
+        """A fresh incremental decoder, whose text has special tokens only if they are `visible`."""
+        found = {self._backend.token_to_id(name): name for name in visible}
+        names = {i: name for i, name in found.items() if i in self._special_ids}
         if self._table is not None:
-            return ByteLevelDetokenizer(*self._table)
-        return PrefixDetokenizer(self._backend, self._special_ids, self._fallback_ids)
+            return ByteLevelDetokenizer(*self._table, names)
+        return PrefixDetokenizer(
+            self._backend, self._special_ids - names.keys(), self._fallback_ids
+        )
+
+    def token_id(self, text: str) -> int | None:
+        """The token that stands for a whole text; None if there is none."""
+        found = self._backend.token_to_id(text)
+        return None if found is None else int(found)
+
+    def _texts_in_table(self) -> list[str | None]:
+        """The texts for TokenTexts: special tokens have none, because requests may ask for them."""
+        if self._table is None:
+            return []
+        texts = self._table[1].copy()
+        for token in self._special_ids:
+            texts[token] = None
+        return texts
 
     def _min_tokens(self, text: str) -> int:
         """A lower bound: the bytes of the text over those of the longest token that it may have.
@@ -198,7 +219,11 @@ class TokenIdsOnly:
         """Empty: no token has a text."""
         return b""
 
-    def detokenizer(self) -> Detokenizer:
+    def token_id(self, text: str) -> int | None:
+        """None: no token has a text."""
+        return None
+
+    def detokenizer(self, visible: Iterable[str] = ()) -> Detokenizer:
         """Raises RequestError."""
         raise invalid("detokenize", "this server has no tokenizer; set detokenize to false")
 
