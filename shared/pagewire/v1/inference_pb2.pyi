@@ -31,7 +31,7 @@ REASONING_START_IN_PROMPT: ReasoningStart
 REASONING_START_NONE: ReasoningStart
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "chat", "prompt_token_ids", "sampling", "stop", "resume_token_ids", "priority", "detokenize", "logprobs", "cache_salt", "deadline_ms", "tenant", "visible_special_tokens", "beam_search", "structured_output")
+    __slots__ = ("request_id", "model", "prompt", "chat", "prompt_token_ids", "sampling", "stop", "resume_token_ids", "priority", "detokenize", "logprobs", "cache_salt", "deadline_ms", "tenant", "visible_special_tokens", "beam_search", "structured_output", "return_prompt_token_ids", "skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,10 @@ class GenerateRequest(_message.Message):
     VISIBLE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -66,7 +70,11 @@ class GenerateRequest(_message.Message):
     visible_special_tokens: _containers.RepeatedScalarFieldContainer[str]
     beam_search: BeamSearch
     structured_output: StructuredOutput
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., visible_special_tokens: _Optional[_Iterable[str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
+    return_prompt_token_ids: bool
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int
+    add_special_tokens: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., visible_special_tokens: _Optional[_Iterable[str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., return_prompt_token_ids: bool = ..., skip_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "begin_after", "whitespace_pattern", "field_name")
@@ -109,16 +117,22 @@ class BeamSearch(_message.Message):
     def __init__(self, width: _Optional[int] = ..., num_returned: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: bool = ...) -> None: ...
 
 class ChatInput(_message.Message):
-    __slots__ = ("messages", "add_generation_prompt", "template_kwargs", "tools")
+    __slots__ = ("messages", "add_generation_prompt", "template_kwargs", "tools", "chat_template", "documents", "continue_final_message")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     add_generation_prompt: bool
     template_kwargs: _struct_pb2.Struct
     tools: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., tools: _Optional[str] = ...) -> None: ...
+    chat_template: str
+    documents: _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]
+    continue_final_message: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., tools: _Optional[str] = ..., chat_template: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_struct_pb2.Struct, _Mapping]]] = ..., continue_final_message: bool = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "null_content")
@@ -200,7 +214,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "worker_losses", "hypotheses")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "worker_losses", "hypotheses", "prompt_token_ids")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +224,7 @@ class Finish(_message.Message):
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOSSES_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     stop_token_id: int
@@ -219,7 +234,8 @@ class Finish(_message.Message):
     cumulative_logprob: float
     worker_losses: WorkerLosses
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    prompt_token_ids: bytes
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("token_ids", "text", "score", "reason", "stop_token_id")

@@ -31,6 +31,7 @@ from pagewire.gateway.conversation.turns import Turn
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.models import ServedModel
+from pagewire.limits import MAX_CHAT_TEMPLATE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/chat/completions"
@@ -145,6 +146,9 @@ class ChatRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    documents: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoiceField | None = None
@@ -159,9 +163,9 @@ class ChatRequest(GenerationFields):
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
-        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self._given_max_tokens())
+        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self.given_max_tokens())
         conversation = self.conversation(limits)
-        chat = conversation.chat_input(limits.tools)
+        chat = self._chat_input(conversation, limits)
         output = conversation.output_format(served)
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         parameters = self.common_parameters(stop)
@@ -171,6 +175,7 @@ class ChatRequest(GenerationFields):
             chat=chat,
             visible_special_tokens=output.tags if output is not None else (),
             structured_output=_enforced(conversation, served),
+            **self.input_options(),
         )
         n = self.num_choices()
         return Job(
@@ -186,7 +191,8 @@ class ChatRequest(GenerationFields):
             input_field="messages",
         )
 
-    def _given_max_tokens(self) -> int | None:
+    def given_max_tokens(self) -> int | None:
+        """The limit of the output; RequestError if its two names have different values."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
@@ -212,8 +218,7 @@ class ChatRequest(GenerationFields):
                 f"{', '.join(_EFFORTS)}",
             )
         kwargs = self.chat_template_kwargs or {}
-        _check_size(kwargs, limits)
-        _check_kwargs(kwargs, _MAX_KWARGS_DEPTH)
+        _check_variable("chat_template_kwargs", kwargs, limits)
         tools = self.tools or ()
         return Conversation(
             [message.to_turn(f"messages[{i}]") for i, message in enumerate(self.messages)],
@@ -225,8 +230,38 @@ class ChatRequest(GenerationFields):
             ),
             ReasoningOptions(self.include_reasoning is not False, self.reasoning_effort),
             kwargs,
-            self.add_generation_prompt is not False,
+            self._adds_generation_prompt(),
         )
+
+    def _chat_input(self, conversation: Conversation, limits: BodyLimits) -> pb.ChatInput:
+        chat = conversation.chat_input(limits.tools)
+        chat.continue_final_message = bool(self.continue_final_message)
+        if (template := self._template()) is not None:
+            chat.chat_template = template
+        if self.documents:
+            _check_variable("documents", {"documents": [*self.documents]}, limits)
+            for document in self.documents:
+                chat.documents.add().update(document)
+        return chat
+
+    def _adds_generation_prompt(self) -> bool:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other; give one",
+            )
+        return self.add_generation_prompt is not False and not self.continue_final_message
+
+    def _template(self) -> str | None:
+        if self.chat_template is not None:
+            size = len(self.chat_template.encode())
+            if size > MAX_CHAT_TEMPLATE_BYTES:
+                raise invalid(
+                    "chat_template",
+                    f"chat_template has {size} bytes; shorten it to {MAX_CHAT_TEMPLATE_BYTES} at "
+                    "most",
+                )
+        return self.chat_template
 
 
 def _enforced(conversation: Conversation, served: ServedModel) -> pb.StructuredOutput | None:
@@ -248,8 +283,13 @@ def _part_text(part: ContentPart, path: str) -> str:
     return part.text
 
 
-def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
-    field = "chat_template_kwargs"
+def _check_variable(field: str, value: dict[str, JsonValue], limits: BodyLimits) -> None:
+    """Refuses variables of the template that are too large, or that protobuf cannot carry."""
+    _check_size(field, value, limits)
+    _check_kwargs(field, value, _MAX_KWARGS_DEPTH)
+
+
+def _check_size(field: str, kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
     nodes = 0
     waiting: list[dict[str, JsonValue] | list[JsonValue]] = [kwargs]
     while waiting:
@@ -272,9 +312,8 @@ def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
         )
 
 
-def _check_kwargs(value: JsonValue, levels: int) -> None:
+def _check_kwargs(field: str, value: JsonValue, levels: int) -> None:
     """Refuses what protobuf cannot carry: NaN, infinity, large integers, deep nesting."""
-    field = "chat_template_kwargs"
     if isinstance(value, float) and not math.isfinite(value):
         raise invalid(field, f"{field} holds {value}; numbers must be finite")
     if isinstance(value, int) and abs(value) > 2**53:
@@ -286,7 +325,7 @@ def _check_kwargs(value: JsonValue, levels: int) -> None:
     if isinstance(value, dict):
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
-        _check_kwargs(item, levels - 1)
+        _check_kwargs(field, item, levels - 1)
 
 
 def chat_request_model(max_messages: int) -> type[ChatRequest]:

@@ -53,12 +53,16 @@ class JobParser:
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
             model = find_model(chat.model, models)
-            job = chat.job(model, models[model], limits)
+            served = models[model]
+            chat.resolve_truncation(served.max_model_len, chat.given_max_tokens())
+            job = chat.job(model, served, limits)
             return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
-        job = completion.job(model, models[model].max_model_len)
+        max_model_len = models[model].max_model_len
+        completion.resolve_truncation(max_model_len, completion.given_max_tokens())
+        job = completion.job(model, max_model_len)
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 
 

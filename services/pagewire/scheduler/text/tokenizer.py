@@ -6,6 +6,7 @@ Read from tokenizer.json with the `tokenizers` library, which needs no torch.
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
-from pagewire.scheduler.text.byte_level import byte_fallback_ids, byte_level_table, keeps_all_text
-from pagewire.scheduler.text.chat_template import ChatTemplate
+from pagewire.scheduler.text.byte_level import (
+    byte_fallback_ids,
+    byte_level_table,
+    keeps_all_text,
+)
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
     PrefixDetokenizer,
 )
+from pagewire.scheduler.text.request_templates import RequestTemplates
+from pagewire.scheduler.text.template_files import load_chat_template, special_tokens
 from pagewire.scheduler.text.token_texts import TokenTexts
 
 # A text with more characters a token of the limit is likely to have too many tokens. Where its
@@ -45,6 +51,7 @@ class TextBounds:
     max_tools: int = SchedulerConfig.max_tools
     max_tool_bytes: int = SchedulerConfig.max_tool_bytes
     max_tool_nodes: int = SchedulerConfig.max_tool_nodes
+    trust_request_chat_template: bool = SchedulerConfig.trust_request_chat_template
 
 
 class TooManyTokensError(Exception):
@@ -58,8 +65,13 @@ class TooManyTokensError(Exception):
 class Tokenizer:
     """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
 
-    def __init__(self, folder: Path, bounds: TextBounds = TextBounds()) -> None:
-        """FileNotFoundError names the file that is missing."""
+    def __init__(
+        self, folder: Path, bounds: TextBounds = TextBounds(), template_file: Path | None = None
+    ) -> None:
+        """`template_file` has a chat template to use instead of the model's.
+
+        FileNotFoundError names the file that is missing, ValueError one that is not valid.
+        """
         self.bounds = bounds
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -67,7 +79,10 @@ class Tokenizer:
         self._backend = Backend.from_file(str(path))
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.chat_template = ChatTemplate.load(folder)
+        self.chat_template = load_chat_template(folder, template_file)
+        self.request_templates = RequestTemplates(
+            bounds.trust_request_chat_template, special_tokens(folder)
+        )
         self.eos_token_ids = _eos_token_ids(folder)
         self.default_sampling = _default_sampling(folder)
         added = self._backend.get_added_tokens_decoder()
@@ -122,20 +137,28 @@ class Tokenizer:
             known = self._token_bytes[token] = self._bytes_of(token)
         return known
 
-    def detokenizer(self, visible: Iterable[str] = ()) -> Detokenizer:
-        """A fresh incremental decoder, whose text has special tokens only if they are `visible`."""
+    def detokenizer(
+        self, skip_special_tokens: bool = True, visible: Iterable[str] = ()
+    ) -> Detokenizer:
+        """A fresh incremental decoder, whose text has special tokens if it does not skip them, or
+        if they are among the `visible` ones."""
         found = {self._backend.token_to_id(name): name for name in visible}
         names = {i: name for i, name in found.items() if i in self._special_ids}
+        if not skip_special_tokens:
+            names = self._special_names
         if self._table is not None:
             return ByteLevelDetokenizer(*self._table, names)
-        return PrefixDetokenizer(
-            self._backend, self._special_ids - names.keys(), self._fallback_ids
-        )
+        hidden = self._special_ids - names.keys()
+        return PrefixDetokenizer(self._backend, hidden, self._fallback_ids)
 
     def token_id(self, text: str) -> int | None:
         """The token that stands for a whole text; None if there is none."""
         found = self._backend.token_to_id(text)
         return None if found is None else int(found)
+
+    @cached_property
+    def _special_names(self) -> dict[int, str]:
+        return {i: self._backend.id_to_token(i) or "" for i in self._special_ids}
 
     def _texts_in_table(self) -> list[str | None]:
         """The texts for TokenTexts: special tokens have none, because requests may ask for them."""
@@ -199,6 +222,7 @@ class TokenIdsOnly:
 
     bounds = TextBounds()
     chat_template = None
+    request_templates = RequestTemplates(False, {})
     token_texts = TokenTexts(())
 
     def __init__(self, folder: Path) -> None:
@@ -223,7 +247,9 @@ class TokenIdsOnly:
         """None: no token has a text."""
         return None
 
-    def detokenizer(self, visible: Iterable[str] = ()) -> Detokenizer:
+    def detokenizer(
+        self, skip_special_tokens: bool = True, visible: Iterable[str] = ()
+    ) -> Detokenizer:
         """Raises RequestError."""
         raise invalid("detokenize", "this server has no tokenizer; set detokenize to false")
 
