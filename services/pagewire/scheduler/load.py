@@ -34,12 +34,13 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
 
 def list_models(
     name: str,
+    root: str,
     created: int,
     tokenizer: Tokenizer | TokenIdsOnly,
     workers: ReadyWorkers,
     formats: OutputFormats,
 ) -> pb.ListModelsResponse:
-    """The model, once a worker has been ready to serve it."""
+    """The model, once a worker has been ready to serve it; `root` is what it was read from."""
     limits = workers.limits
     if limits is None:
         return pb.ListModelsResponse()
@@ -53,6 +54,7 @@ def list_models(
         reasoning_parser=formats.reasoning,
         reasoning_starts=formats.reasoning_starts,
         reasoning_end_token_id=formats.reasoning_end_token,
+        root=root,
     )
     return pb.ListModelsResponse(models=[model])
 

@@ -12,6 +12,7 @@ from pagewire.gateway.api.fields import Count, GenerationFields, Int32, NumLogpr
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.structured import structured_output
 from pagewire.gateway.api.tool_fields import (
     MessageToolCalls,
     ToolChoiceField,
@@ -167,6 +168,7 @@ class ChatRequest(GenerationFields):
         conversation = self.conversation(limits)
         chat = self._chat_input(conversation, limits)
         output = conversation.output_format(served)
+        constraint = conversation.constraint(served, structured_output(self))
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(
@@ -174,7 +176,7 @@ class ChatRequest(GenerationFields):
             cache_salt=self.cache_salt or "",
             chat=chat,
             visible_special_tokens=output.tags if output is not None else (),
-            structured_output=_enforced(conversation, served),
+            structured_output=constraint,
             **self.input_options(),
         )
         n = self.num_choices()
@@ -233,6 +235,10 @@ class ChatRequest(GenerationFields):
             self._adds_generation_prompt(),
         )
 
+    def chat_input(self, limits: BodyLimits) -> pb.ChatInput:
+        """The conversation for the chat template; RequestError names what is not valid."""
+        return self._chat_input(self.conversation(limits), limits)
+
     def _chat_input(self, conversation: Conversation, limits: BodyLimits) -> pb.ChatInput:
         chat = conversation.chat_input(limits.tools)
         chat.continue_final_message = bool(self.continue_final_message)
@@ -262,15 +268,6 @@ class ChatRequest(GenerationFields):
                     "most",
                 )
         return self.chat_template
-
-
-def _enforced(conversation: Conversation, served: ServedModel) -> pb.StructuredOutput | None:
-    structured = conversation.structured_output(served)
-    if structured is not None:
-        forced = conversation.tools.forced
-        field = "tool_choice" if forced else "tools"
-        raise invalid(field, f"{field} asks for calls by grammar, which is not supported yet")
-    return None
 
 
 def _part_text(part: ContentPart, path: str) -> str:

@@ -32,6 +32,7 @@ CHAT_HINTS = COMMON_HINTS | {
     "verbosity",
 }
 COMPLETION_HINTS = COMMON_HINTS
+TOKENIZATION_HINTS = frozenset({"media_io_kwargs", "mm_processor_kwargs"})
 STREAM_OPTIONS_HINTS = frozenset({"include_obfuscation"})
 MESSAGE_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
 PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
@@ -39,14 +40,6 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "spaces_between_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -99,6 +92,11 @@ COMPLETION: Neutral = {
     "tools": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+}
+TOKENIZATION: Neutral = {
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": ([],),
 }
 STREAM_OPTIONS: Neutral = {
     "continuous_usage_stats": (False,),

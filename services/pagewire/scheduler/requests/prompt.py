@@ -36,6 +36,7 @@ class ModelLimits:
     max_model_len: int
     max_pool_tokens: int
     vocab_size: int
+    constraints: bool = False  # whether each of them takes constraints
 
     @property
     def max_tokens(self) -> int:
@@ -77,7 +78,10 @@ def tokenize_input(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits | None = None,
 ) -> Int32Array:
-    """The prompt's token ids [n], n >= 1; RequestError for one that `limits` have no room for."""
+    """The prompt's token ids [n]; RequestError for one that `limits` have no room for.
+
+    A prompt to generate from has at least one token.
+    """
     kind: str | None = message.WhichOneof("input")
     if kind is None:
         raise invalid("input", "the request has no input; set a prompt, chat or token ids")
@@ -90,7 +94,7 @@ def tokenize_input(
         ids = _checked_ids(given, field, limits.vocab_size)
     else:
         text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
-        special = kind != "chat"
+        special = kind != "chat"  # a template writes the special tokens itself
         limit = None if limits is None else limits.max_tokens - 1
         kept = None
         if isinstance(message, pb.GenerateRequest):
@@ -105,7 +109,7 @@ def tokenize_input(
             assert isinstance(message, pb.GenerateRequest)
             raise no_room(message, error.limit, limits, exact=False) from error
         ids = ids if kept is None else ids[-kept:]
-    if not len(ids):
+    if not len(ids) and isinstance(message, pb.GenerateRequest):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
 

@@ -18,7 +18,12 @@ from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.parsing import check_model, parse_request
-from pagewire.scheduler.requests.prompt import ModelLimits, RequestTokens, tokenize_input
+from pagewire.scheduler.requests.prompt import (
+    ModelLimits,
+    RequestTokens,
+    check_vocabulary,
+    tokenize_input,
+)
 from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
@@ -134,7 +139,9 @@ def tokenized(
 ) -> pb.TokenizeResponse:
     """The token ids of a text or a conversation; `model` is the name of the served model."""
     check_model(message.model, model)
-    return pb.TokenizeResponse(token_ids=tokenize_input(message, tokenizer).tolist())
+    ids = tokenize_input(message, tokenizer).tolist()
+    names = tokenizer.token_strs(ids) if message.return_token_strs else ()
+    return pb.TokenizeResponse(token_ids=ids, token_strs=names)
 
 
 def detokenized(
@@ -143,4 +150,7 @@ def detokenized(
     """The text of token ids."""
     check_model(message.model, model)
     skip = not message.HasField("skip_special_tokens") or message.skip_special_tokens
-    return pb.DetokenizeResponse(text=tokenizer.decode(list(message.token_ids), skip))
+    ids = list(message.token_ids)
+    if tokenizer.vocab_size:
+        check_vocabulary(ids, "tokens", tokenizer.vocab_size)
+    return pb.DetokenizeResponse(text=tokenizer.decode(ids, skip))

@@ -1,6 +1,7 @@
 """The model's tokenizer: text to token ids, and the parts that turn ids into text.
 
-Read from tokenizer.json with the `tokenizers` library, which needs no torch.
+Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of other tokenizers
+transformers makes such a file, see `conversion`.
 """
 
 import json
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
+from pagewire.models import eos_token_ids
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.text.byte_level import (
@@ -23,6 +25,7 @@ from pagewire.scheduler.text.byte_level import (
     byte_level_table,
     keeps_all_text,
 )
+from pagewire.scheduler.text.conversion import converted_tokenizer
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -74,9 +77,10 @@ class Tokenizer:
         """
         self.bounds = bounds
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
-        self._backend = Backend.from_file(str(path))
+        if path.is_file():
+            self._backend = Backend.from_file(str(path))
+        else:
+            self._backend = Backend.from_str(converted_tokenizer(folder))
         self._backend.no_truncation()
         self._backend.no_padding()
         self.chat_template = load_chat_template(folder, template_file)
@@ -88,6 +92,8 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         # Whether a token may take the white space around it, however long that is.
         self._strips = any(token.lstrip or token.rstrip for token in added.values())
+        # Ids from here on have no text, though the model may have padded its vocabulary with some.
+        self.vocab_size = max(self._backend.get_vocab_size(), 1 + max(added, default=0))
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = byte_level_table(self._backend, self._special_ids)
         self._fallback_ids = byte_fallback_ids(self._backend)
@@ -126,6 +132,10 @@ class Tokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids at once."""
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_strs(self, ids: list[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token within a text; the name of a special token.
@@ -224,6 +234,7 @@ class TokenIdsOnly:
     chat_template = None
     request_templates = RequestTemplates(False, {})
     token_texts = TokenTexts(())
+    vocab_size = 0
 
     def __init__(self, folder: Path) -> None:
         self.eos_token_ids = _eos_token_ids(folder)
@@ -238,6 +249,10 @@ class TokenIdsOnly:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Raises RequestError."""
         raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
+
+    def token_strs(self, ids: list[int]) -> list[str]:
+        """Raises RequestError."""
+        raise invalid("return_token_strs", "this server has no tokenizer; leave it out")
 
     def token_bytes(self, token: int) -> bytes:
         """Empty: no token has a text."""
@@ -260,21 +275,11 @@ def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if ids is not None:
-                return _checked_eos_ids(tuple(ids) if isinstance(ids, list) else (int(ids),), path)
-    return ()
-
-
-def _checked_eos_ids(ids: tuple[int, ...], path: Path) -> tuple[int, ...]:
-    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    """See `eos_token_ids`; ValueError if there are too many."""
+    ids, limit = eos_token_ids(folder), MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
     if len(ids) > limit:
         raise ValueError(
-            f"{path} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
+            f"{folder} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
         )
     return ids
 

@@ -1,0 +1,150 @@
+"""From a body to a job: JSON, fields and bounds. Runs in the gateway or in a helper process."""
+
+import pickle
+import re
+import resource
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.chat import ChatRequest, chat_request_model
+from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.tokenization import (
+    DetokenizeRequest,
+    TextCall,
+    TokenizeRequest,
+    tokenize_request_model,
+)
+from pagewire.gateway.api.unknown_fields import check_extras
+from pagewire.gateway.api.validation import validate
+from pagewire.gateway.models import ServedModel, find_model
+from pagewire.v1 import inference_pb2 as pb
+
+Route = Literal["chat", "completions"]
+TextRoute = Literal["tokenize", "detokenize"]
+Task = Literal["job", "text_call", "text_body"]
+
+# A JSON string; at the end of the body also one without its closing quote.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+# Address space of a helper process: the interpreter with its libraries, and a parsed body.
+_BASE_BYTES = 1 << 30
+_BYTES_A_BODY_BYTE = 96
+
+
+@dataclass(frozen=True, slots=True)
+class HelperSetup:
+    """What a helper process gets when it starts."""
+
+    limits: BodyLimits
+    max_body_bytes: int
+    strict_fields: bool
+
+
+class JobParser:
+    """Parses bodies into jobs; with `strict_fields` it refuses unknown fields."""
+
+    def __init__(self, limits: BodyLimits, strict_fields: bool = False) -> None:
+        self._limits = limits
+        self._strict_fields = strict_fields
+        self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
+        self._tokenize: type[TokenizeRequest] = tokenize_request_model(limits.max_messages)
+
+    def parse(self, route: Route, body: bytes, models: Mapping[str, ServedModel]) -> Job:
+        """The job of a body; RequestError names a field that is not valid.
+
+        `models` has the served models.
+        """
+        limits = self._limits
+        if route == "chat":
+            _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
+            chat = validate(self._chat, body)
+            model = find_model(chat.model, models)
+            served = models[model]
+            chat.resolve_truncation(served.max_model_len, chat.given_max_tokens())
+            job = chat.job(model, served, limits)
+            return replace(job, ignored=check_extras(chat, self._strict_fields))
+        _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
+        completion = validate(CompletionRequest, body)
+        model = find_model(completion.model, models)
+        max_model_len = models[model].max_model_len
+        completion.resolve_truncation(max_model_len, completion.given_max_tokens())
+        job = completion.job(model, max_model_len)
+        return replace(job, ignored=check_extras(completion, self._strict_fields))
+
+    def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:
+        """The call of a scheduler that a body asks for; RequestError names a wrong field."""
+        limits = self._limits
+        if route == "tokenize":
+            _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
+            tokenize = validate(self._tokenize, body)
+            call = tokenize.call(find_model(tokenize.model, models), limits)
+            return replace(call, ignored=check_extras(tokenize, self._strict_fields))
+        _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
+        detokenize = validate(DetokenizeRequest, body)
+        call = detokenize.call(find_model(detokenize.model, models))
+        return replace(call, ignored=check_extras(detokenize, self._strict_fields))
+
+
+def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
+    """The function of a helper process, from a packed task to its result. Limits its memory."""
+    max_bytes = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    parser = JobParser(setup.limits, setup.strict_fields)
+
+    def compute(task: bytes) -> bytes:
+        kind, arguments = pickle.loads(task)
+        if kind == "job":
+            return _pack_job(parser.parse(*arguments))
+        if kind == "text_call":
+            call = parser.text_call(*arguments)
+            return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+        assert kind == "text_body"
+        call, response, max_model_len = arguments
+        return bytes(call.body(response, max_model_len))
+
+    return compute
+
+
+def pack_task(kind: Task, *arguments: Any) -> bytes:
+    """A task of a helper: the arguments of `JobParser.parse`, of `JobParser.text_call`, or a
+    TextCall and the arguments of its `body`."""
+    return pickle.dumps((kind, arguments), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_call(data: bytes) -> TextCall:
+    """A helper's call."""
+    call = pickle.loads(data)
+    assert isinstance(call, TextCall)
+    return call
+
+
+def unpack_job(data: bytes) -> Job:
+    """A helper's job. The prompts stay serialized, so their size costs no time."""
+    job, requests = pickle.loads(data)
+    assert isinstance(job, Job)
+    return replace(job, requests=[pb.GenerateRequest.FromString(each) for each in requests])
+
+
+def _pack_job(job: Job) -> bytes:
+    requests = [request.SerializeToString() for request in job.requests]
+    return pickle.dumps((replace(job, requests=[]), requests), pickle.HIGHEST_PROTOCOL)
+
+
+def _check_nodes(body: bytes, max_nodes: int, remedy: str) -> None:
+    """Refuses a body with too many JSON values before memory is taken for them."""
+    if node_bound(body) <= max_nodes:
+        return
+    nodes = node_bound(_STRING.sub(b"", body))
+    if nodes > max_nodes:
+        raise invalid(
+            "",
+            f"the request body has {nodes} JSON values; at most {max_nodes} are allowed: {remedy}",
+        )
+
+
+def node_bound(body: bytes) -> int:
+    """An upper bound on the JSON values of a body: each but the first follows one of these."""
+    return sum(map(body.count, (b",", b"[", b"{"))) + 1
