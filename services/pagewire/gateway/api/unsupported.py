@@ -59,20 +59,14 @@ CHAT: Neutral = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "parallel_tool_calls": (True, False),  # has no effect without tools
-    "max_tool_calls": (),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "web_search_options": (),
     "moderation": (),
     "echo": (False,),
-    "include_reasoning": (),
     "return_prompt_text": (False,),
     # Fields of /v1/completions.
     "prompt": (),
@@ -94,18 +88,13 @@ COMPLETION: Neutral = {
 TOKENIZATION: Neutral = {
     "continue_final_message": (False,),
     "chat_template": (),
-    "tools": ([],),
     "documents": ([],),
 }
 PART: Neutral = dict.fromkeys(
     ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal"), ()
 )
 MESSAGE: Neutral = {
-    "tool_calls": ([],),
     "function_call": (),
-    "tool_call_id": (),
     "refusal": (),
     "audio": (),
-    "reasoning": (),
-    "reasoning_content": (),
 }
