@@ -45,9 +45,7 @@ COMMON: Neutral = {
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "truncation_side": ("left",),
-    "return_token_ids": (False,),
     "return_token_offsets": (False,),
-    "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
     "thinking_token_budget": (-1,),
@@ -55,8 +53,6 @@ COMMON: Neutral = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
-    "request_id": (),
-    "prompt_cache_key": (),
 }
 CHAT: Neutral = {
     **COMMON,
@@ -102,9 +98,6 @@ TOKENIZATION: Neutral = {
     "chat_template": (),
     "tools": ([],),
     "documents": ([],),
-}
-STREAM_OPTIONS: Neutral = {
-    "continuous_usage_stats": (False,),
 }
 MESSAGE: Neutral = {
     "tool_calls": ([],),

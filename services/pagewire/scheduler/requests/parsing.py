@@ -51,7 +51,7 @@ class ParsedRequest:
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether the client wants something of its prompt."""
+        """Whether the client wants more of its prompt than its token ids."""
         return self.prompt_text or self.prompt_logprobs is not None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
@@ -204,6 +205,9 @@ class Intake:
         if (losses := request.worker_losses) is not None:
             suspicion = Suspicion.from_report(losses.workers, list(losses.alone), time.monotonic())
             self._admission.set_suspicion(sequence, suspicion)
+        if parsed.return_prompt and not parsed.wants_prompt:
+            ids = pack(parsed.tokens.prompt)
+            request.buffer.add_prompt(pb.PromptOutput(stream=request.stream, token_ids=ids))
         ended = await _replay(request, parsed)
         if not request.open:
             return
@@ -267,7 +271,6 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     request.sequence = sequence
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
-    request.return_prompt = parsed.return_prompt
     request.skip_special_tokens = parsed.skip_special_tokens
     request.generates = parsed.max_tokens > 0
     request.unreported_prompt = len(parsed.tokens.prompt)
