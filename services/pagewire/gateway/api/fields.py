@@ -78,6 +78,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     seed: Int64 | None = None
     # Keyed by token id.
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     n: Int32 | None = None
     max_tokens: Int32 | None = None
     min_tokens: Count | None = None
@@ -181,6 +183,10 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
         if params.get("top_k") == -1:
             params["top_k"] = 0
         params["logit_bias"] = _by_token_id(self.logit_bias or {})
+        if self.allowed_token_ids == []:
+            raise invalid("allowed_token_ids", "allowed_token_ids is empty; remove it")
+        params["allowed_token_ids"] = tuple(self.allowed_token_ids or ())
+        params["bad_words"] = tuple(self.bad_words or ())
         SamplingParams(**params)
         request = pb.GenerateRequest(
             sampling=pb.SamplingParams(**params),

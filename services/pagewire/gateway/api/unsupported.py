@@ -40,8 +40,6 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "truncation_side": ("left",),

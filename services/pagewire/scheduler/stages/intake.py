@@ -33,7 +33,7 @@ from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
-from pagewire.scheduler.structured.grammars import field_of
+from pagewire.scheduler.structured.constraint import constraining_field
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.suspicion import Suspicion
@@ -187,18 +187,20 @@ class Intake:
             raise failures.parsing_failed() from error
 
     async def _grammar(self, message: pb.GenerateRequest, limits: ModelLimits) -> str:
-        """The grammar of a request's structured output; empty if it has none."""
-        if not message.HasField("structured_output"):
-            return ""
-        output = message.structured_output
-        if not limits.constraints:
-            field = field_of(output)
+        """The grammar of a request's structured output; empty if it has none.
+
+        RequestError if a worker takes no constraint and the request has one.
+        """
+        field = constraining_field(message)
+        if field and not limits.constraints:
             raise invalid(
                 field,
-                f"{field}: a worker of this model takes no structured output, because it has no "
-                "tokenizer or is simulated; remove it",
+                f"{field}: a worker of this model takes no constraints, because it is simulated or "
+                "the model has no tokenizer.json; remove it",
             )
-        return await self.grammars.grammar(output)
+        if not message.HasField("structured_output"):
+            return ""
+        return await self.grammars.grammar(message.structured_output)
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = new_sequence(request, parsed)
