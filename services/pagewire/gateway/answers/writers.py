@@ -8,6 +8,8 @@ from pagewire.gateway.api.job import Job
 
 def writer_of(job: Job) -> Writer:
     """A writer for the answer of one job."""
+    # With token counts in every chunk there is no chunk that says that they come later.
+    announces_usage = job.include_usage and not (job.details and job.details.usage)
     if job.output is not None and isinstance(job.formatter, ChatFormatter):
-        return ParsedChunkWriter(job.formatter, job.output, job.include_usage)
-    return ChunkWriter(job.formatter, job.include_usage)
+        return ParsedChunkWriter(job.formatter, job.output, announces_usage)
+    return ChunkWriter(job.formatter, announces_usage)
