@@ -14,6 +14,7 @@ from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api import chat, completions, models, tokenization
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.parsing import Route, TextRoute
 from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
@@ -118,7 +119,7 @@ class Gateway:
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """The ASGI application; every error has OpenAI's body."""
+    """The ASGI application; every error has the body of the API that its path belongs to."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     routes = Routes(app)
     _add_routes(routes, gateway)
@@ -176,12 +177,12 @@ def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return ApiError.of(error).response()
+    return error_response(ApiError.of(error), request.url.path)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error_response(error, request.url.path)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -197,9 +198,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(sorted((headers or {}).get("Allow", "").split(", ")))
         message, headers = f"{target} is not allowed; use {allowed}", {"allow": allowed}
-    return ApiError(error.status_code, message, headers=headers).response()
+    return error_response(ApiError(error.status_code, message, headers=headers), request.url.path)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
-    return ApiError.of(RequestError(Code.INTERNAL, "the gateway failed; see its log")).response()
+    failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
+    return error_response(ApiError.of(failure), request.url.path)

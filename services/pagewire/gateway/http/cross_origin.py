@@ -7,6 +7,15 @@ from starlette.types import ASGIApp
 
 from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 
+# Those after `x-api-key` are what Anthropic's client sends.
+_ALLOWED = [
+    "authorization",
+    "content-type",
+    "x-api-key",
+    "anthropic-version",
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
+]
 _EXPOSED = [
     "retry-after",
     IGNORED_HEADER,
@@ -26,7 +35,7 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type"],
+        allow_headers=_ALLOWED,
         expose_headers=_EXPOSED,
         max_age=600,
     )

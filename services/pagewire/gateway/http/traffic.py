@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.metrics import GatewayMetrics
 
@@ -76,7 +77,9 @@ class Traffic:
             generating = posts and scope["path"] in self._generating
             other = posts and scope["path"] in self._others
             refusal = self._refusal(generating) if generating or other else None
-            answering = app if refusal is None else ApiError.of(refusal).response()
+            answering = app
+            if refusal is not None:
+                answering = error_response(ApiError.of(refusal), scope["path"])
             began = time.perf_counter()
             if not self.num_generating:
                 self._drain_rate.skip_idle_time(began)

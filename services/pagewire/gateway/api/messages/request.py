@@ -1,0 +1,126 @@
+"""The body of a request to /v1/messages, or to count its tokens."""
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag, create_model
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.fields import GenerationFields, Strict
+from pagewire.gateway.api.messages.blocks import Message, TextBlock, text_of, turns_of
+from pagewire.gateway.api.messages.errors import PATH
+from pagewire.gateway.api.messages.tools import ToolChoiceField, ToolDefinitions, tool_options
+from pagewire.gateway.api.messages.unsupported import (
+    MESSAGES,
+    MESSAGES_HINTS,
+    OUTPUT_CONFIG,
+    THINKING_HINTS,
+)
+from pagewire.gateway.api.validation import quoted
+from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+
+COUNT_PATH = f"{PATH}/count_tokens"
+
+_THINKING = ("enabled", "adaptive", "disabled")
+# Variables of chat templates that turn reasoning on and off.
+_VARIABLES = ("enable_thinking", "thinking")
+
+
+class Thinking(Strict):
+    """Whether the model thinks before it answers.
+
+    `budget_tokens` is a target in Anthropic's API, not a limit, and has no effect here.
+    """
+
+    hints = THINKING_HINTS
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputConfig(Strict):
+    """How much work goes into an answer."""
+
+    refused = OUTPUT_CONFIG
+
+    effort: str | None = None
+
+
+def _system_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<blocks>" if isinstance(value, list) else None
+
+
+System = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[TextBlock], Field(fail_fast=True), Tag("<blocks>")],
+    Discriminator(
+        _system_kind,
+        custom_error_type="system",
+        custom_error_message="it must be a string or an array of text blocks",
+    ),
+]
+Messages = Annotated[list[Message], Field(fail_fast=True)]
+
+
+class MessagesRequest(GenerationFields):
+    """The body of a request; `GenerationFields` has the fields shared with chat."""
+
+    hints = MESSAGES_HINTS
+    refused = MESSAGES
+
+    messages: Messages
+    system: System | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoiceField | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def to_conversation(self) -> Conversation:
+        """What the model is asked; RequestError names a field that is not valid."""
+        if not self.messages:
+            raise invalid("messages", "messages is empty; give at least one")
+        if self.messages[-1].role == "assistant":
+            last = f"messages[{len(self.messages) - 1}]"
+            raise invalid(
+                f"{last}.role",
+                f"{last} is of the assistant: an answer cannot be continued here; end with a "
+                "message of the user",
+            )
+        system = None if self.system is None else text_of(self.system, "system")
+        thinks = self._thinks()
+        effort = None if self.output_config is None else self.output_config.effort
+        variables: dict[str, Any] = dict.fromkeys(_VARIABLES, thinks)
+        return Conversation(
+            turns_of(system, self.messages),
+            tool_options(self.tools or [], self.tool_choice),
+            ReasoningOptions(included=thinks, effort=effort),
+            variables,
+        )
+
+    def _thinks(self) -> bool:
+        """Whether thinking is asked for; it is off by default, as in Anthropic's API."""
+        if self.thinking is None:
+            return False
+        if self.thinking.type not in _THINKING:
+            known = ", ".join(_THINKING)
+            raise invalid(
+                "thinking.type",
+                f"thinking.type is {quoted(self.thinking.type)}; it must be one of {known}",
+            )
+        return self.thinking.type != "disabled"
+
+    def checked_stop(self) -> "MessagesRequest":
+        """The request with its stop sequences where `GenerationFields` reads them."""
+        if self.max_tokens is None:
+            raise invalid("max_tokens", "max_tokens is required")
+        if self.max_tokens < 1:
+            raise invalid("max_tokens", f"max_tokens is {self.max_tokens}; it must be at least 1")
+        return self.model_copy(update={"stop": self.stop_sequences})
+
+
+def messages_request_model(max_messages: int) -> type[MessagesRequest]:
+    """MessagesRequest with a bound on messages, which is checked while they are being parsed."""
+    messages = Annotated[list[Message], Field(fail_fast=True, max_length=max_messages)]
+    return create_model("MessagesRequest", __base__=MessagesRequest, messages=(messages, ...))
