@@ -69,6 +69,11 @@ def with_port(host: str, port: int) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def listen_address(host: str, port: int) -> str:
+    """The address of a gRPC server: `host` itself if it is `unix:PATH`, else `host:port`."""
+    return host if host.startswith("unix:") else with_port(host, port)
+
+
 def is_listen_address(address: str) -> bool:
     """Whether a gRPC server can listen on an address: `unix:PATH`, or `host:port` with port 0 for
     any free one."""

@@ -5,7 +5,7 @@ import logging
 import signal
 import sys
 
-from pagewire.addresses import parse_worker_addresses, with_port
+from pagewire.addresses import listen_address, parse_worker_addresses
 from pagewire.config import SchedulerConfig
 from pagewire.errors import RequestError
 from pagewire.lifecycle import logs
@@ -48,7 +48,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     engine = Engine(
         config, served_name(config.model, config.served_model_name), tokenizer, changed.set
     )
-    address = with_port(config.grpc_host, config.grpc_port)
+    address = listen_address(config.grpc_host, config.grpc_port)
     callers = read_callers(config)
     public = public_credentials(config, address, callers.have_keys)
     to_workers = Credentials.of(config).with_token(
@@ -66,7 +66,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     serve_metrics(config.metrics_host, config.scheduler_metrics_port)
     await server.start()
     await engine.intake.helpers.start()
-    log.info("listening on %s", with_port(config.grpc_host, port))
+    log.info("listening on %s", listen_address(config.grpc_host, port))
     if callers.have_keys:
         log.info("%d API keys", callers.num_keys)
         if not public.authenticates_clients:

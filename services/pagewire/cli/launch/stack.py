@@ -74,11 +74,11 @@ def control_stack(
         for index, address in enumerate(addresses)
     ]
     scheduler = build(SchedulerConfig, values, workers=",".join(addresses))
-    scheduler = replace(
-        scheduler,
-        grpc_port=claim_port(scheduler.grpc_host, scheduler.grpc_port, "--grpc-port"),
-    )
-    address = f"{reachable_host(scheduler.grpc_host)}:{scheduler.grpc_port}"
+    address = scheduler.grpc_host
+    if not address.startswith("unix:"):
+        port = claim_port(scheduler.grpc_host, scheduler.grpc_port, "--grpc-port")
+        scheduler = replace(scheduler, grpc_port=port)
+        address = f"{reachable_host(scheduler.grpc_host)}:{port}"
     services = [_service("scheduler", scheduler, address, environment)]
     return Stack((workers, services), address, None)
 

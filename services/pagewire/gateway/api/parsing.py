@@ -61,11 +61,14 @@ class JobParser:
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
-            job = chat.job(find_model(chat.model, models), limits)
+            model = find_model(chat.model, models)
+            chat.resolve_truncation(models[model], chat.given_max_tokens())
+            job = chat.job(model, limits)
             return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
+        completion.resolve_truncation(models[model], completion.given_max_tokens())
         job = completion.job(model, models[model])
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 

@@ -20,6 +20,14 @@ def validate(model: type[Model], body: bytes) -> Model:
         raise _first_error(error) from None
 
 
+def validate_object(model: type[Model], value: dict[str, Any]) -> Model:
+    """The same for a body that is a Python object already."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _first_error(error) from None
+
+
 def _first_error(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False)[0]
     kind, message = first["type"], first["msg"]

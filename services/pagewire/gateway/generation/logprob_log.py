@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import NamedTuple
 
-from pagewire.packing import unpack_floats
+from pagewire.packing import unpack, unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 
 _FLOAT = Struct("<f")
@@ -18,6 +18,7 @@ class Candidate(NamedTuple):
 
     logprob: float
     data: bytes  # its bytes; they may be a part of a character
+    token_id: int
 
     @property
     def text(self) -> str:
@@ -45,13 +46,15 @@ class CandidateBlock(NamedTuple):
     logprobs: bytes  # float32, little-endian
     sizes: tuple[int, ...]  # bytes of each candidate in `data`
     data: bytes
+    ids: bytes  # int32, little-endian
 
     def read(self) -> list[list[Candidate]]:
         """The candidates of each token; the first one is the token itself."""
         ends = list(accumulate(self.sizes, initial=0))
         pieces = [self.data[begin:end] for begin, end in pairwise(ends)]
         logprobs = unpack_floats(self.logprobs).tolist()
-        found = list(map(Candidate._make, zip(logprobs, pieces, strict=True)))
+        ids = unpack(self.ids).tolist()
+        found = list(map(Candidate._make, zip(logprobs, pieces, ids, strict=True)))
         return [found[at : at + self.width] for at in range(0, len(found), self.width)]
 
 
@@ -62,6 +65,7 @@ class CandidateReader:
         self._logprobs = message.candidate_logprobs
         self._sizes = tuple(message.candidate_sizes)
         self._data = message.candidate_bytes
+        self._ids = message.candidate_ids
         self._at = self._data_at = 0
 
     def take(self, tokens: int, width: int) -> CandidateBlock:
@@ -76,6 +80,7 @@ class CandidateReader:
             self._logprobs[4 * begin : 4 * end],
             sizes,
             self._data[data_begin:data_end],
+            self._ids[4 * begin : 4 * end],
         )
 
 

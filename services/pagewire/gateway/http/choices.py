@@ -16,6 +16,7 @@ class Choice(NamedTuple):
     text: str
     finish: pb.Finish
     logprobs: LogprobLog | None
+    token_ids: Sequence[int]
 
 
 def choices(job: Job, generations: Sequence[Generation]) -> Iterator[Choice]:
@@ -43,7 +44,7 @@ def _choices_of(job: Job, generation: Generation) -> Iterator[Choice]:
     for hypothesis in finish.hypotheses:
         stop_id = hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
         ended = pb.Finish(reason=hypothesis.reason, stop_token_id=stop_id)
-        yield Choice(hypothesis.text, ended, None)
+        yield Choice(hypothesis.text, ended, None, hypothesis.token_ids)
     if not finish.hypotheses:
         logprobs = generation.logprobs if job.shows_logprobs else None
-        yield Choice(generation.take_text(), finish, logprobs)
+        yield Choice(generation.take_text(), finish, logprobs, generation.tokens)

@@ -1,0 +1,21 @@
+"""The Python API: models in processes of their own, called from a script or a notebook.
+
+It has no HTTP. It starts workers and a scheduler, and follows requests with the gateway's rooms
+`api`, `generation` and `routing`; so a request survives the loss of a process here too.
+"""
+
+from pagewire.errors import RequestError
+from pagewire.llm.async_llm import AsyncLLM
+from pagewire.llm.llm import LLM
+from pagewire.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from pagewire.llm.params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]

@@ -1,0 +1,187 @@
+"""A model that is called like a function."""
+
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from pagewire.errors import Code, RequestError
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.llm.batch import Batch, JobFailedError, Report
+from pagewire.llm.outputs import RequestOutput, failed_output, whole_output
+from pagewire.llm.private_stack import Connected, PrivateStack
+from pagewire.llm.progress import progress_bar
+from pagewire.llm.prompts import (
+    Conversation,
+    ParamsLike,
+    PromptLike,
+    Task,
+    chat_task,
+    completion_task,
+    list_conversations,
+    list_prompts,
+    numbered,
+    tasks_of,
+)
+from pagewire.llm.stack_settings import stack_values
+from pagewire.v1 import inference_pb2 as pb
+
+OnError = Literal["raise", "return"]
+Answer = TypeVar("Answer")
+
+
+class LLM:
+    """A model in processes of its own: workers and a scheduler, which end with this object.
+
+    A process that is killed is started again, and the requests go on with the tokens that they
+    have. Methods may be called from several threads at once, and beside a running event loop.
+    """
+
+    def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
+        """Starts the processes and waits until they are ready.
+
+        `model` is a folder or what else `pagewire run --model` takes; without one it is the small
+        chat model that comes with Pagewire. `settings` are those of `pagewire run` for workers and
+        scheduler, such as `workers`, `max_model_len` or `gpu_memory_utilization`. TypeError names
+        an unknown one, ValueError a value that is not valid; RuntimeError says why a process did
+        not start.
+        """
+        self._stack = PrivateStack(stack_values(model, settings))
+        # Ends the processes when this object is collected, and at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, self._stack.close)
+        try:
+            self._stack.connected()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def model(self) -> pb.Model:
+        """The model: its name in `id`, and limits such as `max_model_len`."""
+        return self._stack.connected().schedulers.model(None)
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: ParamsLike = None,
+        *,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Continues prompts; returns their outputs in the same order.
+
+        A prompt is a text, a list of token ids, or a mapping with `prompt` or `prompt_token_ids`.
+        `params` are for all prompts, or one for each; without `max_tokens` an output ends after 16
+        tokens, as over HTTP. A progress bar is shown on a terminal; `progress` (also `use_tqdm`)
+        forces or prevents it.
+
+        Raises RequestError, which names the first prompt that is not valid or has failed, and
+        aborts the others. With `on_error="return"` a prompt that fails while it runs has its error
+        in `RequestOutput.error`, and no outputs.
+        """
+        listed = list_prompts(prompts)
+        model = self.model
+        tasks = tasks_of(listed, params, lambda prompt, each: completion_task(prompt, each, model))
+        return self._run(tasks, use_tqdm if progress is None else progress, on_error)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: ParamsLike = None,
+        *,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        on_error: OnError = "raise",
+        **fields: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or several; see `generate`.
+
+        Messages are those of the HTTP API. `fields` are further fields of a chat request, such as
+        `chat_template_kwargs`. Without `max_tokens` an answer may be as long as the model allows.
+        """
+        listed = list_conversations(messages)
+        model, limits = self.model, body_limits(self._stack.values)
+        tasks = tasks_of(
+            listed, params, lambda each, chosen: chat_task(each, chosen, fields, model, limits)
+        )
+        return self._run(tasks, use_tqdm if progress is None else progress, on_error)
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        connected = self._stack.connected()
+        answer = self._stack.run(_unary(connected.stub.Tokenize, request, connected.metadata))
+        return list(answer.token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        connected = self._stack.connected()
+        answer = self._stack.run(_unary(connected.stub.Detokenize, request, connected.metadata))
+        return str(answer.text)
+
+    def close(self) -> None:
+        """Ends the processes; open calls fail. Further calls of `close` do nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self, tasks: list[Task], progress: bool | None, on_error: OnError
+    ) -> list[RequestOutput]:
+        if not tasks:
+            return []
+        connected = self._stack.connected()
+        jobs = [task.job for task in tasks]
+        with progress_bar(len(tasks), progress) as report:
+            try:
+                batch = self._stack.run(_run(connected, jobs, on_error == "raise", report))
+            except JobFailedError as failed:
+                raise numbered(failed.failure, failed.index, len(tasks)) from None
+        outputs = []
+        for index, task in enumerate(tasks):
+            generations = batch.generations[index]
+            failure = batch.failure_of(index)
+            if failure is not None:
+                outputs.append(failed_output(task.prompt, generations, failure))
+            else:
+                outputs.append(whole_output(task.prompt, task.job, generations))
+        return outputs
+
+
+def body_limits(values: Mapping[str, Any]) -> BodyLimits:
+    """The bounds on a conversation by the settings of a stack."""
+    return BodyLimits(
+        max_messages=values["max_messages"],
+        max_template_bytes=values["max_template_bytes"],
+        max_template_nodes=values["max_template_nodes"],
+    )
+
+
+async def _run(
+    connected: Connected, jobs: list[Job], stop_at_failure: bool, report: Report | None
+) -> Batch:
+    batch = Batch(connected.schedulers, jobs, stop_at_failure)
+    await batch.run(report)
+    return batch
+
+
+async def _unary(call: Callable[..., Awaitable[Answer]], request: Message, metadata: Any) -> Answer:
+    """The answer of the scheduler; RequestError with its reason if it refuses."""
+    try:
+        return await call(request, metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        code = error.code().value[0]
+        known = code in Code._value2member_map_
+        raise RequestError(
+            Code(code) if known else Code.INTERNAL, error.details() or error.code().name
+        ) from None

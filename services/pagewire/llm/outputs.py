@@ -1,0 +1,168 @@
+"""What a caller gets: the outputs of a prompt, complete or in pieces."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pagewire.errors import RequestError
+from pagewire.gateway.api.formatting import ended_by
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.gateway.http.choices import Choice, choices
+from pagewire.packing import unpack
+from pagewire.v1 import inference_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log probability of a token at its place.
+
+    `rank` is 1 for the likeliest token; None for a drawn token that is not among the likeliest ones
+    that were asked for. `decoded_token` has U+FFFD for parts of characters.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# Of each token: by id the token itself and the likeliest ones, as many as `logprobs` says.
+Logprobs = list[dict[int, Logprob]]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One output of a prompt, or a piece: then `text`, `token_ids` and `logprobs` are new.
+
+    `finish_reason` is "stop" or "length", or None while it goes on. `stop_reason` is the stop
+    string or token that ended it. `cumulative_logprob` and `logprobs` are None unless the
+    parameter `logprobs` is given; a piece has no `cumulative_logprob` before its last.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The outputs of one prompt, or new pieces of them.
+
+    `prompt` is None if token ids or messages were given. `prompt_token_ids` are those that the
+    model got; in a stream they come with the end, unless they were given. `error` is why there are
+    no outputs, if the caller asked for errors instead of an exception.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int | None = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the caller gave: the text or the token ids. Both are None for a conversation."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+def whole_output(prompt: Prompt, job: Job, generations: Sequence[Generation]) -> RequestOutput:
+    """The complete outputs of a prompt, whose generations have all ended without a failure."""
+    output = _output(prompt, generations)
+    output.outputs = [
+        _whole(index, choice) for index, choice in enumerate(choices(job, generations))
+    ]
+    _end(output, generations)
+    return output
+
+
+def failed_output(
+    prompt: Prompt, generations: Sequence[Generation], error: RequestError
+) -> RequestOutput:
+    """A prompt without outputs."""
+    output = _output(prompt, generations)
+    output.finished, output.error = True, error
+    return output
+
+
+class Pieces:
+    """Cuts the outputs of a prompt into pieces; remembers what it has given already."""
+
+    def __init__(self, prompt: Prompt, generations: Sequence[Generation]) -> None:
+        self._prompt = prompt
+        self._generations = generations
+        self._num_given = [0] * len(generations)
+
+    def take(self, updated: Sequence[Generation]) -> RequestOutput:
+        """What is new in the `updated` generations of the prompt."""
+        output = _output(self._prompt, self._generations)
+        output.outputs = [self._piece(generation) for generation in updated]
+        if all(generation.finish is not None for generation in self._generations):
+            _end(output, self._generations)
+        return output
+
+    def _piece(self, generation: Generation) -> CompletionOutput:
+        index = generation.index
+        new = generation.tokens[self._num_given[index] :].tolist()
+        self._num_given[index] += len(new)
+        piece = CompletionOutput(index, generation.take_text(), new)
+        if generation.logprobs is not None:
+            piece.logprobs = [_position(token) for token in generation.logprobs.take()]
+        if generation.finish is not None:
+            _note_end(piece, generation.finish, generation.logprobs is not None)
+        return piece
+
+
+def _output(prompt: Prompt, generations: Sequence[Generation]) -> RequestOutput:
+    return RequestOutput(generations[0].request_id, prompt.text, prompt.token_ids)
+
+
+def _end(output: RequestOutput, generations: Sequence[Generation]) -> None:
+    finish = generations[0].finish
+    assert finish is not None
+    output.finished = True
+    output.num_cached_tokens = finish.usage.cached_tokens
+    if output.prompt_token_ids is None:
+        output.prompt_token_ids = unpack(finish.prompt_token_ids).tolist()
+
+
+def _whole(index: int, choice: Choice) -> CompletionOutput:
+    output = CompletionOutput(index, choice.text, list(choice.token_ids))
+    if choice.logprobs is not None:
+        output.logprobs = [_position(token) for token in choice.logprobs.take()]
+    _note_end(output, choice.finish, choice.logprobs is not None)
+    return output
+
+
+def _note_end(output: CompletionOutput, finish: pb.Finish, has_logprobs: bool) -> None:
+    ended = ended_by(finish)
+    output.finish_reason, output.stop_reason = ended["finish_reason"], ended["stop_reason"]
+    if has_logprobs:
+        output.cumulative_logprob = finish.cumulative_logprob
+
+
+def _position(token: TokenLogprobs) -> dict[int, Logprob]:
+    """The candidates of one place, by token id; the likeliest ones come first."""
+    found = {
+        candidate.token_id: _logprob(candidate, rank)
+        for rank, candidate in enumerate(token.top, start=1)
+    }
+    found.setdefault(token.token.token_id, _logprob(token.token, None))
+    return found
+
+
+def _logprob(candidate: Candidate, rank: int | None) -> Logprob:
+    return Logprob(candidate.logprob, rank, candidate.text)

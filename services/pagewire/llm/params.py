@@ -1,0 +1,106 @@
+"""Sampling parameters as a Python caller gives them."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from pagewire import sampling
+from pagewire.errors import invalid
+from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api.validation import validate_object
+
+# Besides those that `pagewire.sampling` declares: how many outputs, what comes with them, and how
+# the request is scheduled. The API's requests give each its type and range.
+_OTHERS = (
+    "n",
+    "best_of",
+    "logprobs",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
+    "priority",
+    "cache_salt",
+    "deadline_ms",
+)
+NAMES = tuple(
+    dict.fromkeys(
+        [
+            *(field.name for field in fields(sampling.SamplingParams)),
+            *(field.name for field in fields(sampling.StopConditions)),
+            *_OTHERS,
+        ]
+    )
+)
+
+
+class SamplingParams:
+    """How outputs are drawn, and when they end: the fields of the HTTP API, by keyword.
+
+    A parameter that is not given is None, and has the model's or the server's default. Parameters
+    are checked when they are made; RequestError names one that is unknown or not valid.
+    """
+
+    __slots__ = ("_given",)
+    __signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in NAMES]
+    )
+
+    def __init__(self, **given: Any) -> None:
+        for name in given:
+            if name not in NAMES:
+                raise invalid(name, f"{name} is no sampling parameter{suggestion(name, NAMES)}")
+        self._given = {name: value for name, value in given.items() if value is not None}
+        checked = validate_object(CompletionRequest, {"prompt": "x", **self.fields()})
+        checked.job("", 1)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters that were given, by name."""
+        return dict(self._given)
+
+    def replace(self, **changes: Any) -> "SamplingParams":
+        """The same parameters with some changed; None removes one."""
+        return SamplingParams(**{**self._given, **changes})
+
+    def fields(self) -> dict[str, Any]:
+        """The parameters as fields of a request to the completions API."""
+        return {name: _json_form(value) for name, value in self._given.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NAMES:
+            return self._given.get(name)
+        raise AttributeError(f"SamplingParams has no {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplingParams) and self._given == other._given
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={self._given[name]!r}" for name in sorted(self._given))
+        return f"SamplingParams({given})"
+
+    def __reduce__(self) -> Any:
+        return _from_given, (self._given,)
+
+
+def suggestion(name: str, known: Any) -> str:
+    """The rest of a message about an unknown name: the one that was meant, or all known ones."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def _from_given(given: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**given)
+
+
+def _json_form(value: Any) -> Any:
+    """A value as JSON has it: lists for other sequences, and keys that are strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_form(item) for key, item in value.items()}
+    if isinstance(value, tuple | set | frozenset):
+        return [_json_form(item) for item in value]
+    return value

@@ -1,0 +1,155 @@
+"""From what a caller gives, prompts or conversations with parameters, to jobs of the gateway."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pagewire.errors import RequestError, invalid
+from pagewire.gateway.api.chat import ChatRequest
+from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.unknown_fields import check_extras
+from pagewire.gateway.api.validation import validate_object
+from pagewire.llm.outputs import Prompt
+from pagewire.llm.params import NAMES, SamplingParams, suggestion
+from pagewire.v1 import inference_pb2 as pb
+
+# A text, token ids, or a mapping with one of them under `prompt` or `prompt_token_ids`.
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+# Messages as the HTTP API takes them: `{"role": "user", "content": "Hello"}`.
+Conversation = Sequence[Mapping[str, Any]]
+ParamsLike = SamplingParams | Sequence[SamplingParams] | None
+
+Item = TypeVar("Item")
+
+# Fields of a chat request that are no variables of the call.
+_NOT_FOR_CHAT = {"messages", "model", "stream", "stream_options", *NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt with its requests, which are a job of the gateway."""
+
+    prompt: Prompt
+    job: Job
+
+
+def list_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """The prompts of a call that may be given one or several."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    # Numbers are the token ids of one prompt.
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """The conversations of a call that may be given one or several."""
+    listed: list[Any] = list(messages)
+    return [listed] if listed and isinstance(listed[0], Mapping) else listed
+
+
+def tasks_of(
+    items: Sequence[Item], params: ParamsLike, make: Callable[[Item, SamplingParams], Task]
+) -> list[Task]:
+    """The tasks of prompts or conversations, each with its parameters.
+
+    RequestError names the first one that is not valid.
+    """
+    tasks = []
+    for index, (item, chosen) in enumerate(zip(items, _params(params, len(items)), strict=True)):
+        try:
+            tasks.append(make(item, chosen))
+        except RequestError as error:
+            raise numbered(error, index, len(items)) from None
+    return tasks
+
+
+def completion_task(
+    given: PromptLike, params: SamplingParams, model: pb.Model, stream: bool = False
+) -> Task:
+    """The task of a prompt; RequestError names what is not valid."""
+    prompt = _prompt(given)
+    fields = {"prompt": prompt.text if prompt.token_ids is None else prompt.token_ids}
+    request = validate_object(CompletionRequest, {**fields, "stream": stream, **params.fields()})
+    check_extras(request, refuse_unknown=True)
+    job = request.job(model.id, model.max_model_len)
+    if prompt.token_ids is None:
+        _ask_for_prompt(job)
+    return Task(prompt, job)
+
+
+def chat_task(
+    messages: Conversation,
+    params: SamplingParams,
+    fields: Mapping[str, Any],
+    model: pb.Model,
+    limits: BodyLimits,
+    stream: bool = False,
+) -> Task:
+    """The task of a conversation. `fields` are further fields of a chat request, such as
+    `chat_template_kwargs`; RequestError names what is not valid."""
+    known = ChatRequest.model_fields.keys() - _NOT_FOR_CHAT
+    for name in fields:
+        if name in NAMES:
+            raise invalid(name, f"{name} is a sampling parameter; give it in params")
+        if name not in known:
+            raise invalid(name, f"{name} is no field of a chat{suggestion(name, known)}")
+    sampling = params.fields()
+    if "logprobs" in sampling:
+        sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}
+    body = {"messages": [dict(message) for message in messages], "stream": stream}
+    request = validate_object(ChatRequest, {**body, **fields, **sampling})
+    check_extras(request, refuse_unknown=True)
+    job = request.job(model.id, limits)
+    _ask_for_prompt(job)
+    return Task(Prompt(), job)
+
+
+def numbered(error: RequestError, index: int, count: int) -> RequestError:
+    """The error of one of `count` prompts, which says which one."""
+    if count == 1:
+        return error
+    return replace(error, message=f"prompt {index}: {error.message}")
+
+
+def _params(params: ParamsLike, count: int) -> Sequence[SamplingParams]:
+    """The parameters of each of `count` prompts; RequestError if there are not as many."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise invalid(
+            "params",
+            f"params has {len(params)} entries for {count} prompts; give one for each, or one for "
+            "all",
+        )
+    return params
+
+
+def _prompt(given: PromptLike) -> Prompt:
+    if isinstance(given, Mapping):
+        names = [name for name in ("prompt", "prompt_token_ids") if given.get(name) is not None]
+        if len(names) != 1 or len(given) != 1:
+            raise invalid(
+                "prompt",
+                f"a prompt has the keys {', '.join(map(repr, given))}; give 'prompt' or "
+                "'prompt_token_ids' alone",
+            )
+        given = given[names[0]]
+    if isinstance(given, str):
+        return Prompt(text=given)
+    if isinstance(given, Sequence):
+        ids: list[Any] = list(given)
+        # The API's request checks the others; a list of texts it would take for several prompts.
+        if not ids or isinstance(ids[0], int):
+            return Prompt(token_ids=ids)
+    raise invalid(
+        "prompt", f"a prompt is a {type(given).__name__}; give a text or a list of token ids"
+    )
+
+
+def _ask_for_prompt(job: Job) -> None:
+    """The end of the job then has the token ids of the prompt."""
+    for request in job.requests:
+        request.return_prompt_token_ids = True
