@@ -117,6 +117,13 @@ class MessagesRequest(GenerationFields):
             raise invalid("max_tokens", "max_tokens is required")
         if self.max_tokens < 1:
             raise invalid("max_tokens", f"max_tokens is {self.max_tokens}; it must be at least 1")
+        for field, remedy in (
+            ("stop", "its name here is stop_sequences"),
+            ("n", "an answer is one message"),
+            ("stream_options", "a stream always has its usage"),
+        ):
+            if getattr(self, field) not in (None, 1):
+                raise invalid(field, f"{field} is given; {remedy}")
         return self.model_copy(update={"stop": self.stop_sequences})
 
 
