@@ -11,6 +11,7 @@ from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate_object
+from pagewire.gateway.models import ServedModel
 from pagewire.llm.outputs import Prompt
 from pagewire.llm.params import NAMES, SamplingParams, suggestion
 from pagewire.v1 import inference_pb2 as pb
@@ -102,7 +103,7 @@ def chat_task(
     body = {"messages": [dict(message) for message in messages], "stream": stream}
     request = validate_object(ChatRequest, {**body, **fields, **sampling})
     check_extras(request, refuse_unknown=True)
-    job = request.job(model.id, limits)
+    job = request.job(model.id, ServedModel.of(model), limits)
     _ask_for_prompt(job)
     return Task(Prompt(), job)
 

@@ -14,12 +14,13 @@ from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.parsing import JobParser
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.http.parser_pool import INLINE_BYTES, ParserPool
+from pagewire.gateway.models import ServedModel
 from support.jobs import requests_of
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text
 
 CHAT = "/v1/chat/completions"
-MODELS = {"m": 4096}
+MODELS = {"m": ServedModel(4096)}
 
 
 async def never() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagewire.gateway.api.formatting import Formatter
 from pagewire.gateway.generation.common_fields import CommonFields
+from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -27,6 +28,8 @@ class Job:
     include_usage: bool
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
+    # How the text is read; None if all of it is content.
+    output: OutputFormat | None = None
     input_field: str = "prompt"
 
     def common_of(self, index: int) -> CommonFields:

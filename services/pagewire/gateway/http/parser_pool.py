@@ -7,6 +7,7 @@ from starlette.types import Receive
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.answers.disconnect import while_connected
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.parsing import (
@@ -20,7 +21,7 @@ from pagewire.gateway.api.parsing import (
     unpack_job,
 )
 from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.http.disconnect import while_connected
+from pagewire.gateway.models import ServedModel
 from pagewire.helpers.pool import HelperError, HelperPool
 
 # The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
@@ -59,11 +60,11 @@ class ParserPool:
         await self._helpers.close()
 
     async def parse(
-        self, route: Route, body: bytes, models: Mapping[str, int], receive: Receive
+        self, route: Route, body: bytes, models: Mapping[str, ServedModel], receive: Receive
     ) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
-        `models` has the served models with their maximum lengths. ClientGoneError as soon as the
+        `models` has the served models. ClientGoneError as soon as the
         client closes its connection.
         """
         if _is_small(body):

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.parsing import JobParser, node_bound
+from pagewire.gateway.models import ServedModel
 from support.jobs import requests_of
 
-MODELS = {"m": 4096}
+MODELS = {"m": ServedModel(4096)}
 SMALL = BodyLimits(
     max_json_nodes=600, max_messages=30, max_template_bytes=100, max_template_nodes=9
 )
@@ -52,7 +53,7 @@ def test_the_request_made_of_a_chat() -> None:
         chat_template="{{ messages }}",
         documents=[{"title": "t", "text": "x"}, {}],
     )
-    job = JobParser(BodyLimits()).parse("chat", body, {"m": 100})
+    job = JobParser(BodyLimits()).parse("chat", body, {"m": ServedModel(100)})
     (request,) = requests_of(job)
     messages = [(each.role, each.content, each.name) for each in request.chat.messages]
     assert messages == [("system", "be brief", ""), ("user", "a\nb", "ann"), ("assistant", "", "")]
@@ -116,7 +117,7 @@ def test_an_estimate_counts_the_tokens_that_are_kept() -> None:
 
 def test_the_requests_made_of_several_prompts() -> None:
     body = json.dumps({"prompt": [[1, 2], [3]], "cache_salt": "tenant"}).encode()
-    job = JobParser(BodyLimits()).parse("completions", body, {"m": 100})
+    job = JobParser(BodyLimits()).parse("completions", body, {"m": ServedModel(100)})
     requests = requests_of(job)
     assert [list(r.prompt_token_ids.ids) for r in requests] == [[1, 2], [3]]
     assert [r.stop.max_tokens for r in requests] == [16, 16]

@@ -9,10 +9,11 @@ import pytest
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.parsing import JobParser, Route
+from pagewire.gateway.models import ServedModel
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
 
-MODELS = {"m": 4096}
+MODELS = {"m": ServedModel(4096)}
 PART = {"type": "text", "text": "a", "colour": "red"}
 
 

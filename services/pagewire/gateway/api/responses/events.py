@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagewire.gateway.api.call_ids import new_call_id
+from pagewire.gateway.api.chat_output import new_call_id
 from pagewire.gateway.api.events import named_event
 from pagewire.gateway.api.responses.output_items import (
     CallItem,

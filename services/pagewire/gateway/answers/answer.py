@@ -5,14 +5,16 @@ from starlette.types import Receive
 
 from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
+from pagewire.gateway.answers.choices import Choice, choices
+from pagewire.gateway.answers.paced_json import PacedJson, object_pieces, paced_logprobs
+from pagewire.gateway.answers.parsed_body import parsed_body
+from pagewire.gateway.answers.run import Run
+from pagewire.gateway.answers.sse import EventStream
+from pagewire.gateway.answers.writers import writer_of
 from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.generation.pacer import Pacer
-from pagewire.gateway.http.choices import Choice, choices
-from pagewire.gateway.http.paced_json import PacedJson, object_pieces, paced_logprobs
-from pagewire.gateway.http.run import Run
-from pagewire.gateway.http.sse import EventStream
 from pagewire.gateway.routing.schedulers import Schedulers
 
 # Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
@@ -36,7 +38,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, job.formatter, job.include_usage)
+            return EventStream(run, updated, writer_of(job), job.include_usage)
         while not run.finished:
             await run.next_updates()
     except BaseException as error:
@@ -45,7 +47,7 @@ async def answer(
             error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()
-    return PacedJson(await _body(job, run))
+    return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:
