@@ -11,10 +11,10 @@ import pytest
 
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser
 from pagewire.gateway.errors import ClientGoneError
-from pagewire.gateway.http.parser_pool import INLINE_BYTES, ParserPool
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import JobParser
+from pagewire.gateway.parsing.parser_pool import INLINE_BYTES, ParserPool
 from support.jobs import requests_of
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text

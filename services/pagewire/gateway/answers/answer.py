@@ -6,12 +6,14 @@ from starlette.types import Receive
 from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
 from pagewire.gateway.answers.choices import Choice, choices
+from pagewire.gateway.answers.named_events import named_body
 from pagewire.gateway.answers.paced_json import PacedJson, object_pieces, paced_logprobs
 from pagewire.gateway.answers.parsed_body import parsed_body
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.answers.sse import EventStream
 from pagewire.gateway.answers.writers import writer_of
-from pagewire.gateway.api.formatting import json_utf8, usage
+from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.formatting import Formatter, json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.generation.pacer import Pacer
@@ -38,7 +40,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, writer_of(job), job.include_usage)
+            return EventStream(run, updated, writer_of(job))
         while not run.finished:
             await run.next_updates()
     except BaseException as error:
@@ -47,19 +49,22 @@ async def answer(
             error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()
+    if isinstance(job.formatter, AnswerForm):
+        return PacedJson(await named_body(job.formatter, job.output, run))
     return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:
     """The body of an answer that is not streamed, in pieces."""
-    pacer = Pacer()
-    envelope = job.formatter.envelope.wrap([], usage=usage(run.generations))
+    pacer, formatter = Pacer(), job.formatter
+    assert not isinstance(formatter, AnswerForm)
+    envelope = formatter.envelope.wrap([], usage=usage(run.generations))
     first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
     pieces = [first.encode()]
     strings: list[str] = []
     for index, choice in enumerate(choices(job, run.generations)):
         strings.append("," if index else "")
-        for string in await _choice_strings(job, index, choice, pacer):
+        for string in await _choice_strings(formatter, index, choice, pacer):
             strings.append(string)
             if len(strings) >= _STRINGS_A_PIECE:
                 pieces.append("".join(strings).encode())
@@ -68,9 +73,11 @@ async def _body(job: Job, run: Run) -> list[bytes]:
     return [*pieces, "".join(strings).encode(), last.encode()]
 
 
-async def _choice_strings(job: Job, index: int, choice: Choice, pacer: Pacer) -> list[str]:
-    fields = {**job.formatter.whole(index, choice.text, choice.finish), "logprobs": None}
+async def _choice_strings(
+    formatter: Formatter, index: int, choice: Choice, pacer: Pacer
+) -> list[str]:
+    fields = {**formatter.whole(index, choice.text, choice.finish), "logprobs": None}
     if choice.logprobs is None or not choice.logprobs.waiting:
         return [json_utf8(fields)]
-    logprobs = await paced_logprobs(job.formatter, choice.logprobs, pacer)
+    logprobs = await paced_logprobs(formatter, choice.logprobs, pacer)
     return object_pieces(fields, "logprobs", logprobs)

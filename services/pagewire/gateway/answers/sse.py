@@ -31,8 +31,12 @@ class Writer(Protocol):
         """The events for a generation's new output and its end, in pieces."""
         ...
 
-    def usage(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, after all choices have ended; empty for none."""
+    def closing(self, generations: Sequence[Generation]) -> str:
+        """The events after the end of all generations."""
+        ...
+
+    def failure(self, error: RequestError) -> str:
+        """The events at the end of a stream that fails."""
         ...
 
 
@@ -80,9 +84,16 @@ class ChunkWriter:
             return f"{opening}{around[0]}{json.dumps(text)}{around[1]}"
         return f"{around[0]}{json.dumps(text)}{around[1]}"
 
-    def usage(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, which comes after all choices have ended."""
-        return event(json_ascii(self._formatter.envelope.wrap([], usage=usage(generations))))
+    def closing(self, generations: Sequence[Generation]) -> str:
+        """The event with the token counts, if they are wanted, and the mark of the end."""
+        if not self._usage:
+            return DONE
+        chunk = self._formatter.envelope.wrap([], usage=usage(generations))
+        return event(json_ascii(chunk)) + DONE
+
+    def failure(self, error: RequestError) -> str:
+        """The error, as the last event."""
+        return error_event(error)
 
     def _opening(self, index: int) -> str:
         """The event that begins a choice; empty if it was written before or there is none."""
@@ -111,15 +122,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, run: Run, first: list[Generation], writer: Writer, include_usage: bool
-    ) -> None:
+    def __init__(self, run: Run, first: list[Generation], writer: Writer) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
         self._writer = writer
-        self._include_usage = include_usage
         single = len(run.generations) == 1 and run.generations[0].logprobs is None
         self._plain = writer.write if single and isinstance(writer, ChunkWriter) else None
         self._ended: set[int] = set()
@@ -129,13 +137,12 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_output(send)
-            last = self._writer.usage(self._run.generations) if self._include_usage else ""
-            await _send_text(send, last + DONE, more=False)
+            await _send_text(send, self._writer.closing(self._run.generations), more=False)
         except ClientGoneError:
             scope["state"]["outcome"] = "client_gone"
         except RequestError as error:
             scope["state"]["outcome"] = "failed"
-            await _send_text(send, event(json_ascii(ApiError.of(error).body())), more=False)
+            await _send_text(send, self._writer.failure(error), more=False)
         finally:
             self._run.close()
 
@@ -170,6 +177,11 @@ class EventStream(Response):
                     await pacer.pause_if_due()
         if text := "".join(pieces):
             await _send_text(send, text, more=True)
+
+
+def error_event(error: RequestError) -> str:
+    """The event of an error in OpenAI's form."""
+    return event(json_ascii(ApiError.of(error).body()))
 
 
 def event(data: str) -> str:

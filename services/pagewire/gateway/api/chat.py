@@ -174,7 +174,7 @@ class ChatRequest(GenerationFields):
             cache_salt=self.cache_salt or "",
             chat=chat,
             visible_special_tokens=output.tags if output is not None else (),
-            structured_output=_enforced(conversation, served),
+            structured_output=enforced(conversation, served),
             **self.input_options(),
         )
         n = self.num_choices()
@@ -268,7 +268,8 @@ class ChatRequest(GenerationFields):
         return self.chat_template
 
 
-def _enforced(conversation: Conversation, served: ServedModel) -> pb.StructuredOutput | None:
+def enforced(conversation: Conversation, served: ServedModel) -> pb.StructuredOutput | None:
+    """The grammar that enforces calls; None if none is asked for."""
     structured = conversation.structured_output(served)
     if structured is not None:
         forced = conversation.tools.forced

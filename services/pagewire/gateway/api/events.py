@@ -1,5 +1,6 @@
 """The events of answers that stream named events, each with a JSON object."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -36,12 +37,19 @@ class AnswerEvents(Protocol):
         ...
 
 
-class AnswerForm(Protocol):
+class AnswerForm(ABC):
     """The form of an answer: what its request says of it. It can be pickled."""
 
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def request_id(self) -> str:
+        """The id of the request in logs: that of the answer."""
+
+    @abstractmethod
     def events(self, streamed: bool) -> AnswerEvents:
         """The events of one answer in this form."""
-        ...
 
 
 def named_event(name: str, data: str) -> str:

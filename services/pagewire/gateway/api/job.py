@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.formatting import Formatter
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.parsers.output_format import OutputFormat
@@ -23,7 +24,7 @@ class Job:
     common: list[CommonFields]
     candidates: int
     n: int
-    formatter: Formatter
+    formatter: Formatter | AnswerForm
     stream: bool
     include_usage: bool
     shows_logprobs: bool
@@ -31,6 +32,11 @@ class Job:
     # How the text is read; None if all of it is content.
     output: OutputFormat | None = None
     input_field: str = "prompt"
+
+    @property
+    def model(self) -> str:
+        """The model that is asked."""
+        return self.requests[0].model
 
     def common_of(self, index: int) -> CommonFields:
         """What the request at `index` shares with the other candidates of its prompt."""

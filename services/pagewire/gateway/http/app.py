@@ -15,29 +15,31 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.answers.answer import answer
 from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.messages import request as messages
 from pagewire.gateway.api.messages.errors import error_response
-from pagewire.gateway.api.parsing import Route, TextRoute
+from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
-from pagewire.gateway.http.parser_pool import ParserPool
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import Route, TextRoute
+from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.routing.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
 
 # The paths of requests that generate. They are limited, charged and timed.
-GENERATING = (chat.PATH, completions.PATH)
+GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
 # The paths of other requests with a body. They are limited, and count as a request of their key.
-COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH)
+COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH, messages.COUNT_PATH)
 
 
 @dataclass(slots=True)
@@ -87,6 +89,18 @@ class Gateway:
         """The continuation of one or more prompts, streamed or whole."""
         return await self._generate(request, "completions")
 
+    async def responses(self, request: Request) -> Response:
+        """The response to a conversation, streamed or whole."""
+        return await self._generate(request, "responses")
+
+    async def messages(self, request: Request) -> Response:
+        """The assistant's next message, in Anthropic's form, streamed or whole."""
+        return await self._generate(request, "messages")
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The number of tokens of a conversation in Anthropic's form."""
+        return await self._call(request, "count_tokens")
+
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or of a chat."""
         return await self._call(request, "tokenize")
@@ -101,8 +115,7 @@ class Gateway:
         served = {name: ServedModel.of(model) for name, model in self.schedulers.models().items()}
         job = await self.parser.parse(route, body, served, request.receive)
         del body
-        model = job.formatter.envelope.model
-        charge = self.access.charge(request.scope, job, served[model].max_model_len)
+        charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
         response = await answer(job, self.schedulers, request.receive, charge, arrived)
         return _naming_ignored(response, job.ignored)
 
@@ -151,6 +164,15 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
         completions.CompletionRequest,
         streams=True,
     )
+    post(
+        responses.PATH,
+        gateway.responses,
+        "createResponse",
+        responses.ResponsesRequest,
+        streams=True,
+    )
+    post(messages.PATH, gateway.messages, "createMessage", messages.MessagesRequest, streams=True)
+    post(messages.COUNT_PATH, gateway.count_tokens, "countTokens", messages.MessagesRequest)
     post(tokenization.TOKENIZE_PATH, gateway.tokenize, "tokenize", tokenization.TokenizeRequest)
     post(
         tokenization.DETOKENIZE_PATH,

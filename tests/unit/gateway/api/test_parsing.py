@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser, node_bound
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import JobParser, node_bound
 from support.jobs import requests_of
 
 MODELS = {"m": ServedModel(4096)}

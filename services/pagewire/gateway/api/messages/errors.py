@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse
 
 from pagewire.gateway.errors import ApiError
 
-PATH = "/v1/messages"
+ROOT = "/v1/messages"
 
 # HTTP status: the type of the error. Others are `invalid_request_error` or `api_error`.
 _TYPES = {
@@ -37,6 +37,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 def error_response(error: ApiError, path: str) -> JSONResponse:
     """The answer to a request that has failed, in the form of the API that its path belongs to."""
-    if path == PATH or path.startswith(f"{PATH}/"):
+    if path == ROOT or path.startswith(f"{ROOT}/"):
         return JSONResponse(error_body(error), status_of(error), headers=error.headers)
     return error.response()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagewire.gateway.api.events import named_event
+from pagewire.gateway.api.events import AnswerForm, named_event
 from pagewire.gateway.api.formatting import json_ascii
 from pagewire.gateway.api.messages.errors import error_body
 from pagewire.gateway.errors import ApiError
@@ -24,11 +24,16 @@ _EMPTY = json_ascii("")
 
 
 @dataclass(frozen=True, slots=True)
-class MessageForm:
+class MessageForm(AnswerForm):
     """The form of an answer."""
 
     model: str
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+
+    @property
+    def request_id(self) -> str:
+        """The id of the message."""
+        return self.id
 
     def events(self, streamed: bool) -> "MessageEvents":
         """The events of one answer."""

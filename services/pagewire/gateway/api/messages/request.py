@@ -5,9 +5,13 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
+from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.fields import GenerationFields, Strict
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages.blocks import Message, TextBlock, text_of, turns_of
-from pagewire.gateway.api.messages.errors import PATH
+from pagewire.gateway.api.messages.errors import ROOT
+from pagewire.gateway.api.messages.events import MessageForm
 from pagewire.gateway.api.messages.tools import ToolChoiceField, ToolDefinitions, tool_options
 from pagewire.gateway.api.messages.unsupported import (
     MESSAGES,
@@ -15,10 +19,14 @@ from pagewire.gateway.api.messages.unsupported import (
     OUTPUT_CONFIG,
     THINKING_HINTS,
 )
+from pagewire.gateway.api.tokenization import TextCall
 from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+from pagewire.gateway.models import ServedModel
+from pagewire.v1 import inference_pb2 as pb
 
-COUNT_PATH = f"{PATH}/count_tokens"
+PATH = ROOT
+COUNT_PATH = f"{ROOT}/count_tokens"
 
 _THINKING = ("enabled", "adaptive", "disabled")
 # Variables of chat templates that turn reasoning on and off.
@@ -77,17 +85,14 @@ class MessagesRequest(GenerationFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
+    def given_max_tokens(self) -> int | None:
+        """The limit of the output."""
+        return self.max_tokens
+
     def to_conversation(self) -> Conversation:
         """What the model is asked; RequestError names a field that is not valid."""
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
-        if self.messages[-1].role == "assistant":
-            last = f"messages[{len(self.messages) - 1}]"
-            raise invalid(
-                f"{last}.role",
-                f"{last} is of the assistant: an answer cannot be continued here; end with a "
-                "message of the user",
-            )
         system = None if self.system is None else text_of(self.system, "system")
         thinks = self._thinks()
         effort = None if self.output_config is None else self.output_config.effort
@@ -97,7 +102,35 @@ class MessagesRequest(GenerationFields):
             tool_options(self.tools or [], self.tool_choice),
             ReasoningOptions(included=thinks, effort=effort),
             variables,
+            add_generation_prompt=not self.continues,
         )
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message, which is the assistant's then."""
+        return bool(self.messages) and self.messages[-1].role == "assistant"
+
+    def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
+        """The request for a scheduler; RequestError names a field that is not valid."""
+        fields = self.checked_stop()
+        return conversation_job(
+            fields,
+            self.to_conversation(),
+            lambda _: MessageForm(model),
+            model=model,
+            served=served,
+            limits=limits,
+            max_tokens=self.max_tokens,
+            input_field="messages",
+            continues=self.continues,
+        )
+
+    def count(self, model: str, limits: BodyLimits) -> TextCall:
+        """The call that counts the tokens of the prompt."""
+        chat = self.to_conversation().chat_input(limits.tools)
+        chat.continue_final_message = self.continues
+        request = pb.TokenizeRequest(model=model, chat=chat).SerializeToString()
+        return TextCall("Tokenize", model, request, "count")
 
     def _thinks(self) -> bool:
         """Whether thinking is asked for; it is off by default, as in Anthropic's API."""

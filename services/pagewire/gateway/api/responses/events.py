@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.gateway.api.chat_output import new_call_id
-from pagewire.gateway.api.events import named_event
+from pagewire.gateway.api.events import AnswerForm, named_event
 from pagewire.gateway.api.responses.output_items import (
     CallItem,
     ItemEvent,
@@ -32,11 +32,16 @@ from pagewire.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseForm:
+class ResponseForm(AnswerForm):
     """The form of a response. With `short_ids` the ids of calls are short, as some models need."""
 
     head: ResponseHead
     short_ids: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The id of the response."""
+        return self.head.id
 
     def events(self, streamed: bool) -> "ResponseEvents":
         """The events of one answer."""

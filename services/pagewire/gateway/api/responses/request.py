@@ -5,9 +5,14 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
+from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.events import members
 from pagewire.gateway.api.fields import Count, GenerationFields, Strict
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.responses.events import ResponseForm
 from pagewire.gateway.api.responses.items import Item, turns_of
+from pagewire.gateway.api.responses.response import ResponseHead
 from pagewire.gateway.api.responses.tools import (
     ChoiceObject,
     ToolChoiceField,
@@ -22,6 +27,7 @@ from pagewire.gateway.api.responses.unsupported import (
 )
 from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+from pagewire.gateway.models import ServedModel
 
 PATH = "/v1/responses"
 
@@ -107,6 +113,10 @@ class ResponsesRequest(GenerationFields):
     previous_response_id: str | None = None
     conversation: JsonValue = None
     metadata: JsonValue = None
+
+    def given_max_tokens(self) -> int | None:
+        """The limit of the output."""
+        return self.max_output_tokens
 
     def check(self) -> None:
         """RequestError for what needs state between requests, or is not implemented."""
@@ -195,6 +205,21 @@ class ResponsesRequest(GenerationFields):
                 "truncation": "disabled",
                 "user": extra.get("user"),
             }
+        )
+
+    def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
+        """The request for a scheduler; RequestError names a field that is not valid."""
+        self.check()
+        head = ResponseHead(self.repeated(model))
+        return conversation_job(
+            self,
+            self.to_conversation(),
+            lambda output: ResponseForm(head, output is not None and output.short_ids),
+            model=model,
+            served=served,
+            limits=limits,
+            max_tokens=self.max_output_tokens,
+            input_field="input",
         )
 
 

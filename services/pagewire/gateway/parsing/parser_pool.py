@@ -10,7 +10,9 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.answers.disconnect import while_connected
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import (
+from pagewire.gateway.api.tokenization import TextCall
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import (
     HelperSetup,
     JobParser,
     Route,
@@ -20,8 +22,6 @@ from pagewire.gateway.api.parsing import (
     unpack_call,
     unpack_job,
 )
-from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.models import ServedModel
 from pagewire.helpers.pool import HelperError, HelperPool
 
 # The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
@@ -45,7 +45,7 @@ class ParserPool:
         self._inline = JobParser(limits, strict_fields)
         self._helpers = HelperPool(
             "the gateway's parser",
-            "pagewire.gateway.api.parsing:load_helper",
+            "pagewire.gateway.parsing.job_parser:load_helper",
             HelperSetup(limits, max_body_bytes, strict_fields),
             size=processes,
             timeout=timeout,

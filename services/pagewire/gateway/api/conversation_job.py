@@ -1,0 +1,57 @@
+"""The job of a conversation that is answered once: as a response or as a message."""
+
+from collections.abc import Callable
+
+from pagewire.gateway.api.chat import enforced
+from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.fields import GenerationFields
+from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.conversation.conversation import Conversation
+from pagewire.gateway.generation.common_fields import CommonFields
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsers.output_format import OutputFormat
+from pagewire.v1 import inference_pb2 as pb
+
+
+def conversation_job(
+    fields: GenerationFields,
+    conversation: Conversation,
+    form_of: Callable[[OutputFormat | None], AnswerForm],
+    *,
+    model: str,
+    served: ServedModel,
+    limits: BodyLimits,
+    max_tokens: int | None,
+    input_field: str,
+    continues: bool = False,
+) -> Job:
+    """The request for a scheduler; RequestError names a field that is not valid.
+
+    `form_of` makes the form of the answer. `continues`: the model continues the last turn.
+    """
+    stop = fields.stop_conditions(max_tokens)
+    output = conversation.output_format(served)
+    chat = conversation.chat_input(limits.tools)
+    chat.continue_final_message = continues
+    form = form_of(output)
+    prompt = pb.GenerateRequest(
+        model=model,
+        cache_salt=fields.cache_salt or "",
+        chat=chat,
+        visible_special_tokens=output.tags if output is not None else (),
+        structured_output=enforced(conversation, served),
+        **fields.input_options(),
+    )
+    return Job(
+        requests=candidates([fields.candidate_fields(form.request_id, model, stop, None)], 1),
+        common=[CommonFields.of(fields.common_parameters(stop), prompt)],
+        candidates=1,
+        n=1,
+        formatter=form,
+        stream=bool(fields.stream),
+        include_usage=False,
+        shows_logprobs=False,
+        output=output,
+        input_field=input_field,
+    )
