@@ -126,7 +126,7 @@ class MessageEvents:
         """The end of the open block, the reason and the usage."""
         self._end()
         reason, sequence = self._stop_reason(finish)
-        usage = _usage(finish.usage)
+        usage = _usage(finish.usage, reasoning_tokens)
         self._body = self._message(reason, sequence, usage)
         if self._streamed:
             delta = json_ascii({"stop_reason": reason, "stop_sequence": sequence})
@@ -201,7 +201,7 @@ class MessageEvents:
         return written
 
 
-def _usage(usage: pb.Usage) -> str:
+def _usage(usage: pb.Usage, thinking: int | None = None) -> str:
     """The usage as JSON: Anthropic counts tokens that were read from a cache apart."""
     counts: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -209,4 +209,6 @@ def _usage(usage: pb.Usage) -> str:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
+    if thinking is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": thinking}
     return json_ascii(counts)
