@@ -125,7 +125,7 @@ async def test_a_body_that_takes_too_long_to_parse_is_an_error() -> None:
     ids = json.dumps({"prompt": [7] * 1_900_000}).encode()
     try:
         with pytest.raises(RequestError, match="it took longer than") as failed:
-            await parser.parse("completions", ids, {"m": 2_000_000}, never)
+            await parser.parse("completions", ids, {"m": ServedModel(2_000_000)}, never)
         assert failed.value.code is Code.INTERNAL
     finally:
         await parser.close()

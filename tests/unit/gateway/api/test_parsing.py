@@ -103,7 +103,7 @@ def test_a_continued_message_has_no_generation_prompt() -> None:
 def test_the_last_tokens_of_a_prompt_are_kept(fields: dict[str, int], kept: list[int]) -> None:
     body = json.dumps({"prompt": [1, 2, 3, 4, 5], **fields}).encode()
     job = JobParser(BodyLimits()).parse(
-        "completions", body, {"m": 10 if "-" in str(fields) else 99}
+        "completions", body, {"m": ServedModel(10 if "-" in str(fields) else 99)}
     )
     (request,) = requests_of(job)
     assert list(request.prompt_token_ids.ids) == kept
