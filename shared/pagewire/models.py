@@ -1,5 +1,6 @@
 """The folder of a model's files, and its name in requests."""
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -88,6 +89,17 @@ def served_name(model: str, given: str | None) -> str:
         return EMBEDDED_NAME
     hub_id = HubId.of(model)
     return Path(model).name if hub_id is None else hub_id.name
+
+
+def eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file():
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()
 
 
 def hub_cache() -> Path:

@@ -147,4 +147,16 @@ class SchedulerConfig(RequestConfig, ModelConfig):
         "in helper processes, but one may occupy a helper process for as long as `parse_timeout`: "
         "allow it to trusted clients only. By default such requests are refused.",
     )
+    grammar_processes: int = setting(
+        2, "Most helper processes that compile the grammars of structured outputs.", minimum=1
+    )
+    max_grammar_seconds: float = setting(
+        0.5,
+        "Longest time, in seconds, that the grammar of a structured output may take to compile; "
+        "otherwise the request is refused. Workers compile it again, in less than this.",
+        minimum=0.001,
+    )
+    max_grammar_nodes: int = setting(
+        4096, "Most values in the JSON schema of a structured output, and most choices.", minimum=1
+    )
     scheduler_metrics_port: int | None = metrics_port("scheduler")

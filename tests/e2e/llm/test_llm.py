@@ -176,12 +176,16 @@ def test_an_interrupted_call_leaves_nothing_behind(llm):
 
 
 def test_the_garbage_collector_ends_the_processes():
-    model = LLM(**SETTINGS)
-    pids = list(model._stack.pids.values())
-    assert len(pids) == 2
+    """Here while they start."""
+    model = AsyncLLM(**SETTINGS)
+    stack = model._stack
+    until(lambda: len(stack.pids) == 2, 30)
+    pids = list(stack.pids.values())
     assert all(map(alive, pids))
     del model
     assert not any(map(alive, pids))
+    with pytest.raises(RuntimeError, match="closed"):
+        stack.connected()
 
 
 def test_what_cannot_start_says_why(tmp_path):

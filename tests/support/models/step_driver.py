@@ -99,6 +99,11 @@ class Sequence:
     sampling: pb.SlotSampling = field(default_factory=lambda: pb.SlotSampling(top_p=1.0))
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    # Likeliest tokens of each prompt token, and the first one that is wanted.
+    prompt_top: int | None = None
+    first_scored: int = 1
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     failure: str = ""
     slot: int = -1
     computed: int = 0
@@ -170,6 +175,8 @@ class StepDriver:
             num_generated=sequence.generated,
             num_computed=0,
             sampling=sequence.sampling,
+            prompt_logprobs=sequence.prompt_top,
+            first_prompt_logprob=sequence.first_scored,
         )
 
     def _grow(self, step: pb.Step, sequence: Sequence, count: int) -> None:
@@ -195,9 +202,30 @@ class StepDriver:
             sequence.output.append(token)
         self._take_logprobs(result, rows)
         by_slot = {sequence.slot: sequence for sequence in sequences}
+        self._take_prompt_logprobs(result.prompt_logprobs, by_slot)
         for error in result.errors:
             assert not by_slot[error.slot].failure, "a failure is reported once"
             by_slot[error.slot].failure = error.message
+
+    def _take_prompt_logprobs(
+        self, message: pb.PromptLogprobs, by_slot: dict[int, Sequence]
+    ) -> None:
+        counts, at = unpack(message.counts).tolist(), 0
+        if not counts:
+            return
+        own, ranks = unpack_floats(message.logprobs).tolist(), unpack(message.ranks).tolist()
+        ids, top = unpack(message.top_ids), unpack_floats(message.top_logprobs)
+        ids, top = ids.reshape(sum(counts), -1), top.reshape(sum(counts), -1)
+        named = zip(unpack(message.slots), unpack(message.begins), counts, strict=True)
+        for slot, begin, count in named:
+            sequence = by_slot[int(slot)]
+            assert begin == sequence.first_scored + len(sequence.ranks), "in order, each once"
+            rows = slice(at, at + count)
+            at += count
+            sequence.ranks += ranks[rows]
+            sequence.prompt_logprobs += zip(
+                own[rows], ids[rows].tolist(), top[rows].tolist(), strict=True
+            )
 
     def _take_logprobs(self, result: pb.StepResult, rows: list[Sequence]) -> None:
         named = unpack(result.logprob_rows)

@@ -167,6 +167,7 @@ class ChatRequest(GenerationFields):
         conversation = self.conversation(limits)
         chat = self._chat_input(conversation, limits)
         output = conversation.output_format(served)
+        constraint = conversation.constraint(served, self.wanted_output())
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(
@@ -174,7 +175,7 @@ class ChatRequest(GenerationFields):
             cache_salt=self.cache_salt or "",
             chat=chat,
             visible_special_tokens=output.tags if output is not None else (),
-            structured_output=enforced(conversation, served),
+            structured_output=constraint,
             **self.input_options(),
         )
         n = self.num_choices()
@@ -266,16 +267,6 @@ class ChatRequest(GenerationFields):
                     "most",
                 )
         return self.chat_template
-
-
-def enforced(conversation: Conversation, served: ServedModel) -> pb.StructuredOutput | None:
-    """The grammar that enforces calls; None if none is asked for."""
-    structured = conversation.structured_output(served)
-    if structured is not None:
-        forced = conversation.tools.forced
-        field = "tool_choice" if forced else "tools"
-        raise invalid(field, f"{field} asks for calls by grammar, which is not supported yet")
-    return None
 
 
 def _part_text(part: ContentPart, path: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from pagewire.gateway.api.chat import enforced
 from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.fields import GenerationFields
 from pagewire.gateway.api.job import Job, candidates
@@ -40,7 +39,7 @@ def conversation_job(
         cache_salt=fields.cache_salt or "",
         chat=chat,
         visible_special_tokens=output.tags if output is not None else (),
-        structured_output=enforced(conversation, served),
+        structured_output=conversation.constraint(served, fields.wanted_output()),
         **fields.input_options(),
     )
     return Job(

@@ -40,14 +40,6 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "spaces_between_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -104,7 +96,6 @@ COMPLETION: Neutral = {
 TOKENIZATION: Neutral = {
     "continue_final_message": (False,),
     "chat_template": (),
-    "tools": ([],),
     "documents": ([],),
 }
 STREAM_OPTIONS: Neutral = {

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import Struct
 
 from pagewire.errors import invalid
-from pagewire.gateway.conversation.enforcement import enforced_format, structured_output
+from pagewire.gateway.conversation.enforcement import enforced_calls, enforced_format
 from pagewire.gateway.conversation.limits import ToolLimits
 from pagewire.gateway.conversation.tools import ToolOptions
 from pagewire.gateway.conversation.turns import Turn
@@ -84,15 +84,33 @@ class Conversation:
             max_calls=self.tools.call_limit,
         )
 
-    def structured_output(self, model: ServedModel) -> pb.StructuredOutput | None:
-        """The grammar that enforces the choice of tools and strict tools; None if there is none."""
-        if not self.tools.offered:
-            return None
-        reasons = model.reasoning_parser in REASONING_FORMATS and (
-            model.reasoning_start(self._thinking()) != pb.REASONING_START_NONE
-        )
-        ends = REASONING_FORMATS[model.reasoning_parser].ends if reasons else ()
-        return structured_output(self.tools, model.tool_parser, ends[0] if ends else "")
+    def constraint(
+        self, model: ServedModel, given: pb.StructuredOutput | None = None
+    ) -> pb.StructuredOutput | None:
+        """What constrains the answer, to be merged with `given`, the request's own constraint.
+
+        It enforces the choice of tools and strict tools, and makes `given` begin after the
+        reasoning. None if there is nothing to add; RequestError where both exclude each other.
+        """
+        calls = enforced_calls(self.tools, model.tool_parser) if self.tools.offered else None
+        if given is not None and calls is not None:
+            raise invalid(
+                given.field_name,
+                f"{given.field_name} cannot be combined with {calls.field_name}; give one of them",
+            )
+        begin_after = self._reasoning_end(model)
+        if calls is not None:
+            calls.begin_after = begin_after
+            return calls
+        return pb.StructuredOutput(begin_after=begin_after) if given and begin_after else None
+
+    def _reasoning_end(self, model: ServedModel) -> str:
+        """The tag that ends the reasoning; empty if the model does not reason."""
+        spec = REASONING_FORMATS.get(model.reasoning_parser)
+        if spec is None or not self.add_generation_prompt:
+            return ""
+        start = model.reasoning_start(self._thinking())
+        return "" if start == pb.REASONING_START_NONE else spec.ends[0]
 
     def _thinking(self) -> bool | None:
         """Whether the request turns reasoning on or off; None if it says nothing."""

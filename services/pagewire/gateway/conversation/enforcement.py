@@ -20,19 +20,16 @@ def enforced_format(tool_parser: str) -> str:
     return tool_parser if own is not None and own.frame is not None else "json"
 
 
-def structured_output(
-    options: ToolOptions, tool_parser: str, begin_after: str
-) -> pb.StructuredOutput | None:
+def enforced_calls(options: ToolOptions, tool_parser: str) -> pb.StructuredOutput | None:
     """The grammar for the choice of tools and for strict tools; None if nothing is enforced.
 
-    `begin_after` ends the reasoning. RequestError for a strict tool of a model whose format cannot
-    be enforced.
+    RequestError for a strict tool of a model whose format of calls cannot be enforced.
     """
     if options.forced:
         frame = TOOL_FORMATS[enforced_format(tool_parser)].frame
         assert frame is not None
         grammar = _calls_grammar(options.forced, frame, options.call_limit, strict_only=False)
-        return pb.StructuredOutput(grammar="start: calls\n" + grammar, begin_after=begin_after)
+        return pb.StructuredOutput(grammar="start: calls\n" + grammar, field_name="tool_choice")
     strict = [tool for tool in options.offered if tool.strict]
     if not strict:
         return None
@@ -42,17 +39,16 @@ def structured_output(
         raise invalid(
             field,
             f"{field} is true, which cannot be enforced in this model's format of calls "
-            f"({tool_parser}) when it may also answer in words; remove it, or send tool_choice: "
+            f"({tool_parser}) while it may also answer in words; remove it, or send tool_choice: "
             "required",
         )
     if spec.bare:
         grammar = _calls_grammar(options.offered, spec.frame, options.call_limit, strict_only=True)
         words = f"[^{re.escape(spec.frame.trigger)}\\s]"
         start = f"start: calls | words\nwords: /\\s*{words}(.|\\n)*/\n"
-        return pb.StructuredOutput(grammar=start + grammar, begin_after=begin_after)
-    return pb.StructuredOutput(
-        structural_tag=_structural_tag(options.offered, spec.frame), begin_after=begin_after
-    )
+        return pb.StructuredOutput(grammar=start + grammar, field_name="tools")
+    tag = _structural_tag(options.offered, spec.frame)
+    return pb.StructuredOutput(structural_tag=tag, field_name="tools")
 
 
 def _calls_grammar(

@@ -18,7 +18,6 @@ from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages import request as messages
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.responses import request as responses
-from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http import models
@@ -32,6 +31,7 @@ from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
+from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.routing.schedulers import Schedulers
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
+from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 
 # Those after `x-api-key` are what Anthropic's client sends.
 _ALLOWED = [

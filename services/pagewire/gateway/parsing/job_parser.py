@@ -20,9 +20,9 @@ from pagewire.gateway.api.tokenization import (
     TokenizeRequest,
     tokenize_request_model,
 )
-from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import Model, validate
 from pagewire.gateway.models import ServedModel, find_model
+from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.v1 import inference_pb2 as pb
 
 Route = Literal["chat", "completions", "responses", "messages"]

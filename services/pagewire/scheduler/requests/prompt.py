@@ -36,6 +36,7 @@ class ModelLimits:
     max_model_len: int
     max_pool_tokens: int
     vocab_size: int
+    constraints: bool = False  # whether each of them takes constraints
 
     @property
     def max_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """The model's tokenizer: text to token ids, and the parts that turn ids into text.
 
-Read from tokenizer.json with the `tokenizers` library, which needs no torch.
+Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of other tokenizers
+transformers makes such a file, see `conversion`.
 """
 
 import json
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
+from pagewire.models import eos_token_ids
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.text.byte_level import (
@@ -23,6 +25,7 @@ from pagewire.scheduler.text.byte_level import (
     byte_level_table,
     keeps_all_text,
 )
+from pagewire.scheduler.text.conversion import converted_tokenizer
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -74,9 +77,10 @@ class Tokenizer:
         """
         self.bounds = bounds
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
-        self._backend = Backend.from_file(str(path))
+        if path.is_file():
+            self._backend = Backend.from_file(str(path))
+        else:
+            self._backend = Backend.from_str(converted_tokenizer(folder))
         self._backend.no_truncation()
         self._backend.no_padding()
         self.chat_template = load_chat_template(folder, template_file)
@@ -271,21 +275,11 @@ def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if ids is not None:
-                return _checked_eos_ids(tuple(ids) if isinstance(ids, list) else (int(ids),), path)
-    return ()
-
-
-def _checked_eos_ids(ids: tuple[int, ...], path: Path) -> tuple[int, ...]:
-    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    """See `eos_token_ids`; ValueError if there are too many."""
+    ids, limit = eos_token_ids(folder), MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
     if len(ids) > limit:
         raise ValueError(
-            f"{path} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
+            f"{folder} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
         )
     return ids
 

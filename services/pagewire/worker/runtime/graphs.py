@@ -108,17 +108,21 @@ class GraphBackend(EagerBackend):
         """See `Backend`."""
         if not plan.num_decodes and plan.chunks is None:
             return super().submit(plan)  # nothing to compute
-        timer = DeviceTimer()
+        timer, prompt_logprobs = DeviceTimer(), None
         with torch.inference_mode():
             if plan.chunks is not None:
                 self._apply(plan)
                 tokens = self._mixed.launch(plan, plan.chunks)
+                # Launched one by one after the graphs, which leave residual stream and queries.
+                prompt_logprobs = self._prompt_logprobs(
+                    self._mixed.residual, self._mixed.queries, plan
+                )
             else:
                 tokens = self._launch_decode(plan)
             logprobs = self._logprobs(self._logits, tokens, plan.logprobs)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs)
 
     def _launch_decode(self, plan: DevicePlan) -> Tensor:
         """Queues a decode step. Returns tokens `[rows]` int32 on the device.
@@ -151,6 +155,15 @@ class GraphBackend(EagerBackend):
         for width in WIDTHS:
             rows = LogprobRows(np.zeros(1, np.int32), width)
             yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
+            yield partial(self._dummy_prompt_logprobs, width)
+
+    def _dummy_prompt_logprobs(self, width: int) -> Tensor:
+        """Log probabilities of the tokens of one chunk of the largest size."""
+        tokens = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+        plan = dummy_plan(self.limits, 0, chunks=1, chunk_length=tokens, num_top=width)
+        pending = self._prompt_logprobs(self._mixed.residual, self._mixed.queries, plan)
+        assert pending is not None
+        return pending.packed
 
     def _rows(self, rows: int) -> Tensor:
         """The input buffer of a decode step of `rows` rows, `[NUM_INPUTS, rows]`."""

@@ -76,9 +76,10 @@ class MixedGraphs:
         self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
         self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
         tokens = limits.max_num_batched_tokens
-        # [tokens, hidden] and [tokens, heads, head_dim]
-        self._residual = weights.embedding.new_zeros(tokens, config.hidden_size)
-        self._queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
+        # The residual stream [tokens, hidden] and the queries [tokens, heads, head_dim] between
+        # body and head; they stay until the next launch.
+        self.residual = weights.embedding.new_zeros(tokens, config.hidden_size)
+        self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
         self._heads: dict[tuple[int, bool], CapturedHead] = {}
 
@@ -125,16 +126,16 @@ class MixedGraphs:
         state = self._slots
         inputs = split_body(self._body_inputs, size)
         batch = body_batch(inputs, size, state.last_tokens)
-        residual = self._residual[: size.tokens]
+        residual = self.residual[: size.tokens]
         torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
-        queries = self._queries[: size.tokens]
+        queries = self.queries[: size.tokens]
         return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
 
     def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
         """Last layer, logits and sampling of some rows: tokens `[rows]` int32."""
         hidden = self._decoder.finish_last_layer(
-            self._residual[inputs[ROWS]],
-            self._queries[inputs[ROWS]],
+            self.residual[inputs[ROWS]],
+            self.queries[inputs[ROWS]],
             inputs[SLOTS],
             inputs[LENGTHS],
             self._cache,

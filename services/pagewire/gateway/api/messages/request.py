@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, create_model
+from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.conversation_job import conversation_job
@@ -19,6 +19,7 @@ from pagewire.gateway.api.messages.unsupported import (
     OUTPUT_CONFIG,
     THINKING_HINTS,
 )
+from pagewire.gateway.api.structured import json_output
 from pagewire.gateway.api.tokenization import TextCall
 from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
@@ -45,12 +46,20 @@ class Thinking(Strict):
     budget_tokens: int | None = None
 
 
+class OutputFormat(Strict):
+    """The form of the answer's text."""
+
+    type: str
+    schema_: Annotated[dict[str, JsonValue] | None, Field(alias="schema")] = None
+
+
 class OutputConfig(Strict):
-    """How much work goes into an answer."""
+    """How much work goes into an answer, and its form."""
 
     refused = OUTPUT_CONFIG
 
     effort: str | None = None
+    format: OutputFormat | None = None
 
 
 def _system_kind(value: Any) -> str | None:
@@ -84,6 +93,21 @@ class MessagesRequest(GenerationFields):
     tool_choice: ToolChoiceField | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+    def wanted_output(self) -> pb.StructuredOutput | None:
+        """What the text must be, by `output_config.format`."""
+        given = self.output_config.format if self.output_config is not None else None
+        if given is None:
+            return super().wanted_output()
+        field = "output_config.format"
+        if given.type != "json_schema":
+            raise invalid(
+                f"{field}.type",
+                f"{field}.type is {quoted(given.type)}; it must be json_schema",
+            )
+        if given.schema_ is None:
+            raise invalid(f"{field}.schema", f"{field}.schema is required")
+        return json_output(self, field, given.schema_)
 
     def given_max_tokens(self) -> int | None:
         """The limit of the output."""

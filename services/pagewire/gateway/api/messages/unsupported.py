@@ -22,5 +22,5 @@ TOOL_HINTS = frozenset(
     {"cache_control", "eager_input_streaming", "input_examples", "allowed_callers"}
 )
 THINKING_HINTS = frozenset({"display"})
-OUTPUT_CONFIG: Neutral = {"format": (), "task_budget": ()}
+OUTPUT_CONFIG: Neutral = {"task_budget": ()}
 TOOL: Neutral = {"defer_loading": (False,)}

@@ -25,9 +25,11 @@ from pagewire.gateway.api.responses.unsupported import (
     RESPONSE_HINTS,
     TEXT_HINTS,
 )
+from pagewire.gateway.api.structured import json_output
 from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.models import ServedModel
+from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/responses"
 
@@ -206,6 +208,26 @@ class ResponsesRequest(GenerationFields):
                 "user": extra.get("user"),
             }
         )
+
+    def wanted_output(self) -> pb.StructuredOutput | None:
+        """What the text must be, by `text.format`."""
+        given = self.text.format if self.text is not None else None
+        if self.response_format is not None:
+            raise invalid(
+                "response_format", "response_format is given; its name here is text.format"
+            )
+        if given is None or given.type == "text":
+            return super().wanted_output()
+        if given.type == "json_schema" and given.schema_ is None:
+            raise invalid("text.format.schema", "text.format.schema is required with json_schema")
+        if given.type not in ("json_object", "json_schema"):
+            raise invalid(
+                "text.format.type",
+                f"text.format.type is {quoted(given.type)}; it must be text, json_object or "
+                "json_schema",
+            )
+        schema = given.schema_ if given.type == "json_schema" else None
+        return json_output(self, "text.format", schema)
 
     def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
         """The request for a scheduler; RequestError names a field that is not valid."""

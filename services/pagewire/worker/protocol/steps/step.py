@@ -8,6 +8,7 @@ from pagewire.errors import invalid
 from pagewire.packing import Float32Array, Int32Array, unpack
 from pagewire.sampling import SamplingNumbers, numbers_of
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.constraints.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,14 @@ class Start:
     blocks: Int32Array  # [blocks]
     sampling: StepSampling
     copied_block: int = 0
+    constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
+    first_prompt_logprob: int = 1
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids) - self.num_generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,11 @@ def _start(message: pb.SequenceStart) -> Start:
             biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
         copied_block=message.copied_block,
+        constraint=(
+            Constraint.from_proto(message.constraint) if message.HasField("constraint") else None
+        ),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        first_prompt_logprob=message.first_prompt_logprob,
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.messages.request import MessagesRequest, messages_request_model
-from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
 from pagewire.gateway.conversation.tools import ToolChoice
 from pagewire.gateway.conversation.turns import ToolCall, Turn
+from pagewire.gateway.parsing.unknown_fields import check_extras
 
 MODEL = messages_request_model(20)
 HI = {"role": "user", "content": "Hi"}
@@ -127,6 +127,16 @@ def test_thinking_is_off_unless_it_is_asked_for(thinking: Any, thinks: bool) -> 
     assert conversation.reasoning.included is thinks
 
 
+def test_the_form_of_the_text() -> None:
+    schema = {"type": "object"}
+    asked = parse(output_config={"format": {"type": "json_schema", "schema": schema}})
+    wanted = asked.wanted_output()
+    assert wanted is not None
+    assert json.loads(wanted.json_schema) == schema
+    assert wanted.field_name == "output_config.format.schema"
+    assert parse().wanted_output() is None
+
+
 def test_stop_sequences_and_effort() -> None:
     request = parse(stop_sequences=["a", "b"], output_config={"effort": "low"}, top_k=3)
     assert request.stop_conditions(request.max_tokens).stop == ["a", "b"]
@@ -168,7 +178,15 @@ def test_stop_sequences_and_effort() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        (
+            {
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+                "guided_regex": "a",
+            },
+            "guided_regex",
+        ),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"stop": ["x"]}, "stop"),
@@ -177,7 +195,9 @@ def test_stop_sequences_and_effort() -> None:
 )
 def test_what_is_refused_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as refused:
-        parse(**fields).to_conversation()
+        request = parse(**fields)
+        request.to_conversation()
+        request.wanted_output()
     assert refused.value.field == field
     assert field.partition("[")[0] in refused.value.message
 

@@ -7,10 +7,10 @@ import pytest
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.responses.request import ResponsesRequest, responses_request_model
-from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
 from pagewire.gateway.conversation.tools import ToolChoice
 from pagewire.gateway.conversation.turns import ToolCall, Turn
+from pagewire.gateway.parsing.unknown_fields import check_extras
 
 MODEL = responses_request_model(20)
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"}
@@ -211,14 +211,35 @@ def test_the_response_repeats_the_request() -> None:
             "tool_choice.tools[0].name",
         ),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
         ({"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
     ],
 )
 def test_what_is_refused_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as refused:
-        parse(**fields).to_conversation()
+        request = parse(**fields)
+        request.to_conversation()
+        request.wanted_output()
     assert refused.value.field == field
     assert field.partition("[")[0] in refused.value.message
+
+
+def test_the_form_of_the_text() -> None:
+    schema = {"type": "object"}
+    wanted = parse(
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    ).wanted_output()
+    assert wanted is not None
+    assert json.loads(wanted.json_schema) == schema
+    assert wanted.field_name == "text.format.schema"
+    some_object = parse(text={"format": {"type": "json_object"}}).wanted_output()
+    assert some_object is not None
+    assert some_object.json_object
+    for text in (None, {}, {"format": {"type": "text"}}):
+        assert parse(text=text).wanted_output() is None
 
 
 def test_hints_are_accepted_and_unknown_fields_named() -> None:

@@ -5,7 +5,6 @@ The worker says what the prompt asks it to say, because a tiny model cannot call
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 
-from support.processes.fleet import TESTS, Fleet, running_fleet
-from support.scripted.text_worker import PROGRAM, ask, text_model_folder
+from support.processes.fleet import Fleet
+from support.scripted.text_worker import ask
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 TOOLS: list[Any] = [
     {
@@ -40,35 +38,6 @@ def call(name: str, arguments: str) -> str:
 
 TWO_CALLS = f"Let me look.\n\n{call('weather', ARGUMENTS)}\n{call('time', '{}')}"
 THOUGHTS = "<think>\nIs it warm?\nI look.\n</think>\n\n"
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    model = text_model_folder(tmp_path_factory.mktemp("model"))
-    flags = (f"--model={model}", "--served-model-name=text")
-    worker = (
-        "simulated-worker",
-        *flags,
-        "--profile=h200-qwen3-0.6b",
-        "--speedup=0.05",
-        "--num-blocks=2000",
-        "--num-slots=32",
-        "--max-model-len=8192",
-    )
-    os.environ["PYTHONPATH"] = str(TESTS)
-    async with running_fleet(
-        1,
-        worker_command=worker,
-        scheduler_flags=flags,
-        program=PROGRAM,
-        proxied=False,
-    ) as started:
-        yield started
-
-
-@pytest.fixture
-def client(fleet: Fleet) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{fleet.urls[0]}/v1", api_key="x", max_retries=0)
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:
