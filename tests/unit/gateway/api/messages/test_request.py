@@ -24,6 +24,13 @@ def parse(**fields: Any) -> MessagesRequest:
     return request
 
 
+def read(**fields: Any) -> None:
+    """Does all that is done with a request before it is sent."""
+    request = parse(**fields)
+    request.to_conversation()
+    request.wanted_output()
+
+
 def turns(*messages: Any, **fields: Any) -> list[Turn]:
     return parse(messages=list(messages), **fields).to_conversation().turns
 
@@ -85,6 +92,13 @@ def test_thinking_calls_and_results() -> None:
         Turn("tool", "Error: no\nway", tool_call_id="t2"),
         Turn("user", "And now?"),
     ]
+
+
+def test_an_answer_may_be_begun() -> None:
+    request = parse(messages=[HI, {"role": "assistant", "content": "x"}])
+    assert request.continues
+    assert not request.to_conversation().add_generation_prompt
+    assert not parse().continues
 
 
 def test_a_call_without_text_has_no_content() -> None:
@@ -151,7 +165,6 @@ def test_stop_sequences_and_effort() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [HI] * 21}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [HI, {"role": "assistant", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [user({"type": "image"})]}, "messages[0].content[0].type"),
         (
@@ -195,9 +208,7 @@ def test_stop_sequences_and_effort() -> None:
 )
 def test_what_is_refused_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as refused:
-        request = parse(**fields)
-        request.to_conversation()
-        request.wanted_output()
+        read(**fields)
     assert refused.value.field == field
     assert field.partition("[")[0] in refused.value.message
 

@@ -24,6 +24,13 @@ def parse(**fields: Any) -> ResponsesRequest:
     return request
 
 
+def read(**fields: Any) -> None:
+    """Does all that is done with a request before it is sent."""
+    request = parse(**fields)
+    request.to_conversation()
+    request.wanted_output()
+
+
 def turns(*items: Any, **fields: Any) -> list[Turn]:
     return parse(input=list(items), **fields).to_conversation().turns
 
@@ -220,9 +227,7 @@ def test_the_response_repeats_the_request() -> None:
 )
 def test_what_is_refused_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as refused:
-        request = parse(**fields)
-        request.to_conversation()
-        request.wanted_output()
+        read(**fields)
     assert refused.value.field == field
     assert field.partition("[")[0] in refused.value.message
 
