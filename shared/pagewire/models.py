@@ -78,6 +78,12 @@ def resolve_model(model: str) -> Path:
     )
 
 
+def resolve_tokenizer(tokenizer: str) -> Path:
+    """The folder of a tokenizer, which needs no config.json, given as `resolve_model` takes it."""
+    folder = Path(tokenizer).expanduser()
+    return folder if folder.is_dir() else resolve_model(tokenizer)
+
+
 def served_name(model: str, given: str | None) -> str:
     """The name of a model in requests: the given one, else one that follows from `model`.
 

@@ -11,8 +11,14 @@ from pagewire.config.shared import ModelConfig, RequestConfig
 class SchedulerConfig(RequestConfig, ModelConfig):
     """Settings of a scheduler, the control plane of a group of workers."""
 
+    tokenizer: str | None = setting(
+        None,
+        "Folder or hub id of the tokenizer and chat template, if they are not those of the model.",
+    )
     skip_tokenizer: bool = setting(
-        False, "Serve token ids only, without text. The model's folder needs no tokenizer then."
+        False,
+        "Serve token ids only: prompts are token ids, and answers have no text. No tokenizer is "
+        "needed then.",
     )
     tool_parser: Literal[
         "auto",

@@ -7,8 +7,16 @@ from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
 from pagewire.gateway.answers.choices import Choice, choices
 from pagewire.gateway.answers.named_events import named_body
-from pagewire.gateway.answers.paced_json import PacedJson, object_pieces, paced_logprobs
+from pagewire.gateway.answers.paced_json import (
+    PacedJson,
+    TokenSource,
+    object_of_pieces,
+    object_pieces,
+    paced_logprobs,
+    paced_prompt_logprobs,
+)
 from pagewire.gateway.answers.parsed_body import parsed_body
+from pagewire.gateway.answers.prompt_logprobs import has_logprobs, last_strings
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.answers.sse import EventStream
 from pagewire.gateway.answers.writers import writer_of
@@ -21,6 +29,7 @@ from pagewire.gateway.routing.schedulers import Schedulers
 
 # Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
 _STRINGS_A_PIECE = 16
+_LARGE_STRING = 1 << 16
 
 
 async def answer(
@@ -66,18 +75,30 @@ async def _body(job: Job, run: Run) -> list[bytes]:
         strings.append("," if index else "")
         for string in await _choice_strings(formatter, index, choice, pacer):
             strings.append(string)
-            if len(strings) >= _STRINGS_A_PIECE:
+            if len(strings) >= _STRINGS_A_PIECE or len(string) > _LARGE_STRING:
                 pieces.append("".join(strings).encode())
                 strings.clear()
                 await pacer.pause_if_due()
-    return [*pieces, "".join(strings).encode(), last.encode()]
+    strings += await last_strings(job, run, last, pacer)
+    return [*pieces, *(string.encode() for string in strings)]
 
 
 async def _choice_strings(
     formatter: Formatter, index: int, choice: Choice, pacer: Pacer
 ) -> list[str]:
-    fields = {**formatter.whole(index, choice.text, choice.finish), "logprobs": None}
-    if choice.logprobs is None or not choice.logprobs.waiting:
-        return [json_utf8(fields)]
-    logprobs = await paced_logprobs(formatter, choice.logprobs, pacer)
-    return object_pieces(fields, "logprobs", logprobs)
+    prompt, text = choice.prompt, choice.text
+    sources: list[TokenSource] = []
+    large: dict[str, list[str]] = {}
+    if prompt is not None and prompt.wishes.echo:
+        text = prompt.text + text
+        if prompt.wishes.echoed_top is not None:
+            sources.append(prompt.echoed())
+    fields = {**formatter.whole(index, text, choice.finish), "logprobs": None}
+    if choice.logprobs is not None:
+        sources.append(choice.logprobs)
+    if any(source.waiting for source in sources):
+        large["logprobs"] = await paced_logprobs(formatter, sources, pacer)
+    if formatter.prompt_logprobs_in_choices and has_logprobs(prompt):
+        fields["prompt_logprobs"] = None
+        large["prompt_logprobs"] = await paced_prompt_logprobs(prompt, pacer)
+    return object_of_pieces(fields, large) if large else [json_utf8(fields)]

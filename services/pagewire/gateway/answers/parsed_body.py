@@ -2,6 +2,7 @@
 
 from pagewire.gateway.answers.paced_json import object_pieces, paced_logprobs
 from pagewire.gateway.answers.parsed_output import ParsedOutput
+from pagewire.gateway.answers.prompt_logprobs import last_strings
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.chat_output import message_of, with_calls
@@ -25,11 +26,12 @@ async def parsed_body(job: Job, run: Run) -> list[bytes]:
         strings = [json_utf8(choice)]
         log = generation.logprobs
         if log is not None and log.waiting:
-            logprobs = await paced_logprobs(formatter, log, pacer)
+            logprobs = await paced_logprobs(formatter, [log], pacer)
             strings = object_pieces(choice, "logprobs", logprobs)
         choices.append((("," if index else "") + "".join(strings)).encode())
         await pacer.pause_if_due()
     counts = usage(run.generations, parsed.reasoning_tokens(run.generations))
     envelope = formatter.envelope.wrap([], usage=counts)
     first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
-    return [first.encode(), *choices, last.encode()]
+    ends = await last_strings(job, run, last, pacer)
+    return [first.encode(), *choices, *(string.encode() for string in ends)]

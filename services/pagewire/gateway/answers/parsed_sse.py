@@ -42,7 +42,7 @@ class ParsedChunkWriter:
         log = generation.logprobs
         logprobs = None
         if log is not None and log.waiting:
-            logprobs = await paced_logprobs(self._formatter, log, pacer, json_ascii)
+            logprobs = await paced_logprobs(self._formatter, [log], pacer, json_ascii)
         pieces = [] if index in self._opened else [self._opening(index)]
         for each in events:
             if logprobs is None and isinstance(each, Content | Reasoning | CallArguments):

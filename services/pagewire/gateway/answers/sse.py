@@ -18,6 +18,7 @@ from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs,
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.generation.prompt_log import PromptLog
 
 DONE = "data: [DONE]\n\n"
 _LARGE_PIECE = 4096  # characters
@@ -47,9 +48,39 @@ class ChunkWriter:
         self._formatter = formatter
         self._usage = {"usage": None} if include_usage else {}
         self._around: dict[int, tuple[str, str]] = {}
+        self._echoed: set[int] = set()  # choices whose prompts were written
 
     async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
-        """Does the same as `write`, in pieces and without blocking the event loop."""
+        """Does the same as `write`, in pieces and without blocking the event loop.
+
+        An echoed prompt comes first, in a chunk of its own.
+        """
+        if generation.prompt is None or generation.index in self._echoed:
+            return await self._write_output(generation, pacer)
+        self._echoed.add(generation.index)
+        echo = await self._write_prompt(generation.index, generation.prompt, pacer)
+        return [*echo, *await self._write_output(generation, pacer)]
+
+    async def _write_prompt(self, index: int, prompt: PromptLog, pacer: Pacer) -> list[str]:
+        if not prompt.wishes.echo:
+            return []
+        choice = self._formatter.piece(index, prompt.text)
+        if prompt.wishes.echoed_top is None:
+            return [self._event(choice)]
+        logprobs = await paced_logprobs(self._formatter, [prompt.echoed()], pacer, json_ascii)
+        return self._large_event(choice, logprobs)
+
+    def _large_event(self, choice: dict[str, Any], logprobs: list[str]) -> list[str]:
+        """The event of a choice whose log probabilities are in pieces."""
+        written = object_pieces({**choice, "logprobs": None}, "logprobs", logprobs, json_ascii)
+        chunk = self._formatter.envelope.wrap([], **self._usage)
+        return [
+            "data: ",
+            *object_pieces(chunk, "choices", ["[", *written, "]"], json_ascii),
+            "\n\n",
+        ]
+
+    async def _write_output(self, generation: Generation, pacer: Pacer) -> list[str]:
         log = generation.logprobs
         if log is None or log.waiting <= TOKENS_A_PIECE:
             text = self.write(generation)
@@ -60,14 +91,8 @@ class ChunkWriter:
             return []
         opening = self._opening(generation.index)
         choice = self._choice(generation, text)
-        logprobs = await paced_logprobs(self._formatter, log, pacer, json_ascii)
-        written = object_pieces({**choice, "logprobs": None}, "logprobs", logprobs, json_ascii)
-        chunk = self._formatter.envelope.wrap([], **self._usage)
-        return [
-            f"{opening}data: ",
-            *object_pieces(chunk, "choices", ["[", *written, "]"], json_ascii),
-            "\n\n",
-        ]
+        logprobs = await paced_logprobs(self._formatter, [log], pacer, json_ascii)
+        return [opening, *self._large_event(choice, logprobs)]
 
     def write(self, generation: Generation) -> str:
         """The events for a generation's new output: its opening, its text, its end."""
@@ -128,8 +153,8 @@ class EventStream(Response):
         self._run = run
         self._first = first
         self._writer = writer
-        single = len(run.generations) == 1 and run.generations[0].logprobs is None
-        self._plain = writer.write if single and isinstance(writer, ChunkWriter) else None
+        plain = [g.logprobs is None and g.prompt is None for g in run.generations] == [True]
+        self._plain = writer.write if plain and isinstance(writer, ChunkWriter) else None
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,14 +3,14 @@
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import Count, GenerationFields, Int32, NumLogprobs, Strict
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
-from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.tool_fields import (
     MessageToolCalls,
@@ -30,6 +30,7 @@ from pagewire.gateway.conversation.tools import ToolOptions
 from pagewire.gateway.conversation.turns import Turn
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.gateway.models import ServedModel
 from pagewire.limits import MAX_CHAT_TEMPLATE_BYTES
 from pagewire.v1 import inference_pb2 as pb
@@ -163,12 +164,16 @@ class ChatRequest(GenerationFields):
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
-        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self.given_max_tokens())
+        self.check_prompt_logprobs()
+        wishes = PromptWishes(top=self.prompt_logprobs)
+        logprobs = self._wanted_logprobs()
+        stop = self.stop_conditions(self.given_max_tokens(), wishes.needs_scheduler)
         conversation = self.conversation(limits)
         chat = self._chat_input(conversation, limits)
         output = conversation.output_format(served)
         constraint = conversation.constraint(served, self.wanted_output())
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
+        ask_for_prompt(request, wishes)
         parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(
             model=model,
@@ -190,6 +195,8 @@ class ChatRequest(GenerationFields):
             shows_logprobs=logprobs is not None,
             output=output,
             input_field="messages",
+            prompts=(wishes,) if wishes.needs_scheduler else (),
+            max_prompt_logprobs=limits.max_prompt_logprobs,
         )
 
     def given_max_tokens(self) -> int | None:
@@ -333,6 +340,8 @@ def chat_request_model(max_messages: int) -> type[ChatRequest]:
 @dataclass(frozen=True, slots=True)
 class ChatFormatter:
     """Formats a choice as a message, or as deltas of one."""
+
+    prompt_logprobs_in_choices: ClassVar[bool] = False
 
     envelope: Envelope
 

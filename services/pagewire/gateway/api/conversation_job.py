@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pagewire.errors import invalid
 from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.fields import GenerationFields
 from pagewire.gateway.api.job import Job, candidates
@@ -29,6 +30,10 @@ def conversation_job(
 
     `form_of` makes the form of the answer. `continues`: the model continues the last turn.
     """
+    if fields.prompt_logprobs is not None:
+        raise invalid(
+            "prompt_logprobs", "prompt_logprobs is not supported here; use /v1/chat/completions"
+        )
     stop = fields.stop_conditions(max_tokens)
     output = conversation.output_format(served)
     chat = conversation.chat_input(limits.tools)

@@ -79,6 +79,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -167,8 +168,23 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
             request.skip_special_tokens = self.skip_special_tokens
         return request.SerializeToString()
 
-    def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
-        """Checked stop conditions. `max_tokens` None allows as many as the model's length does."""
+    def check_prompt_logprobs(self) -> None:
+        """RequestError for log probabilities of the prompt in a stream, which has no place for
+        them."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid(
+                "prompt_logprobs",
+                "prompt_logprobs come with a whole answer only; set stream to false, or use echo "
+                "with logprobs",
+            )
+
+    def stop_conditions(
+        self, max_tokens: int | None, may_be_empty: bool = False
+    ) -> pb.StopConditions:
+        """Checked stop conditions. `max_tokens` None allows as many as the model's length does.
+
+        With `may_be_empty` it may be 0.
+        """
         checked = StopConditions(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
@@ -176,6 +192,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            may_be_empty=may_be_empty,
         )
         return pb.StopConditions(
             max_tokens=checked.max_tokens,

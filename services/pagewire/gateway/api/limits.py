@@ -18,6 +18,7 @@ class BodyLimits:
     max_messages: int = GatewayConfig.max_messages
     max_template_bytes: int = GatewayConfig.max_template_bytes
     max_template_nodes: int = GatewayConfig.max_template_nodes
+    max_prompt_logprobs: int = GatewayConfig.max_prompt_logprobs
     tools: ToolLimits = field(default_factory=ToolLimits)
 
     @classmethod
@@ -28,6 +29,7 @@ class BodyLimits:
             config.max_messages,
             config.max_template_bytes,
             config.max_template_nodes,
+            config.max_prompt_logprobs,
             ToolLimits(config.max_tools, config.max_tool_bytes, config.max_tool_nodes),
         )
 

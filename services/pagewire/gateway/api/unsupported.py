@@ -39,7 +39,6 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
-    "prompt_logprobs": (),
     "spaces_between_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -82,7 +81,6 @@ CHAT: Neutral = {
 }
 COMPLETION: Neutral = {
     **COMMON,
-    "echo": (False,),
     "suffix": ("",),
     "prompt_embeds": (),
     # Fields of /v1/chat/completions.

@@ -71,7 +71,7 @@ class JobParser:
             model = find_model(completion.model, models)
             max_model_len = models[model].max_model_len
             completion.resolve_truncation(max_model_len, completion.given_max_tokens())
-            job = completion.job(model, max_model_len)
+            job = completion.job(model, max_model_len, self._limits.max_prompt_logprobs)
             return replace(job, ignored=check_extras(completion, self._strict_fields))
         request = self._read(self._conversations[route], body)
         model = find_model(request.model, models)

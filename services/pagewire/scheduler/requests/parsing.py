@@ -24,7 +24,7 @@ from pagewire.scheduler.requests.prompt import (
 )
 from pagewire.scheduler.structured.constraint import structured_constraint
 from pagewire.scheduler.text.text_stream import TextStream
-from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.text.tokenizer import NO_TOKENIZER, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 _MAX_VISIBLE = 64
@@ -178,6 +178,12 @@ def _resolve_max_tokens(
 def _text_stream(
     message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer | TokenIdsOnly
 ) -> TextStream | None:
+    if isinstance(tokenizer, TokenIdsOnly) and not message.HasField("detokenize"):
+        if stop.stop:
+            raise invalid(
+                "stop", f"stop strings need the text, and {NO_TOKENIZER}; give stop_token_ids"
+            )
+        return None
     if default_true(message, "detokenize"):
         if len(message.visible_special_tokens) > _MAX_VISIBLE:
             raise invalid(

@@ -43,6 +43,9 @@ _CHARACTERS_A_TOKEN = 8
 _UNCERTAIN_CHARACTERS = 512
 
 
+NO_TOKENIZER = "this server has no tokenizer (--skip-tokenizer)"
+
+
 @dataclass(frozen=True, slots=True)
 class TextBounds:
     """Bounds that are checked before any work is done on a text; see the settings."""
@@ -69,9 +72,14 @@ class Tokenizer:
     """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
 
     def __init__(
-        self, folder: Path, bounds: TextBounds = TextBounds(), template_file: Path | None = None
+        self,
+        folder: Path,
+        bounds: TextBounds = TextBounds(),
+        template_file: Path | None = None,
+        model: Path | None = None,
     ) -> None:
-        """`template_file` has a chat template to use instead of the model's.
+        """`template_file` has a chat template to use instead of the one in `folder`. `model` is the
+        folder of the model's configuration, if that is another one.
 
         FileNotFoundError names the file that is missing, ValueError one that is not valid.
         """
@@ -87,8 +95,8 @@ class Tokenizer:
         self.request_templates = RequestTemplates(
             bounds.trust_request_chat_template, special_tokens(folder)
         )
-        self.eos_token_ids = _eos_token_ids(folder)
-        self.default_sampling = _default_sampling(folder)
+        self.eos_token_ids = _eos_token_ids(model or folder)
+        self.default_sampling = _default_sampling(model or folder)
         added = self._backend.get_added_tokens_decoder()
         # Whether a token may take the white space around it, however long that is.
         self._strips = any(token.lstrip or token.rstrip for token in added.values())
@@ -244,11 +252,11 @@ class TokenIdsOnly:
         self, text: str, add_special_tokens: bool = True, limit: int | None = None
     ) -> Int32Array:
         """Raises RequestError."""
-        raise invalid("prompt", "this server has no tokenizer; give the prompt as token ids")
+        raise invalid("prompt", f"{NO_TOKENIZER}; give the prompt as token ids")
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Raises RequestError."""
-        raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
+        raise invalid("token_ids", f"{NO_TOKENIZER}; token ids have no text here")
 
     def token_strs(self, ids: list[int]) -> list[str]:
         """Raises RequestError."""
@@ -266,7 +274,7 @@ class TokenIdsOnly:
         self, skip_special_tokens: bool = True, visible: Iterable[str] = ()
     ) -> Detokenizer:
         """Raises RequestError."""
-        raise invalid("detokenize", "this server has no tokenizer; set detokenize to false")
+        raise invalid("detokenize", f"{NO_TOKENIZER}; set detokenize to false, or leave it out")
 
 
 def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
