@@ -14,6 +14,8 @@ from pagewire.config import WorkerConfig
 from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
@@ -55,13 +57,14 @@ class LocalWorker:
     loaded: LoadedWorker
     engine: StepExecutor
     fatal: list[BaseException] = field(default_factory=list)
+    masks: MaskThreads | None = None
 
     @property
     def limits(self) -> Limits:
         return self.loaded.limits
 
     def stream(self) -> LocalStream:
-        return LocalStream(self.engine, Session(1, self.limits))
+        return LocalStream(self.engine, Session(1, self.limits, self.masks))
 
 
 @asynccontextmanager
@@ -81,7 +84,9 @@ async def local_worker(
     engine = StepExecutor(
         loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append
     )
-    yield LocalWorker(loaded, engine, fatal)
+    grammars = grammars_of(folder, loaded.limits.vocab_size)
+    masks = None if grammars is None else MaskThreads(grammars, fatal.append)
+    yield LocalWorker(loaded, engine, fatal, masks)
     await asyncio.to_thread(engine.close)
 
 
@@ -97,6 +102,7 @@ class Sequence:
     wanted: int
     generated: int = 0
     sampling: pb.SlotSampling = field(default_factory=lambda: pb.SlotSampling(top_p=1.0))
+    constraint: pb.Constraint | None = None
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     # Likeliest tokens of each prompt token, and the first one that is wanted.
@@ -175,6 +181,7 @@ class StepDriver:
             num_generated=sequence.generated,
             num_computed=0,
             sampling=sequence.sampling,
+            constraint=sequence.constraint,
             prompt_logprobs=sequence.prompt_top,
             first_prompt_logprob=sequence.first_scored,
         )

@@ -1,6 +1,5 @@
 """Compiles a grammar once to prove that it compiles. Runs in a helper process."""
 
-import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pagewire.grammar_limits import parser_limits
 from pagewire.models import eos_token_ids, resolve_model
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.structured.grammars import cannot_compile, field_of, grammar_text
+from pagewire.scheduler.structured.schema_checks import check_json, too_many
 from pagewire.v1 import inference_pb2 as pb
 
 # Address space of a helper process.
@@ -47,19 +47,10 @@ def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:
     """RequestError for a schema with too many JSON values, or for too many choices."""
     field, kind = field_of(output), output.WhichOneof("kind")
     if kind == "choice":
-        nodes = len(output.choice.values)
+        if len(output.choice.values) > max_nodes:
+            raise too_many(field, len(output.choice.values), max_nodes)
     elif kind in ("json_schema", "structural_tag"):
-        try:
-            nodes = _count(json.loads(getattr(output, kind)))
-        except (ValueError, RecursionError) as error:
-            raise invalid(field, f"{field} is not JSON: {error}") from error
-    else:
-        return
-    if nodes > max_nodes:
-        raise invalid(
-            field,
-            f"{field} has {nodes} values; at most {max_nodes} are allowed (max_grammar_nodes)",
-        )
+        check_json(getattr(output, kind), field, max_nodes)
 
 
 def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
@@ -72,16 +63,3 @@ def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
         reason = matcher.get_error().partition("\n<non-verbose/>")[0].strip()
         raise cannot_compile(field_of(output), reason)
     return grammar
-
-
-def _count(value: object) -> int:
-    """Values in a JSON value, itself included."""
-    count, waiting = 0, [value]
-    while waiting:
-        found = waiting.pop()
-        count += 1
-        if isinstance(found, dict):
-            waiting.extend(found.values())
-        elif isinstance(found, list):
-            waiting.extend(found)
-    return count
