@@ -96,8 +96,7 @@ class TextBackend(SimulatedBackend):
         counts = np.diff(chunks.starts)
         slots = np.repeat(chunks.slots, counts)
         self._write(slots, chunks.positions, chunks.tokens.astype(np.uint64))
-        lengths = chunks.positions[chunks.starts[1:] - 1] + 1
-        return lengths[chunks.samples].astype(np.uint64)
+        return (chunks.positions + 1).astype(np.uint64)
 
     def _draw(self, slots: Int32Array, indices: Int32Array, histories: Hashes) -> Int32Array:
         """`histories` are the lengths of the sequences, which begin with their prompts."""

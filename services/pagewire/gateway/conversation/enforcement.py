@@ -11,6 +11,8 @@ from pagewire.v1 import inference_pb2 as pb
 
 # The most calls that a grammar lets a model make where the request has no limit.
 _MAX_CALLS = 64
+# As models write JSON. A model that may choose the white space can repeat it up to its token limit.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -63,7 +65,8 @@ def _calls_grammar(
     for i, tool in enumerate(tools):
         begin, schema = _beginning(tool, frame), _schema(tool, strict_only)
         lines.append(f"call_{i}: {_quoted(begin)} arguments_{i} {_quoted(frame.end)}")
-        lines.append(f"arguments_{i}: %json {json.dumps(schema)}")
+        spaced = {**schema, "x-guidance": _SPACING}
+        lines.append(f"arguments_{i}: %json {json.dumps(spaced)}")
     return "\n".join(lines) + "\n"
 
 
