@@ -8,6 +8,7 @@ from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.chat_output import message_of, with_calls
 from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
+from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
 from pagewire.gateway.generation.pacer import Pacer
 
 
@@ -28,10 +29,17 @@ async def parsed_body(job: Job, run: Run) -> list[bytes]:
         if log is not None and log.waiting:
             logprobs = await paced_logprobs(formatter, [log], pacer)
             strings = object_pieces(choice, "logprobs", logprobs)
+        if job.details is not None:
+            strings = await detailed_choice(
+                job.details, strings, generation.tokens, generation.prompt, pacer
+            )
         choices.append((("," if index else "") + "".join(strings)).encode())
         await pacer.pause_if_due()
     counts = usage(run.generations, parsed.reasoning_tokens(run.generations))
     envelope = formatter.envelope.wrap([], usage=counts)
     first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
+    if job.details is not None:
+        beside = await details_beside_choices(job.details, run.generations[0], pacer)
+        first = "".join(["{", *beside, first.removeprefix("{")])
     ends = await last_strings(job, run, last, pacer)
     return [first.encode(), *choices, *(string.encode() for string in ends)]

@@ -30,10 +30,13 @@ def conversation_job(
 
     `form_of` makes the form of the answer. `continues`: the model continues the last turn.
     """
-    if fields.prompt_logprobs is not None:
-        raise invalid(
-            "prompt_logprobs", "prompt_logprobs is not supported here; use /v1/chat/completions"
-        )
+    for field in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
+        value = getattr(fields, field)
+        if value is not None and value is not False:
+            raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
+    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
+        field = "stream_options.continuous_usage_stats"
+        raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
     stop = fields.stop_conditions(max_tokens)
     output = conversation.output_format(served)
     chat = conversation.chat_input(limits.tools)
@@ -49,7 +52,7 @@ def conversation_job(
     )
     return Job(
         requests=candidates([fields.candidate_fields(form.request_id, model, stop, None)], 1),
-        common=[CommonFields.of(fields.common_parameters(stop), prompt)],
+        common=[CommonFields.of(fields.common_parameters(stop), prompt, fields.prompt_cache_key)],
         candidates=1,
         n=1,
         formatter=form,
@@ -57,5 +60,6 @@ def conversation_job(
         include_usage=False,
         shows_logprobs=False,
         output=output,
+        request_id=fields.request_id,
         input_field=input_field,
     )

@@ -32,6 +32,7 @@ from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
+from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class Gateway:
         served = {name: ServedModel.of(model) for name, model in self.schedulers.models().items()}
         job = await self.parser.parse(route, body, served, request.receive)
         del body
+        job = identified(job, request.scope["state"])
         charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
         response = await answer(job, self.schedulers, request.receive, charge, arrived)
         return _naming_ignored(response, job.ignored)
@@ -227,5 +229,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
+    log.error("request %s: the gateway failed", request.scope["state"].get(STATE) or "without id")
     failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
     return error_response(ApiError.of(failure), request.url.path)

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from pagewire.gateway import request_ids
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 
 # Those after `x-api-key` are what Anthropic's client sends.
 _ALLOWED = [
     "authorization",
     "content-type",
+    request_ids.HEADER,
     "x-api-key",
     "anthropic-version",
     "anthropic-beta",
@@ -19,6 +21,7 @@ _ALLOWED = [
 _EXPOSED = [
     "retry-after",
     IGNORED_HEADER,
+    request_ids.HEADER,
     *(
         f"x-ratelimit-{name}-{kind}"
         for kind in ("requests", "tokens")

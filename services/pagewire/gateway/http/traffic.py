@@ -12,6 +12,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.gateway.request_ids import STATE, answered_header, given_id
 
 
 class Traffic:
@@ -59,6 +60,7 @@ class Traffic:
             async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     state.setdefault("outcome", str(message["status"]))
+                    message["headers"] = [*message.get("headers", ()), answered_header(state)]
                 await send(message)
 
             body_bytes = 0
@@ -77,6 +79,10 @@ class Traffic:
             generating = posts and scope["path"] in self._generating
             other = posts and scope["path"] in self._others
             refusal = self._refusal(generating) if generating or other else None
+            try:
+                state[STATE] = given_id(scope)
+            except RequestError as error:
+                refusal = error
             answering = app
             if refusal is not None:
                 answering = error_response(ApiError.of(refusal), scope["path"])

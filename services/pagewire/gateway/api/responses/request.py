@@ -190,7 +190,7 @@ class ResponsesRequest(GenerationFields):
                 "metadata": self.metadata or {},
                 "parallel_tool_calls": self.parallel_tool_calls is not False,
                 "previous_response_id": None,
-                "prompt_cache_key": extra.get("prompt_cache_key"),
+                "prompt_cache_key": self.prompt_cache_key,
                 "reasoning": {
                     "effort": self.reasoning.effort if self.reasoning else None,
                     "summary": None,

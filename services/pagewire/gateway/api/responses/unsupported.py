@@ -5,7 +5,7 @@ See `pagewire.gateway.api.unsupported`.
 
 from pagewire.gateway.api.unsupported import COMMON, COMMON_HINTS, Neutral
 
-RESPONSE_HINTS = COMMON_HINTS | {"access_programs", "prompt_cache_key"}
+RESPONSE_HINTS = COMMON_HINTS | {"access_programs"}
 RESPONSE: Neutral = {
     **{name: values for name, values in COMMON.items() if name not in RESPONSE_HINTS},
     "background_options": (),
