@@ -1,6 +1,8 @@
 """Bounds on what a request may ask for, where several services must agree on them."""
 
 MAX_REQUEST_ID_LENGTH = 256
+# Of a chat template that comes with a request.
+MAX_CHAT_TEMPLATE_BYTES = 64 << 10
 # Of cache salts and tenants.
 MAX_NAME_LENGTH = 256
 MAX_STOP_STRINGS = 16

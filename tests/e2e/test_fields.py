@@ -45,3 +45,40 @@ def test_a_context_that_is_too_long_is_refused_in_the_words_of_openai(
         assert error.body["message"].startswith(words + requested)  # type: ignore[index]
         assert counts in error.message
         assert f"Please reduce the length of the {part}" in error.message
+
+
+def test_the_model_continues_the_last_message(client: openai.OpenAI) -> None:
+    whole = chat(client, max_tokens=40).choices[0].message.content
+    words = whole.split(" ")
+    begun = " ".join(words[: len(words) // 2])
+    messages = [*HELLO, {"role": "assistant", "content": begun}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    rest = chat(client, messages, max_tokens=40, extra_body=extra).choices[0].message.content
+    assert whole.startswith(begun + rest[:8])
+    assert rest[:1] == " "
+
+
+def test_special_tokens_are_shown_on_request(client: openai.OpenAI) -> None:
+    shown = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+    hidden = chat(client, max_tokens=60).choices[0]
+    full = chat(client, max_tokens=60, extra_body=shown).choices[0]
+    assert hidden.finish_reason == full.finish_reason == "stop"
+    assert full.message.content.startswith(hidden.message.content)
+    assert full.message.content.removeprefix(hidden.message.content).startswith("<|")
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(client: openai.OpenAI) -> None:
+    cut = {"truncate_prompt_tokens": 4}
+    answer = complete(client, [5, 6, 7, 8, 9, 10], max_tokens=8, extra_body=cut)
+    assert answer.usage.prompt_tokens == 4
+    assert answer.choices[0].text == complete(client, [7, 8, 9, 10], max_tokens=8).choices[0].text
+    length = client.models.retrieve(EMBEDDED_NAME).max_model_len  # type: ignore[attr-defined]
+    fitting = {"truncate_prompt_tokens": -1}
+    answer = chat(client, long_chat(length * 2), max_tokens=9, extra_body=fitting)
+    assert answer.usage.prompt_tokens == length - 9
+
+
+def test_a_template_of_a_request_needs_the_setting(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="--trust-request-chat-template") as refused:
+        chat(client, extra_body={"chat_template": "{{ messages }}"})
+    assert refused.value.param == "chat_template"

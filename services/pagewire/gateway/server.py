@@ -103,6 +103,7 @@ async def _serve(
         access=access,
         cors_origins=_origins(config),
         describe=config.openapi,
+        shows_metrics=config.api_metrics,
         max_open_body_bytes=config.max_open_body_bytes,
         limits=BodyLimits.of(config),
         parser_processes=config.parser_processes,
@@ -180,7 +181,7 @@ def _log_access(access: AccessControl, host: str) -> None:
 
 async def _drain(gateway: Gateway, seconds: float) -> None:
     """Refuses new requests while the open ones finish; ends the rest with an error in time."""
-    gateway.draining = True
+    gateway.status.draining = True
     log.info("draining for at most %g s", seconds)
     if not await gateway.traffic.wait_until_idle(seconds):
         log.warning("requests are still open after %g s; they end with an error", seconds)

@@ -84,7 +84,9 @@ class Engine:
 
     def models(self) -> pb.ListModelsResponse:
         """The model, once a worker has been ready to serve it."""
-        return load.list_models(self.model, self.created, self.tokenizer, self._workers)
+        return load.list_models(
+            self.model, self._config.model, self.created, self.tokenizer, self._workers
+        )
 
     def load(self) -> pb.Load:
         """How busy this scheduler is."""

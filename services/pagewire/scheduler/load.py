@@ -32,9 +32,9 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
 
 
 def list_models(
-    name: str, created: int, tokenizer: Tokenizer | TokenIdsOnly, workers: ReadyWorkers
+    name: str, root: str, created: int, tokenizer: Tokenizer | TokenIdsOnly, workers: ReadyWorkers
 ) -> pb.ListModelsResponse:
-    """The model, once a worker has been ready to serve it."""
+    """The model, once a worker has been ready to serve it; `root` is what it was read from."""
     limits = workers.limits
     if limits is None:
         return pb.ListModelsResponse()
@@ -44,6 +44,7 @@ def list_models(
         max_model_len=limits.max_tokens,
         vocab_size=limits.vocab_size,
         has_chat_template=tokenizer.chat_template is not None,
+        root=root,
     )
     return pb.ListModelsResponse(models=[model])
 

@@ -58,9 +58,18 @@ def usage_of(finish: pb.Finish) -> pb.Usage:
 def estimate_prompt(request: pb.GenerateRequest) -> int:
     """The number of tokens of a prompt, estimated if it is text."""
     if request.WhichOneof("input") == "prompt_token_ids":
-        return len(request.prompt_token_ids.ids)
+        return kept_tokens(request, len(request.prompt_token_ids.ids))
     texts = [request.prompt, *(message.content for message in request.chat.messages)]
-    return text_tokens(sum(len(text.encode()) for text in texts))
+    return kept_tokens(request, text_tokens(sum(len(text.encode()) for text in texts)))
+
+
+def kept_tokens(request: pb.GenerateRequest, tokens: int) -> int:
+    """How many of a prompt's tokens are computed: some may be cut off."""
+    return (
+        min(tokens, request.truncate_prompt_tokens)
+        if request.truncate_prompt_tokens > 0
+        else tokens
+    )
 
 
 def text_tokens(size: int) -> int:

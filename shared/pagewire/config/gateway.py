@@ -55,5 +55,12 @@ class GatewayConfig(RequestConfig):
         "Refuse requests with fields that are not known. By default such fields are ignored, and "
         "named in the header `x-pagewire-ignored` of the answer.",
     )
-    openapi: bool = setting(False, "Serve a description of the HTTP API at /openapi.json.")
+    openapi: bool = setting(
+        True, "Serve a description of the HTTP API at /openapi.json, and a page of it at /docs."
+    )
+    api_metrics: bool = setting(
+        True,
+        "Serve the gateway's Prometheus metrics at /metrics of the HTTP port, too. A scraper "
+        "needs an API key if there are any.",
+    )
     gateway_metrics_port: int | None = metrics_port("gateway")

@@ -14,6 +14,9 @@ class SchedulerConfig(RequestConfig, ModelConfig):
     skip_tokenizer: bool = setting(
         False, "Serve token ids only, without text. The model's folder needs no tokenizer then."
     )
+    chat_template: str | None = setting(
+        None, "File with a Jinja chat template, used instead of the model's own."
+    )
     grpc_host: str = setting(
         "127.0.0.1", "Address to listen on for gRPC, or unix:PATH, which needs no port."
     )
@@ -113,5 +116,11 @@ class SchedulerConfig(RequestConfig, ModelConfig):
     )
     max_prompt_chars: int = setting(
         4 << 20, "Most characters of a prompt or conversation that is tokenized.", minimum=1
+    )
+    trust_request_chat_template: bool = setting(
+        False,
+        "Render the chat templates that requests bring in `chat_template`. They run in a sandbox "
+        "in helper processes, but one may occupy a helper process for as long as `parse_timeout`: "
+        "allow it to trusted clients only. By default such requests are refused.",
     )
     scheduler_metrics_port: int | None = metrics_port("scheduler")

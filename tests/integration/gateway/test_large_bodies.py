@@ -87,6 +87,21 @@ async def test_helper_processes_refuse_unknown_fields_as_the_gateway_does() -> N
         await parser.close()
 
 
+async def test_helper_processes_tokenize_and_write_large_answers(client: httpx.AsyncClient) -> None:
+    text = "0123456789" * (INLINE_BYTES // 5)  # large in both directions
+    answer = await client.post("/tokenize", json={"prompt": text, "return_token_strs": True})
+    found = answer.json()
+    assert (found["count"], found["tokens"]) == (len(text), list(text.encode()))
+    assert found["token_strs"] == list(text)
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    back = await client.post("/detokenize", json={"tokens": found["tokens"]})
+    assert back.json() == {"prompt": text}
+    wrong = await client.post("/tokenize", json={"prompt": text, "chat_template": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "chat_template")
+    misspelt = await client.post("/tokenize", json={"prompt": text, "prmpt": ""})
+    assert misspelt.headers["x-pagewire-ignored"] == "prmpt"
+
+
 async def test_parsing_stops_when_the_client_leaves() -> None:
     parser = ParserPool(BodyLimits(), 1 << 20, processes=1)
 

@@ -111,6 +111,12 @@ class Run:
         return pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage, queue_seconds=0.25)
 
 
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 @dataclass
 class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     """One token of every open request each `step` seconds, in one message."""
@@ -139,6 +145,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     moved: list[bool] = field(default_factory=list)  # for each submitted request
     aborted: list[str] = field(default_factory=list)
     used: dict[str, pb.Usage] = field(default_factory=dict)  # by id, of requests that have ended
+    calls: list[bytes] = field(default_factory=list)  # serialized requests of unary methods
+    call_gate: asyncio.Event = field(default_factory=_open_gate)  # they are answered once it is set
     running: int = 0
     streams: int = 0
     _holder: Any = None
@@ -192,6 +200,26 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 self.reservation_changes += 1
             self.streams -= 1
             self.running -= len(open_runs)
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, context: Any
+    ) -> pb.TokenizeResponse:
+        """A token for each byte of the text, or of the messages."""
+        await self._before_call(request.SerializeToString())
+        text = request.text or "".join(message.content for message in request.chat.messages)
+        names = list(text) if request.return_token_strs else []
+        return pb.TokenizeResponse(token_ids=text.encode(), token_strs=names)
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, context: Any
+    ) -> pb.DetokenizeResponse:
+        """The reverse of Tokenize."""
+        await self._before_call(request.SerializeToString())
+        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def _before_call(self, request: bytes) -> None:
+        self.calls.append(request)
+        await self.call_gate.wait()
 
     async def _read(
         self,
@@ -268,7 +296,9 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 response.instance_id = self.instance
                 response.models.SetInParent()
                 if self.knows_model:
-                    response.models.models.add(id=self.model, created=1, max_model_len=4096)
+                    response.models.models.add(
+                        id=self.model, created=1, max_model_len=4096, root="/models/a"
+                    )
             now = asyncio.get_running_loop().time()
             if now - load_at >= 0.1 and (self.read is not None or self._load() != load):
                 load, load_at = self._load(), now

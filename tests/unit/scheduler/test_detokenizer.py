@@ -20,8 +20,8 @@ def test_each_kind_has_its_detokenizer(byte_level: Tokenizer, byte_fallback: Tok
     assert isinstance(byte_fallback.detokenizer(), PrefixDetokenizer)
 
 
-def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = tokenizer.detokenizer()
+def pieces_of(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[str]:
+    detokenizer = tokenizer.detokenizer(skip)
     return [*(detokenizer.feed(token) for token in ids), detokenizer.flush()]
 
 
@@ -29,7 +29,8 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 @given(data=st.data())
 def test_pieces_are_the_full_text_for_any_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer._backend.get_vocab_size() - 1), max_size=40))
-    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+    skip = data.draw(st.booleans())
+    assert "".join(pieces_of(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
 
 
 @pytest.mark.parametrize("text", CORPUS)
@@ -62,3 +63,6 @@ def test_ids_without_a_token_do_not_lengthen_the_window(byte_fallback: Tokenizer
 def test_special_tokens_have_no_text(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("<|start|>hi<|end|>").tolist()
     assert "".join(pieces_of(byte_level, ids)) == "hi"
+    assert "".join(pieces_of(byte_level, ids, skip=False)) == "<|start|>hi<|end|>"
+    shown = byte_level.detokenizer(skip_special_tokens=False)
+    assert not shown.at_character, "the table of texts has no special tokens"

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +34,15 @@ _NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
 _PROCESS = settings_of(ProcessConfig)
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """For imports: modules are many and never freed, so no collection should go through them."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
 def _tls(name: str) -> Any:
     setting = _PROCESS[name]
     return typer.Option(setting.flag, envvar=setting.env, help=setting.help)
@@ -49,7 +60,8 @@ def gateway(values: dict[str, Any]) -> None:
 def scheduler(values: dict[str, Any]) -> None:
     """Run a scheduler: the control plane in front of workers."""
     os.environ.setdefault("GRPC_EXPERIMENTS", _NO_EVENT_ENGINE)
-    from pagewire.scheduler.server import run_scheduler
+    with _no_collections():
+        from pagewire.scheduler.server import run_scheduler
 
     run_scheduler(build(SchedulerConfig, with_model_files(values, weights=False)))
 
@@ -64,12 +76,9 @@ def worker(values: dict[str, Any]) -> None:
     # Both work in the background while torch is imported below.
     pool = start_compile_pool(config)
     open_cuda_context(config)
-    # Imported modules are many and never freed: no collection should go through them.
-    gc.disable()
-    from pagewire.worker.server import run_worker
+    with _no_collections():
+        from pagewire.worker.server import run_worker
 
-    gc.freeze()
-    gc.enable()
     run_worker(config, pool)
 
 

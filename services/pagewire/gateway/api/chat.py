@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from google.protobuf.struct_pb2 import Struct
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
@@ -22,6 +21,7 @@ from pagewire.gateway.api.unsupported import (
 )
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.limits import MAX_CHAT_TEMPLATE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/chat/completions"
@@ -105,6 +105,9 @@ class ChatRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    documents: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
 
     def job(self, model: str, limits: BodyLimits) -> Job:
@@ -113,11 +116,13 @@ class ChatRequest(GenerationFields):
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
-        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self._given_max_tokens())
-        chat = self._chat_input(limits)
+        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self.given_max_tokens())
+        chat = self.chat_input(limits)
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         parameters = self.common_parameters(stop)
-        prompt = pb.GenerateRequest(model=model, cache_salt=self.cache_salt or "", chat=chat)
+        prompt = pb.GenerateRequest(
+            model=model, cache_salt=self.cache_salt or "", chat=chat, **self.input_options()
+        )
         n = self.num_choices()
         return Job(
             requests=candidates([request], n),
@@ -131,7 +136,8 @@ class ChatRequest(GenerationFields):
             input_field="messages",
         )
 
-    def _given_max_tokens(self) -> int | None:
+    def given_max_tokens(self) -> int | None:
+        """The limit of the output; RequestError if its two names have different values."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
@@ -148,16 +154,43 @@ class ChatRequest(GenerationFields):
             )
         return None
 
-    def _chat_input(self, limits: BodyLimits) -> pb.ChatInput:
+    def chat_input(self, limits: BodyLimits) -> pb.ChatInput:
+        """The conversation for the chat template; RequestError names what is not valid."""
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
         chat = pb.ChatInput(
             messages=[m.to_proto(f"messages[{i}]") for i, m in enumerate(self.messages)],
-            add_generation_prompt=self.add_generation_prompt is not False,
+            add_generation_prompt=self._adds_generation_prompt(),
+            continue_final_message=bool(self.continue_final_message),
+            chat_template=self._template(),
         )
         if self.chat_template_kwargs:
-            chat.template_kwargs.CopyFrom(_struct(self.chat_template_kwargs, limits))
+            _check_variable("chat_template_kwargs", self.chat_template_kwargs, limits)
+            chat.template_kwargs.update(self.chat_template_kwargs)
+        if self.documents:
+            _check_variable("documents", {"documents": [*self.documents]}, limits)
+            for document in self.documents:
+                chat.documents.add().update(document)
         return chat
+
+    def _adds_generation_prompt(self) -> bool:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other; give one",
+            )
+        return self.add_generation_prompt is not False and not self.continue_final_message
+
+    def _template(self) -> str | None:
+        if self.chat_template is not None:
+            size = len(self.chat_template.encode())
+            if size > MAX_CHAT_TEMPLATE_BYTES:
+                raise invalid(
+                    "chat_template",
+                    f"chat_template has {size} bytes; shorten it to {MAX_CHAT_TEMPLATE_BYTES} at "
+                    "most",
+                )
+        return self.chat_template
 
 
 def _part_text(part: ContentPart, path: str) -> str:
@@ -170,16 +203,13 @@ def _part_text(part: ContentPart, path: str) -> str:
     return part.text
 
 
-def _struct(kwargs: dict[str, JsonValue], limits: BodyLimits) -> Struct:
-    _check_size(kwargs, limits)
-    _check_kwargs(kwargs, _MAX_KWARGS_DEPTH)
-    struct = Struct()
-    struct.update(kwargs)
-    return struct
+def _check_variable(field: str, value: dict[str, JsonValue], limits: BodyLimits) -> None:
+    """Refuses variables of the template that are too large, or that protobuf cannot carry."""
+    _check_size(field, value, limits)
+    _check_kwargs(field, value, _MAX_KWARGS_DEPTH)
 
 
-def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
-    field = "chat_template_kwargs"
+def _check_size(field: str, kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
     nodes = 0
     waiting: list[dict[str, JsonValue] | list[JsonValue]] = [kwargs]
     while waiting:
@@ -202,9 +232,8 @@ def _check_size(kwargs: dict[str, JsonValue], limits: BodyLimits) -> None:
         )
 
 
-def _check_kwargs(value: JsonValue, levels: int) -> None:
+def _check_kwargs(field: str, value: JsonValue, levels: int) -> None:
     """Refuses what protobuf cannot carry: NaN, infinity, large integers, deep nesting."""
-    field = "chat_template_kwargs"
     if isinstance(value, float) and not math.isfinite(value):
         raise invalid(field, f"{field} holds {value}; numbers must be finite")
     if isinstance(value, int) and abs(value) > 2**53:
@@ -216,7 +245,7 @@ def _check_kwargs(value: JsonValue, levels: int) -> None:
     if isinstance(value, dict):
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
-        _check_kwargs(item, levels - 1)
+        _check_kwargs(field, item, levels - 1)
 
 
 def chat_request_model(max_messages: int) -> type[ChatRequest]:

@@ -65,7 +65,7 @@ class CompletionRequest(GenerationFields):
         """The requests for the schedulers; RequestError names a field that is not valid."""
         self.check_stream_options()
         envelope = Envelope("cmpl", "text_completion", model)
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        max_tokens = self.given_max_tokens()
         stop = self.stop_conditions(max_tokens)
         n, count = self.num_choices(), self._num_candidates()
         beam_search = self._beam_search(n, count)
@@ -84,7 +84,10 @@ class CompletionRequest(GenerationFields):
             CommonFields.of(
                 parameters,
                 pb.GenerateRequest(
-                    model=model, cache_salt=salt, **_input(prompt, index, max_model_len, max_tokens)
+                    model=model,
+                    cache_salt=salt,
+                    **self.input_options(),
+                    **_input(self._kept(prompt), index, max_model_len, max_tokens),
                 ),
             )
             for index, prompt in enumerate(prompts)
@@ -103,6 +106,15 @@ class CompletionRequest(GenerationFields):
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
         )
+
+    def given_max_tokens(self) -> int:
+        """The limit of the output."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def _kept(self, prompt: str | list[int]) -> str | list[int]:
+        """The prompt; of token ids only those that are not cut off."""
+        kept = self.truncate_prompt_tokens
+        return prompt if kept is None or isinstance(prompt, str) else prompt[-kept:]
 
     def _beam_search(self, n: int, width: int) -> pb.BeamSearch | None:
         """The beam search, if one is requested. The scheduler checks it against the model."""

@@ -84,6 +84,9 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
@@ -99,6 +102,26 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
             raise invalid(
                 "stream_options", "stream_options needs stream: true; set it or remove the options"
             )
+
+    def resolve_truncation(self, max_model_len: int, max_tokens: int | None) -> None:
+        """Replaces a `truncate_prompt_tokens` of -1 by the number of tokens that it stands for.
+
+        Done here, so that a request that continues on another scheduler has the same prompt there.
+        """
+        if self.truncate_prompt_tokens == -1:
+            self.truncate_prompt_tokens = max(1, max_model_len - (max_tokens or 1))
+        elif self.truncate_prompt_tokens == 0:
+            raise invalid(
+                "truncate_prompt_tokens",
+                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for all that fit",
+            )
+
+    def input_options(self) -> dict[str, Any]:
+        """The fields of a GenerateRequest that say how its input is tokenized."""
+        return {
+            "add_special_tokens": self.add_special_tokens,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+        }
 
     def num_choices(self) -> int:
         """The number of choices for each prompt; RequestError if `n` is out of range."""
@@ -145,9 +168,10 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
             params["top_k"] = 0
         params["logit_bias"] = _by_token_id(self.logit_bias or {})
         SamplingParams(**params)
-        return pb.GenerateRequest(
-            sampling=pb.SamplingParams(**params), stop=stop
-        ).SerializeToString()
+        request = pb.GenerateRequest(sampling=pb.SamplingParams(**params), stop=stop)
+        if self.skip_special_tokens is not None:
+            request.skip_special_tokens = self.skip_special_tokens
+        return request.SerializeToString()
 
     def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
         """Checked stop conditions. `max_tokens` None allows as many as the model's length does."""

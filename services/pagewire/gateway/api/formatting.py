@@ -1,5 +1,6 @@
 """How a job's output is written as JSON: what chat and completions have in common."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterable
@@ -103,3 +104,13 @@ def new_logprobs(formatter: Formatter, generation: Generation) -> dict[str, Any]
 def json_logprob(logprob: float) -> float:
     """A log probability for JSON, which has no infinity: at least -9999, as in vLLM."""
     return max(logprob, MIN_LOGPROB)
+
+
+def json_utf8(value: Any) -> str:
+    """JSON without spaces, in which text is not escaped more than it must be."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def json_ascii(value: Any) -> str:
+    """JSON without spaces, in ASCII."""
+    return json.dumps(value, separators=(",", ":"))

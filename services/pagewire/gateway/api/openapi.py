@@ -1,87 +1,75 @@
-"""The HTTP API as an OpenAPI document, generated from the models that check requests."""
+"""How routes are described: FastAPI writes the OpenAPI document, and this adds what it cannot see.
 
+Bodies are parsed in a bounded way and not by FastAPI, which therefore does not know their models.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from pagewire.gateway.api import chat, completions
-
 PATH = "/openapi.json"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
+_REF = "#/components/schemas/{model}"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong: the field in `param`, and in `message` its value and the remedy."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+_UNAUTHORIZED: Responses = {401: {"description": "The API key is missing or not valid."}}
+_REFUSALS: Responses = {
+    400: {"description": "A field of the request is not valid."},
+    **_UNAUTHORIZED,
+    404: {"description": "The model does not exist."},
+    408: {"description": "The body took too long to arrive."},
+    413: {"description": "The body is too large."},
+    429: {"description": "Too many requests; `retry-after` says when to try again."},
+    503: {
+        "description": "No scheduler can take the request; `retry-after` says when to try again."
     },
 }
-_REFUSALS = {
-    "400": "A field of the request is not valid.",
-    "401": "The API key is missing or not valid.",
-    "404": "The model does not exist.",
-    "408": "The body took too long to arrive.",
-    "413": "The body is too large.",
-    "429": "Too many requests; `retry-after` says when to try again.",
-    "503": "No scheduler can take the request now; `retry-after` says when to try again.",
-}
+# FastAPI would add its own error for a wrong parameter where no other is named.
+_OTHERS: Responses = {"default": {"description": "Any other error."}}
 
 
-def document() -> dict[str, Any]:
-    """The document, in OpenAPI 3.1."""
-    generating: dict[str, type[BaseModel]] = {
-        chat.PATH: chat.ChatRequest,
-        completions.PATH: completions.CompletionRequest,
-    }
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in generating.values()],
-        ref_template="#/components/schemas/{model}",
-    )
-    paths: dict[str, Any] = {
-        path: {"post": _operation(model.__name__, model)} for path, model in generating.items()
-    }
-    paths["/v1/models"] = {"get": _operation("ListModels")}
-    paths["/v1/models/{model}"] = {"get": _operation("GetModel")}
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-    paths["/v1/models/{model}"]["parameters"] = [name]
-    error = {"$ref": "#/components/schemas/Error"}
+def responses(has_body: bool, streams: bool) -> Responses:
+    """The answers of a route. A stream has one event a line."""
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    errors = {**(_REFUSALS if has_body else _UNAUTHORIZED), **_OTHERS}
     return {
-        "openapi": "3.1.0",
-        "info": {"title": "Pagewire", "version": "1"},
-        "paths": paths,
-        "components": {
-            "responses": {
-                status: {"description": why, "content": {"application/json": {"schema": error}}}
-                for status, why in _REFUSALS.items()
-            },
-            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}, {}],
+        200: {"description": "The answer.", "content": content},
+        **{status: {**error, "model": ErrorBody} for status, error in errors.items()},
     }
 
 
-def _operation(name: str, body: type[BaseModel] | None = None) -> dict[str, Any]:
-    answers = {"application/json": {"schema": {"type": "object"}}}
-    operation: dict[str, Any] = {"operationId": name}
-    if body is not None:
-        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
-    refusals = _REFUSALS if body is not None else ("401", "404", "503")
-    operation["responses"] = {
-        "200": {"description": "The answer.", "content": answers},
-        **{status: {"$ref": f"#/components/responses/{status}"} for status in refusals},
-    }
-    return operation
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route adds to its description for a body that is checked by `model`."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def complete(document: dict[str, Any], bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """FastAPI's document with the models of the bodies and the API key."""
+    _, schemas = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(schemas.get("$defs", {}))
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}, {}]
+    return document

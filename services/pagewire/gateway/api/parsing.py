@@ -3,21 +3,29 @@
 import pickle
 import re
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.chat import ChatRequest, chat_request_model
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.tokenization import (
+    DetokenizeRequest,
+    TextCall,
+    TokenizeRequest,
+    tokenize_request_model,
+)
 from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
 from pagewire.gateway.models import find_model
 from pagewire.v1 import inference_pb2 as pb
 
 Route = Literal["chat", "completions"]
+TextRoute = Literal["tokenize", "detokenize"]
+Task = Literal["job", "text_call", "text_body"]
 
 # A JSON string; at the end of the body also one without its closing quote.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -42,6 +50,7 @@ class JobParser:
         self._limits = limits
         self._strict_fields = strict_fields
         self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
+        self._tokenize: type[TokenizeRequest] = tokenize_request_model(limits.max_messages)
 
     def parse(self, route: Route, body: bytes, models: Mapping[str, int]) -> Job:
         """The job of a body; RequestError names a field that is not valid.
@@ -52,30 +61,62 @@ class JobParser:
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
-            job = chat.job(find_model(chat.model, models), limits)
+            model = find_model(chat.model, models)
+            chat.resolve_truncation(models[model], chat.given_max_tokens())
+            job = chat.job(model, limits)
             return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
+        completion.resolve_truncation(models[model], completion.given_max_tokens())
         job = completion.job(model, models[model])
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 
+    def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:
+        """The call of a scheduler that a body asks for; RequestError names a wrong field."""
+        limits = self._limits
+        if route == "tokenize":
+            _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
+            tokenize = validate(self._tokenize, body)
+            call = tokenize.call(find_model(tokenize.model, models), limits)
+            return replace(call, ignored=check_extras(tokenize, self._strict_fields))
+        _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
+        detokenize = validate(DetokenizeRequest, body)
+        call = detokenize.call(find_model(detokenize.model, models))
+        return replace(call, ignored=check_extras(detokenize, self._strict_fields))
+
 
 def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
-    """The function of a helper process, from a packed task to a packed job. Limits its memory."""
+    """The function of a helper process, from a packed task to its result. Limits its memory."""
     max_bytes = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     parser = JobParser(setup.limits, setup.strict_fields)
 
     def compute(task: bytes) -> bytes:
-        return _pack_job(parser.parse(*pickle.loads(task)))
+        kind, arguments = pickle.loads(task)
+        if kind == "job":
+            return _pack_job(parser.parse(*arguments))
+        if kind == "text_call":
+            call = parser.text_call(*arguments)
+            return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+        assert kind == "text_body"
+        call, response, max_model_len = arguments
+        return bytes(call.body(response, max_model_len))
 
     return compute
 
 
-def pack_task(route: Route, body: bytes, models: Mapping[str, int]) -> bytes:
-    """The arguments of `JobParser.parse`, for a helper process."""
-    return pickle.dumps((route, body, dict(models)), pickle.HIGHEST_PROTOCOL)
+def pack_task(kind: Task, *arguments: Any) -> bytes:
+    """A task of a helper: the arguments of `JobParser.parse`, of `JobParser.text_call`, or a
+    TextCall and the arguments of its `body`."""
+    return pickle.dumps((kind, arguments), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_call(data: bytes) -> TextCall:
+    """A helper's call."""
+    call = pickle.loads(data)
+    assert isinstance(call, TextCall)
+    return call
 
 
 def unpack_job(data: bytes) -> Job:

@@ -32,6 +32,7 @@ CHAT_HINTS = COMMON_HINTS | {
     "verbosity",
 }
 COMPLETION_HINTS = COMMON_HINTS
+TOKENIZATION_HINTS = frozenset({"media_io_kwargs", "mm_processor_kwargs"})
 STREAM_OPTIONS_HINTS = frozenset({"include_obfuscation"})
 MESSAGE_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
 PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
@@ -47,13 +48,11 @@ COMMON: Neutral = {
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
     "logprob_token_ids": (),
-    "truncate_prompt_tokens": (),
     "truncation_side": ("left",),
     "return_token_ids": (False,),
     "return_token_offsets": (False,),
@@ -88,10 +87,6 @@ CHAT: Neutral = {
     "moderation": (),
     "store": (False,),
     "echo": (False,),
-    "add_special_tokens": (False,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "documents": ([],),
     "include_reasoning": (),
     "return_prompt_text": (False,),
     # Fields of /v1/completions.
@@ -103,7 +98,6 @@ COMPLETION: Neutral = {
     **COMMON,
     "echo": (False,),
     "suffix": ("",),
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
     # Fields of /v1/chat/completions.
     "messages": (),
@@ -112,6 +106,12 @@ COMPLETION: Neutral = {
     "tools": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+}
+TOKENIZATION: Neutral = {
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "tools": ([],),
+    "documents": ([],),
 }
 STREAM_OPTIONS: Neutral = {
     "continuous_usage_stats": (False,),

@@ -13,7 +13,7 @@ from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.errors import ApiError
 
 # Load balancers request these without a key; the answers reveal nothing about clients.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 
 
 class AccessControl:
@@ -48,16 +48,23 @@ class AccessControl:
         state["charge"] = charge
         return charge
 
-    def wrap(self, app: ASGIApp, generating: tuple[str, ...]) -> ASGIApp:
+    def wrap(
+        self,
+        app: ASGIApp,
+        generating: tuple[str, ...],
+        counted: tuple[str, ...] = (),
+        open_paths: frozenset[str] = OPEN_PATHS,
+    ) -> ASGIApp:
         """`app` behind a check of each request's key and of the key's limits.
 
-        A request to a path in `generating` counts from its head on, whatever happens later. If
+        A request to a path in `counted` counts against the requests a minute of its key only. A
+        request to a path in `generating` counts from its head on, whatever happens later. If
         the limits refuse it whatever its body says, its body is not read: bodies that never
         arrive block only their own key.
         """
 
         async def with_access_control(scope: Scope, receive: Receive, send: Send) -> None:
-            is_open = not self._callers.have_keys or scope.get("path") in OPEN_PATHS
+            is_open = not self._callers.have_keys or scope.get("path") in open_paths
             if scope["type"] != "http" or is_open:
                 await app(scope, receive, send)
                 return
@@ -74,11 +81,13 @@ class AccessControl:
                 await send(message)
 
             state = scope.setdefault("state", {})
-            if scope["path"] not in generating or scope["method"] != "POST":
+            generates = scope["path"] in generating
+            counts = generates or scope["path"] in counted
+            if not counts or scope["method"] != "POST":
                 await app(scope, receive, send_with_limits)
                 return
             try:
-                visit = account.begin_request(self._clock())
+                visit = account.begin_request(self._clock(), generates)
             except RequestError as error:
                 await ApiError.of(error).response()(scope, receive, send_with_limits)
                 return

@@ -5,12 +5,12 @@ from starlette.types import Receive
 
 from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
-from pagewire.gateway.api.formatting import usage
+from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.http.choices import Choice, choices
-from pagewire.gateway.http.paced_json import PacedJson, json_utf8, object_pieces, paced_logprobs
+from pagewire.gateway.http.paced_json import PacedJson, object_pieces, paced_logprobs
 from pagewire.gateway.http.run import Run
 from pagewire.gateway.http.sse import EventStream
 from pagewire.gateway.routing.schedulers import Schedulers

@@ -3,41 +3,43 @@
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api import chat, completions
+from pagewire.gateway.api import chat, completions, models, tokenization
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.openapi import PATH, document
-from pagewire.gateway.api.parsing import Route
+from pagewire.gateway.api.parsing import Route, TextRoute
 from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
-from pagewire.gateway.auth.access import AccessControl
+from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http.answer import answer
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
 from pagewire.gateway.http.parser_pool import ParserPool
+from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
+from pagewire.gateway.http.status import Status
+from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
-from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 # The paths of requests that generate. They are limited, charged and timed.
 GENERATING = (chat.PATH, completions.PATH)
+# The paths of other requests with a body. They are limited, and count as a request of their key.
+COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH)
 
 
 @dataclass(slots=True)
 class Gateway:
-    """The state of one gateway process. While `draining` it refuses new requests."""
+    """The state of one gateway process. While `status.draining` it refuses new requests."""
 
     schedulers: Schedulers
     metrics: GatewayMetrics
@@ -45,7 +47,8 @@ class Gateway:
     max_open_requests: int
     access: AccessControl = field(default_factory=AccessControl)
     cors_origins: tuple[str, ...] = ()
-    describe: bool = False
+    describe: bool = GatewayConfig.openapi
+    shows_metrics: bool = GatewayConfig.api_metrics
     max_open_body_bytes: int = GatewayConfig.max_open_body_bytes
     limits: BodyLimits = field(default_factory=BodyLimits)
     parser_processes: int = GatewayConfig.parser_processes
@@ -53,7 +56,7 @@ class Gateway:
     strict_fields: bool = GatewayConfig.strict_fields
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
-    draining: bool = False
+    status: Status = field(init=False)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(
@@ -62,7 +65,9 @@ class Gateway:
             self.max_open_requests,
             max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
+            COUNTED,
         )
+        self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
         self.parser = ParserPool(
             self.limits,
             self.max_body_bytes,
@@ -72,86 +77,101 @@ class Gateway:
         )
 
     async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
+        """The assistant's next message in a chat, streamed or whole."""
         return await self._generate(request, "chat")
 
     async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
+        """The continuation of one or more prompts, streamed or whole."""
         return await self._generate(request, "completions")
 
-    async def models(self) -> JSONResponse:
-        """GET /v1/models."""
-        served = self.schedulers.models()
-        data = [_model(served[name]) for name in sorted(served)]
-        return JSONResponse({"object": "list", "data": data})
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or of a chat."""
+        return await self._call(request, "tokenize")
 
-    async def model(self, model: str) -> JSONResponse:
-        """GET /v1/models/{model}."""
-        return JSONResponse(_model(self.schedulers.model(model)))
-
-    async def healthz(self) -> JSONResponse:
-        """GET /healthz: the process is running."""
-        return JSONResponse({"status": "ok"})
-
-    async def readyz(self) -> JSONResponse:
-        """GET /readyz: requests are accepted, and some scheduler can run them."""
-        if self.draining:
-            return JSONResponse({"status": "draining"}, 503, headers=RETRY_AFTER)
-        if not self.schedulers.ready:
-            return JSONResponse({"status": "no ready scheduler"}, 503, headers=RETRY_AFTER)
-        return JSONResponse({"status": "ready"})
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        return await self._call(request, "detokenize")
 
     async def _generate(self, request: Request, route: Route) -> Response:
-        if self.draining:
+        body = await self._body(request)
+        arrived = time.perf_counter()
+        served = {name: model.max_model_len for name, model in self.schedulers.models().items()}
+        job = await self.parser.parse(route, body, served, request.receive)
+        del body
+        model = job.formatter.envelope.model
+        charge = self.access.charge(request.scope, job, served[model])
+        response = await answer(job, self.schedulers, request.receive, charge, arrived)
+        return _naming_ignored(response, job.ignored)
+
+    async def _call(self, request: Request, route: TextRoute) -> Response:
+        body = await self._body(request)
+        call = await self.parser.text_call(route, body, self.schedulers.models(), request.receive)
+        response = await answer_text_call(call, self.parser, self.schedulers, request.receive)
+        return _naming_ignored(response, call.ignored)
+
+    async def _body(self, request: Request) -> bytes:
+        if self.status.draining:
             refusal = ApiError.of(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
             refusal.headers = {**RETRY_AFTER, "connection": "close"}
             raise refusal
-        body = await read_body(request, self.max_body_bytes)
-        arrived = time.perf_counter()
-        models = {name: model.max_model_len for name, model in self.schedulers.models().items()}
-        job = await self.parser.parse(route, body, models, request.receive)
-        del body
-        model = job.formatter.envelope.model
-        charge = self.access.charge(request.scope, job, models[model])
-        response = await answer(job, self.schedulers, request.receive, charge, arrived)
-        if job.ignored:
-            response.headers[IGNORED_HEADER] = ", ".join(job.ignored)
-        return response
+        return await read_body(request, self.max_body_bytes)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application; every error has OpenAI's body."""
-    app = FastAPI(title="Pagewire", openapi_url=None, redirect_slashes=False)
-    app.add_api_route(chat.PATH, gateway.chat, methods=["POST"], response_model=None)
-    app.add_api_route(completions.PATH, gateway.completions, methods=["POST"], response_model=None)
-    for path, endpoint in (
-        ("/v1/models", gateway.models),
-        ("/v1/models/{model:path}", gateway.model),
-        ("/healthz", gateway.healthz),
-        ("/readyz", gateway.readyz),
-    ):
-        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    routes = Routes(app)
+    _add_routes(routes, gateway)
+    open_paths = OPEN_PATHS
     if gateway.describe:
-        description = JSONResponse(document())
-        app.add_route(PATH, lambda _: description, methods=["GET"])
+        routes.describe()
+        open_paths |= DESCRIPTION_PATHS
+    routes.allow_head()
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    with_access = gateway.access.wrap(app, GENERATING)
+    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths)
     # The outermost layer: a page can read a refusal only if it has these headers too.
     return allow_origins(gateway.traffic.wrap(with_access), gateway.cors_origins)
 
 
-def _model(model: pb.Model) -> dict[str, Any]:
-    return {
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "pagewire",
-        "max_model_len": model.max_model_len,
-    }
+def _add_routes(routes: Routes, gateway: Gateway) -> None:
+    status = gateway.status
+    post, get = routes.post, routes.get
+    post(chat.PATH, gateway.chat, "createChatCompletion", chat.ChatRequest, streams=True)
+    post(
+        completions.PATH,
+        gateway.completions,
+        "createCompletion",
+        completions.CompletionRequest,
+        streams=True,
+    )
+    post(tokenization.TOKENIZE_PATH, gateway.tokenize, "tokenize", tokenization.TokenizeRequest)
+    post(
+        tokenization.DETOKENIZE_PATH,
+        gateway.detokenize,
+        "detokenize",
+        tokenization.DetokenizeRequest,
+    )
+    get(models.PATH, status.models, "listModels")
+    get(models.PATH + "/{model:path}", status.model, "getModel")
+    get("/health", status.health, "health")
+    get("/ping", status.health, "ping")
+    post("/ping", status.health, "postPing")
+    get("/healthz", status.healthz, "healthz")
+    get("/readyz", status.readyz, "readyz")
+    get("/load", status.load, "load")
+    get("/version", status.version, "version")
+    if gateway.shows_metrics:
+        get("/metrics", status.metrics, "metrics")
+
+
+def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
+    if ignored:
+        response.headers[IGNORED_HEADER] = ", ".join(ignored)
+    return response
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
@@ -173,12 +193,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """An unknown route, or a method that a route does not have."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path}"
-    message = f"there is no route {target}"
+    message, headers = f"there is no route {target}", error.headers
     if error.status_code == 405:
-        message = (
-            f"{target} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
-        )
-    return ApiError(error.status_code, message, headers=error.headers).response()
+        allowed = ", ".join(sorted((headers or {}).get("Allow", "").split(", ")))
+        message, headers = f"{target} is not allowed; use {allowed}", {"allow": allowed}
+    return ApiError(error.status_code, message, headers=headers).response()
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

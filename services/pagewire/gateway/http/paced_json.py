@@ -1,13 +1,12 @@
 """Large JSON, formatted and sent in pieces so that the event loop is not blocked."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.gateway.api.formatting import Formatter
+from pagewire.gateway.api.formatting import Formatter, json_utf8
 from pagewire.gateway.generation.logprob_log import LogprobLog
 from pagewire.gateway.generation.pacer import Pacer
 
@@ -17,16 +16,6 @@ _PIECE_BYTES = 64 << 10
 TOKENS_A_PIECE = 16
 
 Dumps = Callable[[Any], str]
-
-
-def json_utf8(value: Any) -> str:
-    """JSON without spaces, in which text is not escaped more than it must be."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def json_ascii(value: Any) -> str:
-    """JSON without spaces, in ASCII."""
-    return json.dumps(value, separators=(",", ":"))
 
 
 class PacedJson(Response):

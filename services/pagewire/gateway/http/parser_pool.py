@@ -1,8 +1,7 @@
 """Where bodies are parsed: small ones on the event loop, others in helper processes."""
 
-import asyncio
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from starlette.types import Receive
 
@@ -14,12 +13,14 @@ from pagewire.gateway.api.parsing import (
     HelperSetup,
     JobParser,
     Route,
+    TextRoute,
     node_bound,
     pack_task,
+    unpack_call,
     unpack_job,
 )
-from pagewire.gateway.errors import ClientGoneError
-from pagewire.gateway.http.disconnect import wait_for_disconnect
+from pagewire.gateway.api.tokenization import TextCall
+from pagewire.gateway.http.disconnect import while_connected
 from pagewire.helpers.pool import HelperError, HelperPool
 
 # The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
@@ -65,24 +66,40 @@ class ParserPool:
         `models` has the served models with their maximum lengths. ClientGoneError as soon as the
         client closes its connection.
         """
-        if len(body) <= INLINE_BYTES and node_bound(body) <= INLINE_NODES:
+        if _is_small(body):
             return self._inline.parse(route, body, models)
-        task = pack_task(route, body, models)
-        parsing = asyncio.create_task(self._helpers.run(task, large=len(body) > LARGE_BYTES))
-        disconnect = asyncio.create_task(wait_for_disconnect(receive))
+        return unpack_job(await self._run(pack_task("job", route, body, dict(models)), receive))
+
+    async def text_call(
+        self, route: TextRoute, body: bytes, models: Collection[str], receive: Receive
+    ) -> TextCall:
+        """The call that a body asks for, with the errors of `parse`."""
+        if _is_small(body):
+            return self._inline.text_call(route, body, models)
+        return unpack_call(
+            await self._run(pack_task("text_call", route, body, list(models)), receive)
+        )
+
+    async def text_body(
+        self, call: TextCall, response: bytes, max_model_len: int, receive: Receive
+    ) -> bytes:
+        """The JSON of the response to a call; ClientGoneError as `parse`."""
+        if len(response) <= INLINE_BYTES:
+            return call.body(response, max_model_len)
+        # The helper needs no prompt to write an answer.
+        task = pack_task("text_body", replace(call, request=b""), response, max_model_len)
+        return await self._run(task, receive)
+
+    async def _run(self, task: bytes, receive: Receive) -> bytes:
         try:
-            await asyncio.wait({parsing, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not parsing.done():
-                disconnect.result()
-                raise ClientGoneError
-            return unpack_job(parsing.result())
+            return await while_connected(
+                self._helpers.run(task, large=len(task) > LARGE_BYTES), receive
+            )
         except HelperError as error:
             raise RequestError(
                 Code.INTERNAL, f"the request could not be parsed: {error}; make it smaller"
             ) from error
-        finally:
-            parsing.cancel()
-            disconnect.cancel()
-            # Until it has ended it would take the messages of the next reader.
-            with contextlib.suppress(asyncio.CancelledError):
-                await disconnect
+
+
+def _is_small(body: bytes) -> bool:
+    return len(body) <= INLINE_BYTES and node_bound(body) <= INLINE_NODES

@@ -8,13 +8,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.errors import RequestError
-from pagewire.gateway.api.formatting import Formatter, new_logprobs, usage
+from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.http.paced_json import (
     TOKENS_A_PIECE,
-    json_ascii,
     object_pieces,
     paced_logprobs,
 )

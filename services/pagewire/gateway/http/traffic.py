@@ -16,26 +16,30 @@ from pagewire.gateway.metrics import GatewayMetrics
 class Traffic:
     """Sees every HTTP request begin and end.
 
-    Requests to the paths in `generating` are limited: at most `max_generating` of them at once,
-    with bodies of at most `max_bytes` together. While `retry_after` returns seconds, the schedulers
-    refuse requests and so does the gateway. A refusal needs only the head of a request: its body
-    is not read. A body that is being read is refused as soon as it exceeds `max_bytes`.
+    Requests with a body, to the paths in `generating` and `others`, are limited: at most `max_open`
+    of them at once, with bodies of at most `max_bytes` together. Those that generate are timed.
+    While `retry_after` returns seconds, the schedulers refuse those, and so does the gateway. A
+    refusal needs only the head of a request: its body is not read. A body that is being read is
+    refused as soon as it exceeds `max_bytes`.
     """
 
     def __init__(
         self,
         metrics: GatewayMetrics,
         generating: tuple[str, ...],
-        max_generating: int,
+        max_open: int,
         max_bytes: int,
         retry_after: Callable[[], int] = lambda: 0,
+        others: tuple[str, ...] = (),
     ) -> None:
         self._metrics = metrics
         self._generating = generating
-        self._max_generating = max_generating
+        self._others = others
+        self._max_open = max_open
         self._max_bytes = max_bytes
         self._retry_after = retry_after
-        self._num_generating = 0
+        self.num_generating = 0
+        self._num_others = 0
         self._bytes = 0
         self._open = 0
         self._none_open = asyncio.Event()
@@ -68,19 +72,23 @@ class Traffic:
                 self._bytes += size
                 return message
 
-            generating = scope["path"] in self._generating and scope["method"] == "POST"
-            refusal = self._refusal() if generating else None
+            posts = scope["method"] == "POST"
+            generating = posts and scope["path"] in self._generating
+            other = posts and scope["path"] in self._others
+            refusal = self._refusal(generating) if generating or other else None
             answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
-            if not self._num_generating:
+            if not self.num_generating:
                 self._drain_rate.skip_idle_time(began)
             self._begin()
-            self._num_generating += generating
+            self.num_generating += generating
+            self._num_others += other
             try:
-                receiving = receive_counting_bytes if generating else receive
+                receiving = receive_counting_bytes if generating or other else receive
                 await answering(scope, receiving, send_noting_status)
             finally:
-                self._num_generating -= generating
+                self.num_generating -= generating
+                self._num_others -= other
                 self._bytes -= body_bytes
                 if generating and refusal is None:
                     self._drain_rate.count_departure(time.perf_counter())
@@ -96,12 +104,13 @@ class Traffic:
             return False
         return True
 
-    def _refusal(self) -> RequestError | None:
-        """Why a generating request is refused; None if it is accepted."""
-        if self._num_generating >= self._max_generating:
-            reason = f"{self._num_generating} requests are being answered already"
+    def _refusal(self, generating: bool) -> RequestError | None:
+        """Why a request with a body is refused; None if it is accepted."""
+        num_open = self.num_generating + self._num_others
+        if num_open >= self._max_open:
+            reason = f"{num_open} requests are being answered already"
             return _too_many(reason, self._seconds_until_drained())
-        if seconds := self._retry_after():
+        if generating and (seconds := self._retry_after()):
             return _too_many("too many requests are waiting already", seconds)
         return self._too_large() if self._bytes >= self._max_bytes else None
 
@@ -111,7 +120,7 @@ class Traffic:
 
     def _seconds_until_drained(self) -> float:
         """When the requests being answered now will probably have ended."""
-        return self._drain_rate.retry_after(self._num_generating, time.perf_counter())
+        return self._drain_rate.retry_after(self.num_generating, time.perf_counter())
 
     def _begin(self) -> None:
         self._open += 1
@@ -123,7 +132,8 @@ class Traffic:
         if self._open == 0:
             self._none_open.set()
         self._metrics.open_requests.set(self._open)
-        path = scope["path"] if scope["path"] in self._generating else "other"
+        known = scope["path"] in self._generating or scope["path"] in self._others
+        path = scope["path"] if known else "other"
         route = getattr(scope.get("route"), "path", path)
         outcome = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from pagewire.errors import Code, RequestError, invalid
 from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.rpc.checksums import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.rpc.credentials import Credentials
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
 LAST_BACK_OFF = 0.5
+_SERVICE = "/pagewire.v1.Inference/"
 
 # Makes a message at the moment when it is sent, as requests may be large; None sends nothing.
 MakeMessage = Callable[[], pb.MultiplexRequest | None]
@@ -46,6 +48,7 @@ class Connection:
         self._outbox: deque[MakeMessage] = deque()
         self._outbox_filled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None  # while a stream is open
         self._closing = False
         self._num_received = 0
         self._num_sent = 0  # on the present stream
@@ -68,6 +71,25 @@ class Connection:
         """Queues a message for the present stream; it is dropped if the stream ends before."""
         self._outbox.append(make_message)
         self._outbox_filled.set()
+
+    async def call(self, method: str, request: bytes) -> bytes:
+        """Calls a unary method of the scheduler, with messages that are serialized.
+
+        RequestError; UNAVAILABLE if there is no connection, or if it ends before the answer.
+        """
+        if self._channel is None:
+            raise RequestError(Code.UNAVAILABLE, f"scheduler {self._target} is not connected")
+        call: Any = self._channel.unary_unary(_SERVICE + method)
+        try:
+            return bytes(await call(request, metadata=self._credentials.metadata))
+        except grpc.aio.AioRpcError as error:
+            raise _call_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # gRPC also raises this when the channel is closed, as it is when the stream ends.
+            raise RequestError(Code.UNAVAILABLE, f"scheduler {self._target} was lost") from None
 
     def check_read(self, num_read: int) -> None:
         """Compares what the scheduler has read with what was sent; called with each load report.
@@ -112,6 +134,7 @@ class Connection:
         # A new channel for each attempt, so that gRPC's own back-off is not added to ours.
         async with open_channel(self._target, self._credentials) as channel:
             call = open_stream(channel, MULTIPLEX, self._credentials.metadata)
+            self._channel = channel
             self._num_sent = 0
             self._unread = StallDetector(SILENT_HEARTBEATS)
             tasks = [
@@ -123,6 +146,7 @@ class Connection:
                     self._num_received += 1
                     self._handler.received(response)
             finally:
+                self._channel = None
                 for task in tasks:
                     task.cancel()
                 end_call(call)
@@ -145,3 +169,12 @@ class Connection:
             await asyncio.sleep(HEARTBEAT_SECONDS)
         self._silent = True
         call.cancel()
+
+
+def _call_error(error: grpc.aio.AioRpcError) -> RequestError:
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own: a gateway's calls have no limits
+        return invalid("", f"the answer is too large: {details}; send a shorter text")
+    number = code.value[0]
+    known = number in Code._value2member_map_
+    return RequestError(Code(number) if known else Code.INTERNAL, details or code.name)

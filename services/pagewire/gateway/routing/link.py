@@ -104,6 +104,15 @@ class Link:
             and generation.handed_back_by.get(self.target) != self.capacity_changes
         )
 
+    def answers(self, model: str) -> bool:
+        """Whether a call about a model's text may be sent; no worker is needed for it."""
+        takes_calls = self.connected and not self.draining and not self.reserved
+        return takes_calls and model in self.models
+
+    async def call(self, method: str, request: bytes) -> bytes:
+        """See `Connection.call`."""
+        return await self._connection.call(method, request)
+
     def accepts(self, generation: Generation) -> bool:
         """Whether a generation may be sent to run there among others."""
         return not self.reserved and self.serves(generation)

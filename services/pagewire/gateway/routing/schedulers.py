@@ -11,6 +11,7 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import find_model
+from pagewire.gateway.routing.calls import Calls
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.selection import select
 from pagewire.gateway.routing.waiting import WaitingGenerations
@@ -45,6 +46,7 @@ class Schedulers:
         self._targets: dict[Address, list[str]] = {}
         self._credentials = credentials
         self._metrics = metrics
+        self._calls = Calls(self.links, resume_seconds)
         self._waiting = WaitingGenerations(self.links, metrics, resume_seconds, max_resumes)
         self._was_ready = asyncio.Event()
         # The models served when any scheduler last reported one.
@@ -109,14 +111,18 @@ class Schedulers:
         They wait if no scheduler is ready.
         """
         first = candidates[0]
-        if len(first.common.data) > MAX_REQUEST_BYTES:
-            raise invalid("", f"the request is larger than {MAX_REQUEST_BYTES} bytes; split it")
+        _check_size(first.common.data)
         link = self._select(first)
         for generation in candidates:
             if link is None:
                 self._waiting.add(generation)
             else:
                 link.submit(generation)
+
+    async def call(self, method: str, model: str, request: bytes) -> bytes:
+        """Calls a method that generates nothing, at any scheduler of the model; see `Calls`."""
+        _check_size(request)
+        return await self._calls.call(method, model, request)
 
     def abort(self, generation: Generation) -> None:
         """Stops a generation whose output is not needed any more."""
@@ -181,6 +187,7 @@ class Schedulers:
         """Waiting generations may be able to run now."""
         if link.ready:
             self._was_ready.set()
+        self._calls.link_changed()
         self._waiting.link_changed(link)
 
     def link_lost(self, link: Link, generations: list[Generation], loss: Loss | None) -> None:
@@ -228,3 +235,8 @@ class Schedulers:
 
     def _select(self, generation: Generation) -> Link | None:
         return select(self.links.values(), generation)
+
+
+def _check_size(request: bytes) -> None:
+    if len(request) > MAX_REQUEST_BYTES:
+        raise invalid("", f"the request is larger than {MAX_REQUEST_BYTES} bytes; split it")

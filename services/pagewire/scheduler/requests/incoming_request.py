@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from pagewire.auth.costs import estimate_prompt, text_tokens
+from pagewire.auth.costs import estimate_prompt, kept_tokens, text_tokens
 from pagewire.errors import RequestError, invalid
 from pagewire.v1 import inference_pb2 as pb
 
@@ -80,8 +80,9 @@ def read_request(data: bytes) -> IncomingRequest:
         message = pb.GenerateRequest.FromString(data)
         if not expands(message):
             return IncomingRequest.of(message)
-    guess = text_tokens(texts) + ids // _BYTES_AN_ID
-    return IncomingRequest(pb.GenerateRequest.FromString(head), resumes, guess, data)
+    message = pb.GenerateRequest.FromString(head)
+    guess = kept_tokens(message, text_tokens(texts) + ids // _BYTES_AN_ID)
+    return IncomingRequest(message, resumes, guess, data)
 
 
 def expands(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
@@ -91,6 +92,7 @@ def expands(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
     chat = message.chat
     return (
         len(chat.messages) > INLINE_MESSAGES
+        or chat.HasField("chat_template")  # it may run for any time
         or chat.template_kwargs.ByteSize() > INLINE_TEMPLATE_BYTES
     )
 

@@ -33,6 +33,7 @@ class Request:
     include_stop_token: bool = False
     # Whether the prompt's tokens are sent with the end.
     return_prompt: bool = False
+    skip_special_tokens: bool = True
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
     # Sum over the delivered tokens, if the client wants log probabilities.

@@ -40,6 +40,7 @@ class ParsedRequest:
     deadline_ms: int | None
     text: TextStream | None
     include_stop_token: bool
+    skip_special_tokens: bool
     beam_search: pb.BeamSearch | None
     return_prompt: bool = False
 
@@ -110,6 +111,7 @@ def parse_request(
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else None,
         text=_text_stream(message, stop, tokenizer),
         include_stop_token=stop.include_stop_str_in_output,
+        skip_special_tokens=default_true(message, "skip_special_tokens"),
         beam_search=message.beam_search if message.HasField("beam_search") else None,
         return_prompt=message.return_prompt_token_ids,
     )
@@ -150,7 +152,8 @@ def _text_stream(
     message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer | TokenIdsOnly
 ) -> TextStream | None:
     if default_true(message, "detokenize"):
-        return TextStream(tokenizer.detokenizer(), stop.stop, stop.include_stop_str_in_output)
+        detokenizer = tokenizer.detokenizer(default_true(message, "skip_special_tokens"))
+        return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output)
     if stop.stop:
         raise invalid("stop", "stop strings need the text; leave detokenize on or remove stop")
     return None

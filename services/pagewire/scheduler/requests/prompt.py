@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import RequestError, invalid
 from pagewire.packing import Int32Array
-from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer, TooManyTokensError
+from pagewire.scheduler.text.chat_template import RESERVED, ChatTemplate
+from pagewire.scheduler.text.final_message import render_open_ended
+from pagewire.scheduler.text.tokenizer import (
+    TextBounds,
+    TokenIdsOnly,
+    Tokenizer,
+    TooManyTokensError,
+)
 from pagewire.v1 import inference_pb2 as pb
 
 # A number of two characters in JSON takes eleven bytes in a Struct.
@@ -65,36 +72,48 @@ def tokenize_input(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits | None = None,
 ) -> Int32Array:
-    """The prompt's token ids [n], n >= 1; RequestError for one that `limits` have no room for."""
+    """The prompt's token ids [n]; RequestError for one that `limits` have no room for.
+
+    A prompt to generate from has at least one token.
+    """
     kind: str | None = message.WhichOneof("input")
     if kind is None:
         raise invalid("input", "the request has no input; set a prompt, chat or token ids")
     field = {"chat": "messages", "prompt_token_ids": "prompt"}.get(kind, kind)
     if isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
         assert limits is not None
-        given = message.prompt_token_ids.ids
+        given = message.prompt_token_ids.ids[-(kept_tokens(message, limits) or 0) :]
         if len(given) >= limits.max_tokens:
             raise no_room(message, len(given), limits)
         ids = _checked_ids(given, field, limits.vocab_size)
     else:
         text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
-        special = kind == "prompt" or (
-            kind == "text" and default_true(message, "add_special_tokens")
-        )
+        special = kind != "chat"  # a template writes the special tokens itself
+        limit = None if limits is None else limits.max_tokens - 1
+        kept = None
+        if isinstance(message, pb.GenerateRequest):
+            kept = kept_tokens(message, limits)
+            limit = limit if kept is None else None  # the tokens that are kept come last
+        if message.HasField("add_special_tokens"):
+            special = message.add_special_tokens
         try:
-            ids = tokenizer.encode(text, special, None if limits is None else limits.max_tokens - 1)
+            ids = tokenizer.encode(text, special, limit)
         except TooManyTokensError as error:
             assert limits is not None
             assert isinstance(message, pb.GenerateRequest)
             raise no_room(message, error.limit, limits, exact=False) from error
-    if not len(ids):
+        ids = ids if kept is None else ids[-kept:]
+    if not len(ids) and isinstance(message, pb.GenerateRequest):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
 
 
 def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
     """The text of a conversation by the model's template."""
-    if tokenizer.chat_template is None:
+    template = tokenizer.chat_template
+    if chat.HasField("chat_template"):
+        template = tokenizer.request_templates.parse(chat.chat_template)
+    if template is None:
         raise invalid("messages", "this model has no chat template; use a plain prompt")
     if not chat.messages:
         raise invalid("messages", "messages is empty; give at least one message")
@@ -106,7 +125,7 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
             "(max_messages)",
         )
     size = chat.template_kwargs.ByteSize()
-    max_size = bounds.max_template_bytes + _STRUCT_BYTES_A_NODE * bounds.max_template_nodes
+    max_size = max_struct_bytes(bounds)
     if size > max_size:
         raise invalid(
             "chat_template_kwargs",
@@ -121,9 +140,54 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
             entry["name"] = message.name
         messages.append(entry)
     variables = _template_variables(chat, bounds.max_template_nodes)
-    return tokenizer.chat_template.render(
-        messages, default_true(chat, "add_generation_prompt"), variables
+    if chat.documents:
+        variables["documents"] = _documents(chat, template, bounds)
+    if not chat.continue_final_message:
+        return template.render(messages, default_true(chat, "add_generation_prompt"), variables)
+    if chat.add_generation_prompt:
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt exclude each other; give one",
+        )
+    return render_open_ended(
+        lambda tagged: template.render(tagged, add_generation_prompt=False, variables=variables),
+        messages,
     )
+
+
+def _documents(
+    chat: pb.ChatInput, template: ChatTemplate, bounds: TextBounds
+) -> list[dict[str, Any]]:
+    if not template.takes_documents:
+        raise invalid("documents", "this model's chat template takes no documents; leave them out")
+    size = sum(document.ByteSize() for document in chat.documents)
+    max_size = max_struct_bytes(bounds)
+    if size > max_size:
+        raise invalid(
+            "documents", f"documents have {size} bytes as Structs; give {max_size} at most"
+        )
+    try:
+        return [MessageToDict(document) for document in chat.documents]
+    except ValueError as error:  # NaN and infinity have no JSON
+        raise invalid("documents", f"documents: {error}") from error
+
+
+def max_struct_bytes(bounds: TextBounds) -> int:
+    """The most bytes of template variables as they are sent."""
+    return bounds.max_template_bytes + _STRUCT_BYTES_A_NODE * bounds.max_template_nodes
+
+
+def kept_tokens(message: pb.GenerateRequest, limits: ModelLimits | None) -> int | None:
+    """How many tokens at the end of the prompt are kept; None for all."""
+    if not message.HasField("truncate_prompt_tokens"):
+        return None
+    field, kept = "truncate_prompt_tokens", int(message.truncate_prompt_tokens)
+    if kept == -1:
+        assert limits is not None
+        return max(1, limits.max_tokens - (message.stop.max_tokens or 1))
+    if kept < 1:
+        raise invalid(field, f"{field} is {kept}; it must be at least 1, or -1")
+    return kept
 
 
 def default_true(message: Any, field: str) -> bool:
@@ -165,7 +229,7 @@ def _template_variables(chat: pb.ChatInput, max_nodes: int) -> dict[str, Any]:
             f"chat_template_kwargs has {nodes} values; give {max_nodes} at most "
             "(max_template_nodes)",
         )
-    reserved = variables.keys() & {"messages", "add_generation_prompt"}
+    reserved = variables.keys() & RESERVED
     if reserved:
         raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
     return variables

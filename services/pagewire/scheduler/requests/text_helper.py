@@ -3,8 +3,10 @@
 A task is one byte for its kind, the limits, and a serialized message.
 """
 
+import resource
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -16,13 +18,20 @@ from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.parsing import check_model, parse_request
-from pagewire.scheduler.requests.prompt import ModelLimits, RequestTokens, tokenize_input
+from pagewire.scheduler.requests.prompt import (
+    ModelLimits,
+    RequestTokens,
+    check_vocabulary,
+    tokenize_input,
+)
 from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 _TASK = struct.Struct("<cQQQ")
 _COUNT = struct.Struct("<Q")
 _GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
+# Address space of a helper process that renders templates of clients. Tokenizing uses a part of it.
+_MAX_TEMPLATE_MEMORY = 8 << 30
 # A larger task may take seconds.
 _LARGE_BYTES = 256 << 10
 
@@ -30,7 +39,10 @@ _LARGE_BYTES = 256 << 10
 def read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
     """The tokenizer of the model that a scheduler serves."""
     folder = resolve_model(config.model)
-    return TokenIdsOnly(folder) if config.skip_tokenizer else Tokenizer(folder, bounds_of(config))
+    if config.skip_tokenizer:
+        return TokenIdsOnly(folder)
+    template = None if config.chat_template is None else Path(config.chat_template)
+    return Tokenizer(folder, bounds_of(config), template)
 
 
 def bounds_of(config: SchedulerConfig) -> TextBounds:
@@ -40,6 +52,7 @@ def bounds_of(config: SchedulerConfig) -> TextBounds:
         max_messages=config.max_messages,
         max_template_bytes=config.max_template_bytes,
         max_template_nodes=config.max_template_nodes,
+        trust_request_chat_template=config.trust_request_chat_template,
     )
 
 
@@ -92,6 +105,8 @@ class TextHelpers:
 def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
     """The function that a helper process runs for each task."""
     tokenizer = read_tokenizer(config)
+    if config.trust_request_chat_template:
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_TEMPLATE_MEMORY, _MAX_TEMPLATE_MEMORY))
     model = served_name(config.model, config.served_model_name)
 
     def compute(task: bytes) -> bytes:
@@ -121,7 +136,9 @@ def tokenized(
 ) -> pb.TokenizeResponse:
     """The token ids of a text or a conversation; `model` is the name of the served model."""
     check_model(message.model, model)
-    return pb.TokenizeResponse(token_ids=tokenize_input(message, tokenizer).tolist())
+    ids = tokenize_input(message, tokenizer).tolist()
+    names = tokenizer.token_strs(ids) if message.return_token_strs else ()
+    return pb.TokenizeResponse(token_ids=ids, token_strs=names)
 
 
 def detokenized(
@@ -130,4 +147,7 @@ def detokenized(
     """The text of token ids."""
     check_model(message.model, model)
     skip = not message.HasField("skip_special_tokens") or message.skip_special_tokens
-    return pb.DetokenizeResponse(text=tokenizer.decode(list(message.token_ids), skip))
+    ids = list(message.token_ids)
+    if tokenizer.vocab_size:
+        check_vocabulary(ids, "tokens", tokenizer.vocab_size)
+    return pb.DetokenizeResponse(text=tokenizer.decode(ids, skip))

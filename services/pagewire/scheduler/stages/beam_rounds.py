@@ -1,6 +1,7 @@
 """Rounds of beam searches: each step ends beams, and the last beam of a round starts the next."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -71,10 +72,12 @@ class BeamRounds:
         if not beams.done:
             self._enqueue(beams.sequences)
             return
-        decode = self._decode if request.text is not None else None
+        decode = None
+        if request.text is not None:
+            decode = partial(self._decode, request.skip_special_tokens)
         finish = beams.finish(decode, request.include_stop_token)
         self._endings.close(request, State.COMPLETED, finish)
 
-    def _decode(self, tokens: tuple[int, ...]) -> str:
-        detokenizer = self._tokenizer.detokenizer()
+    def _decode(self, skip_special_tokens: bool, tokens: tuple[int, ...]) -> str:
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens)
         return "".join([detokenizer.feed(token) for token in tokens]) + detokenizer.flush()

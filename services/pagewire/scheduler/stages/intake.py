@@ -225,6 +225,7 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
     request.return_prompt = parsed.return_prompt
+    request.skip_special_tokens = parsed.skip_special_tokens
     request.unreported_prompt = len(parsed.tokens.prompt)
     return sequence
 

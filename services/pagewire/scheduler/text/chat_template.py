@@ -1,98 +1,94 @@
 """Chat templates: a model's Jinja template turns a conversation into its prompt text.
 
-Templates come with model files, so they run in Jinja's immutable sandbox.
+transformers renders them, in Jinja's immutable sandbox, as templates come with model files. Its
+module for that imports no torch. Where a model keeps its templates is in `template_files`.
 """
 
-import json
-from datetime import datetime
-from pathlib import Path
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateSyntaxError
 
 from pagewire.errors import invalid
 
-Message = dict[str, str]
+# No advice to install torch when transformers is imported.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+from transformers.utils.chat_template_utils import render_jinja_template
 
+Message = dict[str, Any]
 
-class _GenerationBlock(Extension):
-    """Prints `{% generation %}` blocks, which mark the assistant's text for training."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja reads it from the class
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+DEFAULT = "default"
+TOOL_USE = "tool_use"
+# Names that `render` sets itself: a request cannot give them as variables.
+RESERVED = frozenset(
+    {
+        "messages",
+        "add_generation_prompt",
+        "conversations",
+        "chat_template",
+        "continue_final_message",
+        "return_assistant_tokens_mask",
+    }
+)
 
 
 class ChatTemplate:
-    """The template of one model; `render` may be called from any thread."""
+    """The templates of one model; `render` may be called from any thread."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """`special_tokens` are variables such as `bos_token`. ValueError if it does not parse."""
-        try:
-            self._template = _environment().from_string(source)
-        except TemplateError as error:
-            raise ValueError(f"the model's chat template does not parse: {error}") from error
-        self._special_tokens = special_tokens
+    def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """`source` is a template, or several by name: "default", "tool_use" for requests with
+        tools, and others. `special_tokens` are variables such as `bos_token`.
 
-    @classmethod
-    def load(cls, folder: Path) -> "ChatTemplate | None":
-        """The template of a model folder, from chat_template.jinja or tokenizer_config.json."""
-        config = _read_json(folder / "tokenizer_config.json")
-        file = folder / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-        if isinstance(source, list):
-            source = next((t["template"] for t in source if t.get("name") == "default"), None)
-        return None if source is None else cls(source, _special_tokens(config))
+        ValueError if a template does not parse, or if none of several is the default one.
+        """
+        self.sources = {DEFAULT: source} if isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens)
+        if DEFAULT not in self.sources:
+            raise ValueError(
+                f"the model has the chat templates {', '.join(sorted(self.sources))}, and none of "
+                "them is the default; give one with --chat-template"
+            )
+        for name, text in self.sources.items():
+            _check_syntax(name, text)
+        self.takes_documents = any("documents" in text for text in self.sources.values())
 
     def render(
-        self, messages: list[Message], add_generation_prompt: bool, variables: dict[str, Any]
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt text; RequestError with the template's own message if it raises an error."""
+        """The prompt text; RequestError with the template's own message if it raises an error.
+
+        `variables` have none of the names in RESERVED, and may give `tools` and `documents`, too.
+        """
+        given = {**self._special_tokens, "tools": tools, "documents": documents, **variables}
+        named = TOOL_USE if given["tools"] and TOOL_USE in self.sources else DEFAULT
         try:
-            return self._template.render(
-                **(self._special_tokens | variables),
-                messages=messages,
+            [text], _ = render_jinja_template(
+                [messages],
+                chat_template=self.sources[named],
                 add_generation_prompt=add_generation_prompt,
+                **given,
             )
         except Exception as error:  # the template computes with the client's values only
             raise invalid(
                 "messages", f"the model's chat template refuses these messages: {error}"
             ) from error
+        return str(text)
 
 
-def _environment() -> Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    # Jinja's own filter escapes for HTML, which models were not trained on.
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name, value in config.items():
-        if name.endswith("_token") and value is not None:
-            content = value["content"] if isinstance(value, dict) else value
-            if isinstance(content, str):
-                tokens[name] = content
-    return tokens
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _check_syntax(name: str, text: str) -> None:
+    try:
+        render_jinja_template([[]], chat_template=text)
+    except TemplateSyntaxError as error:
+        which = "" if name == DEFAULT else f" {name!r}"
+        raise ValueError(
+            f"the model's chat template{which} does not parse: line {error.lineno}: {error}"
+        ) from error
+    except Exception:
+        pass  # it parses, and refuses an empty conversation

@@ -26,19 +26,22 @@ class Detokenizer(Protocol):
 class ByteLevelDetokenizer:
     """For byte-level BPE, where a token is a fixed string of bytes whatever its neighbours."""
 
-    __slots__ = ("_bytes", "_held", "_texts")
+    __slots__ = ("_by_table", "_bytes", "_held", "_texts")
 
-    def __init__(self, token_bytes: list[bytes], token_texts: list[str | None]) -> None:
+    def __init__(
+        self, token_bytes: list[bytes], token_texts: list[str | None], by_table: bool = True
+    ) -> None:
         """`token_texts` has the text of each token where a character may begin, None for tokens
-        that end within one."""
+        that end within one. `by_table`: they are those of TokenTexts."""
+        self._by_table = by_table
         self._bytes = token_bytes
         self._texts = token_texts
         self._held = b""  # the beginning of a character
 
     @property
     def at_character(self) -> bool:
-        """Whether no part of a character is held back."""
-        return not self._held
+        """Whether no part of a character is held back, and TokenTexts has the same texts."""
+        return self._by_table and not self._held
 
     def feed(self, token: int) -> str:
         """The text that this token completes; empty for ids outside the vocabulary."""
@@ -64,7 +67,7 @@ class PrefixDetokenizer:
     The window starts where the text before was whole, so that the difference of the two texts is
     what a token adds in its context (a leading space, a joined character). Byte-fallback tokens
     are held until their run ends: one wrong byte turns every byte of its run into U+FFFD, also
-    those that were whole characters.
+    those that were whole characters. `special_ids` are the tokens that are left out.
     """
 
     __slots__ = ("_backend", "_fallback_ids", "_ids", "_prefix", "_read", "_special_ids")
@@ -108,4 +111,5 @@ class PrefixDetokenizer:
         return new
 
     def _text(self, end: int) -> str:
-        return str(self._backend.decode(self._ids[self._prefix : end], skip_special_tokens=True))
+        # Special tokens that are to be left out never get here.
+        return str(self._backend.decode(self._ids[self._prefix : end], skip_special_tokens=False))

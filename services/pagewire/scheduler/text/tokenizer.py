@@ -6,6 +6,7 @@ Read from tokenizer.json with the `tokenizers` library, which needs no torch.
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,19 @@ from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
-from pagewire.scheduler.text.byte_level import byte_fallback_ids, byte_level_table, keeps_all_text
-from pagewire.scheduler.text.chat_template import ChatTemplate
+from pagewire.scheduler.text.byte_level import (
+    byte_fallback_ids,
+    byte_level_table,
+    keeps_all_text,
+    with_names,
+)
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
     PrefixDetokenizer,
 )
+from pagewire.scheduler.text.request_templates import RequestTemplates
+from pagewire.scheduler.text.template_files import load_chat_template, special_tokens
 from pagewire.scheduler.text.token_texts import TokenTexts
 
 # A text with more characters a token of the limit is likely to have too many tokens. Where its
@@ -42,6 +49,7 @@ class TextBounds:
     max_messages: int = SchedulerConfig.max_messages
     max_template_bytes: int = SchedulerConfig.max_template_bytes
     max_template_nodes: int = SchedulerConfig.max_template_nodes
+    trust_request_chat_template: bool = SchedulerConfig.trust_request_chat_template
 
 
 class TooManyTokensError(Exception):
@@ -55,8 +63,13 @@ class TooManyTokensError(Exception):
 class Tokenizer:
     """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
 
-    def __init__(self, folder: Path, bounds: TextBounds = TextBounds()) -> None:
-        """FileNotFoundError names the file that is missing."""
+    def __init__(
+        self, folder: Path, bounds: TextBounds = TextBounds(), template_file: Path | None = None
+    ) -> None:
+        """`template_file` has a chat template to use instead of the model's.
+
+        FileNotFoundError names the file that is missing, ValueError one that is not valid.
+        """
         self.bounds = bounds
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -64,12 +77,17 @@ class Tokenizer:
         self._backend = Backend.from_file(str(path))
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.chat_template = ChatTemplate.load(folder)
+        self.chat_template = load_chat_template(folder, template_file)
+        self.request_templates = RequestTemplates(
+            bounds.trust_request_chat_template, special_tokens(folder)
+        )
         self.eos_token_ids = _eos_token_ids(folder)
         self.default_sampling = _default_sampling(folder)
         added = self._backend.get_added_tokens_decoder()
         # Whether a token may take the white space around it, however long that is.
         self._strips = any(token.lstrip or token.rstrip for token in added.values())
+        # Ids from here on have no text, though the model may have padded its vocabulary with some.
+        self.vocab_size = max(self._backend.get_vocab_size(), 1 + max(added, default=0))
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = byte_level_table(self._backend, self._special_ids)
         self._fallback_ids = byte_fallback_ids(self._backend)
@@ -109,6 +127,10 @@ class Tokenizer:
         """The text of all ids at once."""
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    def token_strs(self, ids: list[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token within a text; the name of a special token.
 
@@ -119,11 +141,21 @@ class Tokenizer:
             known = self._token_bytes[token] = self._bytes_of(token)
         return known
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder that leaves special tokens out."""
-        if self._table is not None:
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental decoder, by default one that leaves special tokens out."""
+        if self._table is None:
+            hidden = self._special_ids if skip_special_tokens else frozenset[int]()
+            return PrefixDetokenizer(self._backend, hidden, self._fallback_ids)
+        if skip_special_tokens:
             return ByteLevelDetokenizer(*self._table)
-        return PrefixDetokenizer(self._backend, self._special_ids, self._fallback_ids)
+        return ByteLevelDetokenizer(*self._table_with_names, by_table=False)
+
+    @cached_property
+    def _table_with_names(self) -> tuple[list[bytes], list[str | None]]:
+        """As `_table`, with the names of special tokens."""
+        assert self._table is not None
+        names = {i: self._backend.id_to_token(i) or "" for i in self._special_ids}
+        return with_names(self._table, names)
 
     def _min_tokens(self, text: str) -> int:
         """A lower bound: the bytes of the text over those of the longest token that it may have.
@@ -178,7 +210,9 @@ class TokenIdsOnly:
 
     bounds = TextBounds()
     chat_template = None
+    request_templates = RequestTemplates(False, {})
     token_texts = TokenTexts(())
+    vocab_size = 0
 
     def __init__(self, folder: Path) -> None:
         self.eos_token_ids = _eos_token_ids(folder)
@@ -194,11 +228,15 @@ class TokenIdsOnly:
         """Raises RequestError."""
         raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
 
+    def token_strs(self, ids: list[int]) -> list[str]:
+        """Raises RequestError."""
+        raise invalid("return_token_strs", "this server has no tokenizer; leave it out")
+
     def token_bytes(self, token: int) -> bytes:
         """Empty: no token has a text."""
         return b""
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Raises RequestError."""
         raise invalid("detokenize", "this server has no tokenizer; set detokenize to false")
 

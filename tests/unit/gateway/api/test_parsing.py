@@ -46,6 +46,11 @@ def test_the_request_made_of_a_chat() -> None:
         priority=4,
         cache_salt="tenant",
         deadline_ms=2500,
+        skip_special_tokens=False,
+        add_special_tokens=True,
+        truncate_prompt_tokens=-1,
+        chat_template="{{ messages }}",
+        documents=[{"title": "t", "text": "x"}, {}],
     )
     job = JobParser(BodyLimits()).parse("chat", body, {"m": 100})
     (request,) = requests_of(job)
@@ -67,6 +72,46 @@ def test_the_request_made_of_a_chat() -> None:
     assert (request.stop.min_tokens, request.priority, request.model) == (2, 4, "m")
     assert request.cache_salt == "tenant"
     assert request.deadline_ms == 2500
+    assert request.HasField("skip_special_tokens")
+    assert not request.skip_special_tokens
+    assert request.add_special_tokens
+    assert request.truncate_prompt_tokens == 99, "what leaves room for one token"
+    assert request.chat.chat_template == "{{ messages }}"
+    assert [dict(each) for each in request.chat.documents] == [{"title": "t", "text": "x"}, {}]
+    assert not request.chat.continue_final_message
+
+
+def test_a_continued_message_has_no_generation_prompt() -> None:
+    job = JobParser(BodyLimits()).parse("chat", chat(continue_final_message=True), MODELS)
+    (request,) = requests_of(job)
+    assert request.chat.continue_final_message
+    assert request.chat.HasField("add_generation_prompt")
+    assert not request.chat.add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3, "max_tokens": 2}, [3, 4, 5]),
+        ({"truncate_prompt_tokens": 9, "max_tokens": 2}, [1, 2, 3, 4, 5]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 6}, [2, 3, 4, 5]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 10}, [5]),
+        ({"max_tokens": 2}, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_last_tokens_of_a_prompt_are_kept(fields: dict[str, int], kept: list[int]) -> None:
+    body = json.dumps({"prompt": [1, 2, 3, 4, 5], **fields}).encode()
+    job = JobParser(BodyLimits()).parse(
+        "completions", body, {"m": 10 if "-" in str(fields) else 99}
+    )
+    (request,) = requests_of(job)
+    assert list(request.prompt_token_ids.ids) == kept
+    assert job.common[0].tokens == len(kept)
+
+
+def test_an_estimate_counts_the_tokens_that_are_kept() -> None:
+    body = json.dumps({"prompt": "word " * 500, "truncate_prompt_tokens": 7}).encode()
+    assert JobParser(BodyLimits()).parse("completions", body, MODELS).common[0].tokens == 7
 
 
 def test_the_requests_made_of_several_prompts() -> None:

@@ -1,0 +1,42 @@
+"""/v1/models: the served models as OpenAI and vLLM describe them."""
+
+import uuid
+from typing import Any
+
+from pagewire.v1 import inference_pb2 as pb
+
+PATH = "/v1/models"
+_NAMESPACE = uuid.UUID("6f1bcb0c-0f55-4a3f-9d5e-7a55a2b6d8a1")
+
+
+def model_card(model: pb.Model) -> dict[str, Any]:
+    """One model. `root` is what was loaded; `parent` is null, as no model is an adapter."""
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "pagewire",
+        "root": model.root or model.id,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "permission": [_permission(model)],
+    }
+
+
+def _permission(model: pb.Model) -> dict[str, Any]:
+    """What old OpenAI clients read: generation is allowed, fine-tuning is not. The id follows from
+    the model, so that all gateways give the same answer."""
+    return {
+        "id": f"modelperm-{uuid.uuid5(_NAMESPACE, model.id).hex}",
+        "object": "model_permission",
+        "created": model.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }

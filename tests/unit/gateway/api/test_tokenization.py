@@ -1,0 +1,116 @@
+"""/tokenize and /detokenize: what a scheduler is asked, and how its response is written."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pagewire.errors import RequestError
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.parsing import JobParser
+from pagewire.gateway.api.tokenization import TextCall
+from pagewire.v1 import inference_pb2 as pb
+
+MODELS = ["m"]
+PARSER = JobParser(BodyLimits(max_messages=2))
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+def tokenize(**fields: Any) -> pb.TokenizeRequest:
+    call = PARSER.text_call("tokenize", json.dumps(fields).encode(), MODELS)
+    assert (call.method, call.model, call.answer) == ("Tokenize", "m", "tokens")
+    return pb.TokenizeRequest.FromString(call.request)
+
+
+def refusal(route: Any, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        PARSER.text_call(route, json.dumps(fields).encode(), MODELS)
+    return refused.value
+
+
+def test_a_prompt() -> None:
+    assert tokenize(prompt="Hi") == pb.TokenizeRequest(model="m", text="Hi")
+    asked = tokenize(model="m", prompt="", add_special_tokens=False, return_token_strs=True)
+    assert asked == pb.TokenizeRequest(
+        model="m", text="", add_special_tokens=False, return_token_strs=True
+    )
+
+
+def test_a_chat_is_rendered_as_the_chat_endpoint_renders_it() -> None:
+    asked = tokenize(
+        messages=CHAT,
+        add_generation_prompt=False,
+        chat_template_kwargs={"enable_thinking": False},
+        add_special_tokens=True,
+        tools=[],
+        continue_final_message=False,
+    )
+    assert [(m.role, m.content) for m in asked.chat.messages] == [("user", "Hi")]
+    assert asked.chat.HasField("add_generation_prompt")
+    assert not asked.chat.add_generation_prompt
+    assert dict(asked.chat.template_kwargs) == {"enable_thinking": False}
+    assert asked.add_special_tokens
+    assert not tokenize(messages=CHAT).HasField("add_special_tokens")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": CHAT}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": CHAT * 3}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": CHAT, "continue_final_message": True}, "continue_final_message"),
+        ({"messages": CHAT, "chat_template": "x"}, "chat_template"),
+        ({"prompt": "a", "return_token_strs": "yes"}, "return_token_strs"),
+        ({"prompt": "a", "model": "other"}, "model"),
+    ],
+)
+def test_what_is_not_valid_is_named(fields: dict[str, Any], field: str) -> None:
+    assert refusal("tokenize", **fields).field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "tokens"),
+        ({"tokens": [-1]}, "tokens[0]"),
+        ({"tokens": [1.5]}, "tokens[0]"),
+    ],
+)
+def test_tokens_that_are_not_valid_are_named(fields: dict[str, Any], field: str) -> None:
+    assert refusal("detokenize", **fields).field == field
+
+
+def test_unknown_fields_are_named() -> None:
+    body = b'{"prompt": "a", "temperature": 1, "mm_processor_kwargs": {}}'
+    assert PARSER.text_call("tokenize", body, MODELS).ignored == ("temperature",)
+    body = b'{"tokens": [1], "skip_special_tokens": false}'
+    assert PARSER.text_call("detokenize", body, MODELS).ignored == ("skip_special_tokens",)
+
+
+def test_tokens_keep_the_text_of_special_ones() -> None:
+    call = PARSER.text_call("detokenize", b'{"tokens": [5, 300]}', MODELS)
+    assert call.method == "Detokenize"
+    assert pb.DetokenizeRequest.FromString(call.request) == pb.DetokenizeRequest(
+        model="m", token_ids=[5, 300], skip_special_tokens=False
+    )
+    response = pb.DetokenizeResponse(text='a "b" 🙂').SerializeToString()
+    assert json.loads(call.body(response, 9)) == {"prompt": 'a "b" 🙂'}
+
+
+@pytest.mark.parametrize("count", [0, 1, 40_000])
+def test_an_answer_has_the_count_and_every_token(count: int) -> None:
+    ids = list(range(count))
+    call = TextCall("Tokenize", "m", b"", "tokens")
+    response = pb.TokenizeResponse(token_ids=ids).SerializeToString()
+    assert json.loads(call.body(response, 4096)) == {
+        "count": count,
+        "max_model_len": 4096,
+        "tokens": ids,
+        "token_strs": None,
+    }
