@@ -14,7 +14,9 @@ from pagewire.lifecycle.process import end_process, run_service
 from pagewire.models import served_name
 from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
+from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
@@ -22,7 +24,6 @@ from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.worker_info import worker_info
 from pagewire.worker.startup.compile_pool import CompilePool
-from pagewire.worker.startup.loading import LoadedWorker, load_worker
 from pagewire.worker.startup.phases import StartupPhases
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         count_tasks()
         serve_metrics(config.metrics_host, config.worker_metrics_port)
         await server.start()
-        loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, phases)))
+        loaded = await _unless(stop, launcher.call(partial(_load, config, pool, phases)))
         if loaded is not None:
             await _unless(stop, launcher.call(loaded.backend.warm_up))
             # Later collections skip the objects that exist now, so they are short.
@@ -83,7 +84,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     service.serve(executor, loaded.limits, info)
     _report(config, loaded, metrics, port, phases)
     worker_health = WorkerHealth(health, service)
-    default = None if loaded.backend.synchronous else GPU_UNREADY_SECONDS
+    on_gpu = config.backend == "torch" and not loaded.backend.synchronous
+    default = GPU_UNREADY_SECONDS if on_gpu else None
     watchdog = await worker_health.serve(
         executor, config.step_timeout, end_process, config.unready_after or default
     )
@@ -96,6 +98,21 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     watchdog.close()
     executor.close()
     log.info("stopped")
+
+
+def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases) -> LoadedWorker:
+    """Loads the backend, and imports only what it needs: a program needs no torch."""
+    if config.backend == "command":
+        from pagewire.worker.command.loading import load_command
+
+        loaded = load_command(config)
+        phases.end("program")
+        return loaded
+    if config.command is not None:
+        raise SetupError("--command needs --backend command; add it or leave --command out")
+    from pagewire.worker.startup.loading import load_worker
+
+    return load_worker(config, pool, phases)
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:

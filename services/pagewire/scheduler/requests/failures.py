@@ -1,8 +1,9 @@
 """The errors of requests that cannot be completed."""
 
-from pagewire.errors import Code, RequestError
+from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import MAX_CRASHES_ALONE
+from pagewire.v1 import worker_pb2 as pb
 
 
 def parsing_failed() -> RequestError:
@@ -36,9 +37,11 @@ def lost_workers(sequence: Sequence) -> RequestError:
     )
 
 
-def worker_failed(message: str) -> RequestError:
+def worker_failed(error: pb.SlotError) -> RequestError:
     """The worker reports an error, and the sequence has no retry left."""
-    return RequestError(Code.INTERNAL, f"the worker failed: {message}")
+    if error.field:
+        return invalid(error.field, error.message)
+    return RequestError(Code.INTERNAL, f"the worker failed: {error.message}")
 
 
 def no_logprobs() -> RequestError:

@@ -13,7 +13,7 @@ from pagewire.sampling import SLOT_NUMBERS, SamplingNumbers
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
-from pagewire.worker.protocol.steps.step import StepHostCopies, StepPrefixGroup
+from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class SlotStarts:
     adjustment_kinds: Int32Array  # [starts], bits, see `adjustment_kinds`
     penalized: PenalizedStarts | None = None
     biased: BiasedStarts | None = None
+    # The sequences themselves `[starts]`, for backends that do not compute on arrays.
+    sequences: tuple[Start, ...] = ()
 
 
 def slot_numbers(

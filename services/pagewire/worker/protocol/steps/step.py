@@ -39,6 +39,8 @@ class Start:
     blocks: Int32Array  # [blocks]
     sampling: StepSampling
     copied_block: int = 0
+    max_new_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ def _start(message: pb.SequenceStart) -> Start:
             biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
         copied_block=message.copied_block,
+        max_new_tokens=message.max_new_tokens,
+        end_token_ids=tuple(message.end_token_ids),
     )
 
 
