@@ -16,4 +16,6 @@ MAX_BIASES = 300
 MAX_LOGPROBS = 20
 # Outputs of one prompt, including candidates that are not returned.
 MAX_CHOICES = 16
+# Of a schema, a grammar or another text that constrains an output. It travels beside the prompt.
+MAX_GRAMMAR_BYTES = 64 << 10
 INT32_MAX = 2**31 - 1

@@ -1,5 +1,6 @@
 """The folder of a model's files, and its name in requests."""
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -77,6 +78,12 @@ def resolve_model(model: str) -> Path:
     )
 
 
+def resolve_tokenizer(tokenizer: str) -> Path:
+    """The folder of a tokenizer, which needs no config.json, given as `resolve_model` takes it."""
+    folder = Path(tokenizer).expanduser()
+    return folder if folder.is_dir() else resolve_model(tokenizer)
+
+
 def served_name(model: str, given: str | None) -> str:
     """The name of a model in requests: the given one, else one that follows from `model`.
 
@@ -88,6 +95,17 @@ def served_name(model: str, given: str | None) -> str:
         return EMBEDDED_NAME
     hub_id = HubId.of(model)
     return Path(model).name if hub_id is None else hub_id.name
+
+
+def eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file():
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()
 
 
 def hub_cache() -> Path:

@@ -5,7 +5,7 @@ Gateways and schedulers both check them here, so HTTP and gRPC clients get the s
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, InitVar, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pagewire.errors import invalid
@@ -137,10 +137,17 @@ class StopConditions:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    # Whether max_tokens may be 0: the request wants something of its prompt.
+    may_be_empty: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise invalid("max_tokens", f"max_tokens is {self.max_tokens}; it must be at least 1")
+    def __post_init__(self, may_be_empty: bool) -> None:
+        least = 0 if may_be_empty else 1
+        if self.max_tokens is not None and self.max_tokens < least:
+            remedy = " without echo or prompt_logprobs" if self.max_tokens == 0 else ""
+            raise invalid(
+                "max_tokens",
+                f"max_tokens is {self.max_tokens}; it must be at least {least}{remedy}",
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid(
                 "min_tokens",
@@ -164,7 +171,9 @@ class StopConditions:
             )
 
     @classmethod
-    def from_proto(cls, message: "pb.StopConditions") -> "StopConditions":
+    def from_proto(
+        cls, message: "pb.StopConditions", may_be_empty: bool = False
+    ) -> "StopConditions":
         """Checks a message; RequestError names the field."""
         return cls(
             max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
@@ -173,4 +182,5 @@ class StopConditions:
             stop_token_ids=tuple(message.stop_token_ids),
             ignore_eos=message.ignore_eos,
             include_stop_str_in_output=message.include_stop_str_in_output,
+            may_be_empty=may_be_empty,
         )

@@ -1,21 +1,23 @@
 """The embedded model with torch operations in float32: faults do not change its answers."""
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from support.clients.load import Answer, Load
+from support.clients.load import Answer
 from support.processes.fleet import Fleet, running_fleet
-from support.processes.fleet_checks import check_answers, report, undisturbed, until_idle
-from support.processes.real_model import CLIENTS, WORKER, questions
+from support.processes.fleet_checks import undisturbed
+from support.processes.real_model import (
+    CLIENTS,
+    WORKER,
+    constrained_questions,
+    questions,
+    run_with_fault,
+)
 
 pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
-
-
-PAUSED_SECONDS = 7  # longer than a peer waits for a heartbeat
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -30,24 +32,6 @@ async def undisturbed_answers(two_workers: Fleet) -> list[Answer]:
     return await undisturbed(two_workers, questions(24), CLIENTS)
 
 
-async def run_with_fault(
-    fleet: Fleet, want: list[Answer], victim: str, number: signal.Signals
-) -> None:
-    """Sends a signal when a quarter of the questions is answered; checks all answers."""
-    asked = questions(len(want))
-    load = Load(fleet.urls, asked, CLIENTS)
-    running = asyncio.create_task(load.run())
-    await load.reached(len(asked) // 4)
-    fleet.signal(victim, number)
-    if number is signal.SIGSTOP:
-        await asyncio.sleep(PAUSED_SECONDS)
-        fleet.signal(victim, signal.SIGCONT)
-    got = await running
-    report(f"real model, {number.name} to {victim}", asked, got, want)
-    check_answers(fleet, asked, got, want, tolerance=1e-4)
-    await until_idle(fleet, workers=len(fleet.names("worker")))
-
-
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
@@ -59,10 +43,21 @@ async def run_with_fault(
 async def test_answers_equal_those_of_an_undisturbed_run(
     two_workers: Fleet, undisturbed_answers: list[Answer], victim: str, number: signal.Signals
 ) -> None:
-    await run_with_fault(two_workers, undisturbed_answers, victim, number)
+    asked = questions(len(undisturbed_answers))
+    await run_with_fault(two_workers, asked, undisturbed_answers, victim, number)
 
 
 async def test_the_only_worker_with_the_real_model_is_killed_and_returns() -> None:
     async with running_fleet(workers=1, worker_command=WORKER) as fleet:
-        want = await undisturbed(fleet, questions(12), CLIENTS)
-        await run_with_fault(fleet, want, "worker-0", signal.SIGKILL)
+        asked = questions(12)
+        want = await undisturbed(fleet, asked, CLIENTS)
+        await run_with_fault(fleet, asked, want, "worker-0", signal.SIGKILL)
+
+
+async def test_constrained_answers_equal_those_of_an_undisturbed_run(two_workers: Fleet) -> None:
+    """Matchers are rebuilt from the tokens, on another worker and by another scheduler."""
+    asked = constrained_questions(12)
+    want = await undisturbed(two_workers, asked, CLIENTS)
+    assert any(answer.finish_reasons[0] == "stop" for answer in want)
+    for victim in ("worker-1", "scheduler-0"):
+        await run_with_fault(two_workers, asked, want, victim, signal.SIGKILL)

@@ -65,6 +65,36 @@ def test_values_equal_those_of_transformers(tmp_path: Path, variant: str, run_ah
     assert not KERNELS & {name.rpartition(".")[2] for name in late}, "compiled while serving"
 
 
+def test_prompts_have_the_values_of_transformers(tmp_path: Path) -> None:
+    """Beside decode rows, in chunks, and without a kernel that is compiled while serving."""
+    model = save_model(tmp_path, "qwen3-tied", initializer_range=0.1)
+    late: list[str] = []
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 8}
+        async with local_worker(tmp_path, **settings) as worker:
+            on_compilation(late.append)
+            driver = StepDriver(worker.stream(), worker.limits)
+            scored = sequences()
+            for (_, top), sequence in zip(WANTED, scored, strict=True):
+                sequence.prompt_top = top
+            await driver.run(scored, chunk=7, run_ahead=4)
+            for (_, top), sequence in zip(WANTED, scored, strict=True):
+                targets = sequence.tokens[1:]
+                if top is None or not targets:
+                    assert not sequence.prompt_logprobs
+                    continue
+                reference = log_probabilities(model, sequence.tokens[:1], targets)
+                assert_logprobs(sequence.prompt_logprobs, targets, reference, top)
+            assert not worker.fatal
+
+    try:
+        asyncio.run(check())
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+    assert not KERNELS & {name.rpartition(".")[2] for name in late}, "compiled while serving"
+
+
 def test_a_greedy_token_is_the_first_of_its_top_logprobs(tmp_path: Path) -> None:
     """Also in bfloat16, and with equal values to the last bit."""
     save_model(tmp_path, "llama", initializer_range=0.05)

@@ -483,6 +483,20 @@ def test_logprobs(vocabulary, k, device):
     assert torch.equal(out[1], expected[1])
     torch.testing.assert_close(out[0], expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[2], expected[2], rtol=1e-5, atol=1e-5)
+    assert torch.equal(out[3], expected[3])
+    assert out[3].tolist() == [
+        vocabulary - int(row[token]) for row, token in zip(order, tokens, strict=True)
+    ]
+
+
+def test_tied_tokens_share_a_rank(device):
+    logits = torch.zeros(3, VOCABULARIES[-1], device=device)
+    logits[:, 7] = 1.0
+    logits[1, -1] = 1.0
+    logits[2] = -torch.inf
+    tokens = torch.tensor([9, 7, 0], dtype=torch.int32, device=device)
+    assert logprobs(logits, tokens, 0)[3].tolist() == [2, 1, 1]
+    assert reference.logprobs(logits, tokens, 0)[3].tolist() == [2, 1, 1]
 
 
 def test_logprobs_of_rows_of_nan_or_infinity_stay_within_their_row(device):
@@ -490,7 +504,7 @@ def test_logprobs_of_rows_of_nan_or_infinity_stay_within_their_row(device):
     logits[1] = torch.nan
     logits[2] = -torch.inf
     tokens = torch.zeros(3, dtype=torch.int32, device=device)
-    _, ids, _ = logprobs(logits, tokens, 20)
+    _, ids, _, _ = logprobs(logits, tokens, 20)
     expected = reference.logprobs(logits[:1], tokens[:1], 20)[1]
     assert torch.equal(ids[:1], expected)
     assert ((ids >= 0) & (ids < logits.shape[1])).all()

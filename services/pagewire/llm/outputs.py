@@ -165,4 +165,5 @@ def _position(token: TokenLogprobs) -> dict[int, Logprob]:
 
 
 def _logprob(candidate: Candidate, rank: int | None) -> Logprob:
+    assert candidate.logprob is not None, "every token of an output has one"
     return Logprob(candidate.logprob, rank, candidate.text)

@@ -21,6 +21,7 @@ from pagewire.scheduler.requests.step_logprobs import StepLogprobs
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.intake import Intake
 from pagewire.scheduler.stages.losses import WorkerLosses
+from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.stages.results import Results
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.link import WorkerLink
@@ -62,6 +63,7 @@ class Engine:
             config, model, tokenizer.token_texts, self._admission, self._plan_soon
         )
         self.endings = Endings(self._admission, self._workers, self._plan_soon)
+        self._prompts = Prompts(tokenizer, self.endings)
         self.intake = Intake(
             config,
             model,
@@ -70,6 +72,7 @@ class Engine:
             self._admission,
             self._workers,
             self.endings,
+            self._prompts,
             self._plan_soon,
         )
         self._losses = WorkerLosses(self._admission, self.endings, self._plan_soon)
@@ -156,6 +159,8 @@ class Engine:
         worker.observe(result.duration_us)
         for error in result.errors:
             worker.batch.slot_failed(error.slot)
+        if result.HasField("prompt_logprobs"):
+            self._prompts.take(worker, result.prompt_logprobs)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return outcome, logprobs

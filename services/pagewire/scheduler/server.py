@@ -94,6 +94,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
         task.cancel()
     await server.stop(grace=0.5)
     await engine.intake.helpers.close()
+    await engine.intake.grammars.close()
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:

@@ -206,7 +206,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         while not reader.done():
             now = loop.time()
             response = buffer.take()
-            changed = len(response.streams) > 0 or len(response.finished) > 0
+            changed = bool(response.streams or response.finished or response.prompts)
             if models is None:
                 response.instance_id = self._engine.instance_id
             if (changes := self._engine.intake.reservations.changes) > 0:

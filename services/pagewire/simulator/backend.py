@@ -9,7 +9,8 @@ is a pure function of
 - and, for indices below `min_tokens`, the stop ids that must not be drawn.
 
 Other sampling parameters have no effect. The drawn token always has probability 1/2, and the ids
-after it have 1/4, 1/8 and so on.
+after it have 1/4, 1/8 and so on. For a token of the prompt it is the token that greedy choice would
+draw in its place.
 """
 
 import time
@@ -26,6 +27,7 @@ from pagewire.worker.protocol.backend import HostCosts, Outcome
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
+from pagewire.worker.protocol.steps.prompt_rows import PromptLogprobs, PromptRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 
 Hashes = NDArray[np.uint64]
@@ -38,6 +40,7 @@ class Running:
 
     tokens: Int32Array  # [rows]
     logprobs: Logprobs | None
+    prompt_logprobs: PromptLogprobs | None
     seconds: float
     done_at: float  # by the backend's clock
 
@@ -105,20 +108,26 @@ class SimulatedBackend:
         if plan.copies is not None:
             self._kv[plan.copies.targets] = self._kv[plan.copies.sources]
         histories = self._decode(plan.decode_slots, plan.decode_positions)
+        prompt_logprobs = None
         if plan.chunks is not None:
-            histories = np.concatenate((histories, self._prefill(plan.chunks)))
+            hashes = self._prefill(plan.chunks)
+            ends = hashes[plan.chunks.starts[1:] - 1][plan.chunks.samples]
+            histories = np.concatenate((histories, ends))
+            if plan.prompt_rows is not None:
+                prompt_logprobs = self._prompt_logprobs(hashes, plan.prompt_rows)
         tokens = self._draw(plan.sample_slots, plan.sample_indices, histories)
         self._last[plan.sample_slots] = tokens
         seconds = self._take(self._step_time.seconds(work_of(plan)))
         logprobs = None if plan.logprobs is None else self._logprobs(tokens, plan.logprobs)
-        return Running(tokens, logprobs, seconds, self._busy_until)
+        return Running(tokens, logprobs, prompt_logprobs, seconds, self._busy_until)
 
     def wait(self, handle: Running) -> Outcome:
         """Sleeps until the answer is due."""
         left = handle.done_at - self._clock()
         if left > 0:
             self._sleep(left)
-        return Outcome(handle.tokens, (), round(handle.seconds * 1e6), handle.logprobs)
+        duration_us = round(handle.seconds * 1e6)
+        return Outcome(handle.tokens, (), duration_us, handle.logprobs, handle.prompt_logprobs)
 
     def scrub(self, blocks: Int32Array) -> None:
         """Does nothing: no row fails, and all KV is finite."""
@@ -146,16 +155,14 @@ class SimulatedBackend:
         return self._write(slots, positions, before + _term(self._last[slots], positions))
 
     def _prefill(self, chunks: Chunks) -> Hashes:
-        """Writes the KV of the chunks; returns the hashes of the histories of those that sample."""
+        """Writes the KV of the chunks; returns the hash of each token's history, `[prefilled]`."""
         counts = np.diff(chunks.starts)
         first = chunks.positions[chunks.starts[:-1]]
         before = np.where(first > 0, self._read(chunks.slots, first - 1), np.uint64(0))
         sums = np.cumsum(_term(chunks.tokens, chunks.positions), dtype=np.uint64)
         earlier = np.concatenate((np.zeros(1, np.uint64), sums))[chunks.starts[:-1]]
         hashes = sums + np.repeat(before - earlier, counts)
-        self._write(np.repeat(chunks.slots, counts), chunks.positions, hashes)
-        ends: Hashes = hashes[chunks.starts[1:] - 1][chunks.samples]
-        return ends
+        return self._write(np.repeat(chunks.slots, counts), chunks.positions, hashes)
 
     def _read(self, slots: Int32Array, positions: Int32Array) -> Hashes:
         return self._kv[self._blocks(slots, positions), positions % self._limits.block_size]
@@ -186,6 +193,20 @@ class SimulatedBackend:
             chosen=np.full(len(chosen), -np.log(2.0), np.float32),
             top_ids=(chosen[:, None] + places) % np.int32(self._limits.vocab_size),
             top=np.tile(halvings.astype(np.float32), (len(chosen), 1)),
+        )
+
+    def _prompt_logprobs(self, hashes: Hashes, rows: PromptRows) -> PromptLogprobs:
+        vocab = self._limits.vocab_size
+        greedy = (_mixed(hashes[rows.rows]) % np.uint64(vocab)).astype(np.int32)
+        ranks = (rows.targets - greedy) % np.int32(vocab) + np.int32(1)
+        places = np.arange(rows.num_top, dtype=np.int32)
+        halvings = (-np.log(2.0) * (places + 1)).astype(np.float32)
+        return PromptLogprobs(
+            rows=rows,
+            chosen=(-np.log(2.0) * ranks).astype(np.float32),
+            ranks=ranks,
+            top_ids=(greedy[:, None] + places) % np.int32(vocab),
+            top=np.tile(halvings, (len(greedy), 1)),
         )
 
 

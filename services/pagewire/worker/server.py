@@ -11,12 +11,14 @@ from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
-from pagewire.models import served_name
+from pagewire.models import resolve_model, served_name
 from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.backend import LoadedWorker
+from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
@@ -80,8 +82,14 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    info = worker_info(name, loaded.dtype, loaded.device, loaded.limits, loaded.backend)
-    service.serve(executor, loaded.limits, info)
+    grammars = None
+    if config.backend == "torch":  # a program draws its tokens itself
+        grammars = grammars_of(resolve_model(config.model), loaded.limits.vocab_size)
+    masks = None if grammars is None else MaskThreads(grammars, end_process)
+    info = worker_info(
+        name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None
+    )
+    service.serve(executor, loaded.limits, info, masks)
     _report(config, loaded, metrics, port, phases)
     worker_health = WorkerHealth(health, service)
     on_gpu = config.backend == "torch" and not loaded.backend.synchronous

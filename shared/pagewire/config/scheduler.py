@@ -11,8 +11,14 @@ from pagewire.config.shared import ModelConfig, RequestConfig
 class SchedulerConfig(RequestConfig, ModelConfig):
     """Settings of a scheduler, the control plane of a group of workers."""
 
+    tokenizer: str | None = setting(
+        None,
+        "Folder or hub id of the tokenizer and chat template, if they are not those of the model.",
+    )
     skip_tokenizer: bool = setting(
-        False, "Serve token ids only, without text. The model's folder needs no tokenizer then."
+        False,
+        "Serve token ids only: prompts are token ids, and answers have no text. No tokenizer is "
+        "needed then.",
     )
     chat_template: str | None = setting(
         None, "File with a Jinja chat template, used instead of the model's own."
@@ -122,5 +128,17 @@ class SchedulerConfig(RequestConfig, ModelConfig):
         "Render the chat templates that requests bring in `chat_template`. They run in a sandbox "
         "in helper processes, but one may occupy a helper process for as long as `parse_timeout`: "
         "allow it to trusted clients only. By default such requests are refused.",
+    )
+    grammar_processes: int = setting(
+        2, "Most helper processes that compile the grammars of structured outputs.", minimum=1
+    )
+    max_grammar_seconds: float = setting(
+        0.5,
+        "Longest time, in seconds, that the grammar of a structured output may take to compile; "
+        "otherwise the request is refused. Workers compile it again, in less than this.",
+        minimum=0.001,
+    )
+    max_grammar_nodes: int = setting(
+        4096, "Most values in the JSON schema of a structured output, and most choices.", minimum=1
     )
     scheduler_metrics_port: int | None = metrics_port("scheduler")

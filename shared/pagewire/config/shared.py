@@ -50,6 +50,13 @@ class RequestConfig(ProcessConfig):
     max_template_bytes: int = setting(
         1 << 16, "Most bytes of the JSON of chat_template_kwargs.", minimum=1
     )
+    max_prompt_logprobs: int = setting(
+        1 << 19,
+        "Most log probabilities of prompts (`prompt_logprobs`, or `echo` with `logprobs`): a token "
+        "has its own, and those of the likeliest tokens that the request wants. A scheduler counts "
+        "them for each prompt, a gateway for all choices of an answer.",
+        minimum=1,
+    )
     max_template_nodes: int = setting(
         4096, "Most values in chat_template_kwargs, nested ones included.", minimum=1
     )

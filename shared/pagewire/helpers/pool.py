@@ -32,6 +32,10 @@ class HelperError(Exception):
     """A task has no answer: its helper failed, ended or took too long. The message says which."""
 
 
+class TaskError(HelperError):
+    """A task took too long, or its helper ended while it computed it: maybe because of the task."""
+
+
 @dataclass(slots=True, eq=False)
 class _Task:
     data: bytes
@@ -241,11 +245,11 @@ class HelperPool:
             return True
         except TimeoutError:
             log.error("a helper of %s took longer than %g s", self._name, self._timeout)
-            _fail(task, f"it took longer than {self._timeout:g} s")
+            _fail(task, f"it took longer than {self._timeout:g} s", TaskError)
         except (OSError, EOFError):
             if not task.answer.cancelled():
                 log.error("a helper of %s ended while it computed a task", self._name)
-            _fail(task, "the process that computed it ended")
+            _fail(task, "the process that computed it ended", TaskError)
         except asyncio.CancelledError:
             _fail(task, f"{self._name} is shutting down")
             raise
@@ -291,9 +295,9 @@ def _settle(task: _Task, kind: bytes, data: bytes) -> None:
         task.answer.set_exception(HelperError("it failed"))
 
 
-def _fail(task: _Task, reason: str) -> None:
+def _fail(task: _Task, reason: str, kind: type[HelperError] = HelperError) -> None:
     if not task.answer.done():
-        task.answer.set_exception(HelperError(reason))
+        task.answer.set_exception(kind(reason))
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -60,6 +60,14 @@ def draws(rows: int) -> None:
     logprobs(logits, meta(rows, dtype=torch.int32), 20)
 
 
+def masks(rows: int) -> None:
+    from pagewire.worker.ops.triton.masks import mask_logits
+
+    mask_logits(
+        meta(512, 151936), meta(rows, dtype=torch.int32), meta(rows, 4748, dtype=torch.int32)
+    )
+
+
 def ends(rows: int) -> None:
     from pagewire.worker.ops.triton import step
 
@@ -106,6 +114,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "GEMMs of 16 tokens": (gemms, 16),
     "draws": (draws, 8),
     "draws of many rows": (draws, 512),
+    "masks": (masks, 64),
     "ends of a step": (ends, 8),
     "block copies": (block_copies, 5),
 }
@@ -150,7 +159,7 @@ def test_fits_the_multiprocessor(case, launches):
         assert launch["spilled"] == 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", sorted(CASES.keys() - {"block copies", "ends of a step"}))
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"block copies", "ends of a step", "masks"}))
 def test_waits_for_its_predecessor(case, launches):
     assert all(launch["waits"] == 1 for launch in launches[case])
 
@@ -158,7 +167,12 @@ def test_waits_for_its_predecessor(case, launches):
 @pytest.mark.parametrize("case", CASES)
 def test_loads_are_16_bytes_wide(case, launches):
     for launch in launches[case]:
-        small_tables_only = ("_choose_kernel", "_threshold_kernel", "_gather_kernel")
+        small_tables_only = (
+            "_choose_kernel",
+            "_threshold_kernel",
+            "_gather_kernel",
+            "_mask_kernel",
+        )
         if launch["kernel"] not in small_tables_only:
             assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]
 

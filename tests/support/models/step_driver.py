@@ -15,6 +15,8 @@ from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import LoadedWorker
+from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
@@ -56,13 +58,14 @@ class LocalWorker:
     loaded: LoadedWorker
     engine: StepExecutor
     fatal: list[BaseException] = field(default_factory=list)
+    masks: MaskThreads | None = None
 
     @property
     def limits(self) -> Limits:
         return self.loaded.limits
 
     def stream(self) -> LocalStream:
-        return LocalStream(self.engine, Session(1, self.limits))
+        return LocalStream(self.engine, Session(1, self.limits, self.masks))
 
 
 @asynccontextmanager
@@ -82,7 +85,9 @@ async def local_worker(
     engine = StepExecutor(
         loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append
     )
-    yield LocalWorker(loaded, engine, fatal)
+    grammars = grammars_of(folder, loaded.limits.vocab_size)
+    masks = None if grammars is None else MaskThreads(grammars, fatal.append)
+    yield LocalWorker(loaded, engine, fatal, masks)
     await asyncio.to_thread(engine.close)
 
 
@@ -98,8 +103,14 @@ class Sequence:
     wanted: int
     generated: int = 0
     sampling: pb.SlotSampling = field(default_factory=lambda: pb.SlotSampling(top_p=1.0))
+    constraint: pb.Constraint | None = None
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    # Likeliest tokens of each prompt token, and the first one that is wanted.
+    prompt_top: int | None = None
+    first_scored: int = 1
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     failure: str = ""
     slot: int = -1
     computed: int = 0
@@ -171,6 +182,9 @@ class StepDriver:
             num_generated=sequence.generated,
             num_computed=0,
             sampling=sequence.sampling,
+            constraint=sequence.constraint,
+            prompt_logprobs=sequence.prompt_top,
+            first_prompt_logprob=sequence.first_scored,
         )
 
     def _grow(self, step: pb.Step, sequence: Sequence, count: int) -> None:
@@ -196,9 +210,30 @@ class StepDriver:
             sequence.output.append(token)
         self._take_logprobs(result, rows)
         by_slot = {sequence.slot: sequence for sequence in sequences}
+        self._take_prompt_logprobs(result.prompt_logprobs, by_slot)
         for error in result.errors:
             assert not by_slot[error.slot].failure, "a failure is reported once"
             by_slot[error.slot].failure = error.message
+
+    def _take_prompt_logprobs(
+        self, message: pb.PromptLogprobs, by_slot: dict[int, Sequence]
+    ) -> None:
+        counts, at = unpack(message.counts).tolist(), 0
+        if not counts:
+            return
+        own, ranks = unpack_floats(message.logprobs).tolist(), unpack(message.ranks).tolist()
+        ids, top = unpack(message.top_ids), unpack_floats(message.top_logprobs)
+        ids, top = ids.reshape(sum(counts), -1), top.reshape(sum(counts), -1)
+        named = zip(unpack(message.slots), unpack(message.begins), counts, strict=True)
+        for slot, begin, count in named:
+            sequence = by_slot[int(slot)]
+            assert begin == sequence.first_scored + len(sequence.ranks), "in order, each once"
+            rows = slice(at, at + count)
+            at += count
+            sequence.ranks += ranks[rows]
+            sequence.prompt_logprobs += zip(
+                own[rows], ids[rows].tolist(), top[rows].tolist(), strict=True
+            )
 
     def _take_logprobs(self, result: pb.StepResult, rows: list[Sequence]) -> None:
         named = unpack(result.logprob_rows)

@@ -1,8 +1,10 @@
 """Makes model folders that hold only a small tokenizer."""
 
+import base64
 import json
 from pathlib import Path
 
+import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CORPUS = [
@@ -62,6 +64,49 @@ def byte_fallback_folder(folder: Path) -> Path:
     )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return _save(tokenizer, folder, 2)
+
+
+def sentencepiece_folder(folder: Path, kind: str = "bpe") -> Path:
+    """A SentencePiece model with byte fallback, `bpe` or `unigram`, and no tokenizer.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_prefix=str(folder / "tokenizer"),
+        model_type=kind,
+        vocab_size=350,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        minloglevel=2,
+    )
+    config = {"model_type": "llama", "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    special |= {"chat_template": CHAT_TEMPLATE, "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    return folder
+
+
+def tiktoken_ranks() -> dict[bytes, int]:
+    """A byte-level vocabulary as tiktoken has it, in which longer tokens have later ranks."""
+    words = (b"th", b"he", b"the", b" the", b"qu", b"ui", b"qui", b"ck", "ü".encode())
+    return {token: i for i, token in enumerate([*(bytes([b]) for b in range(256)), *words])}
+
+
+def tiktoken_folder(folder: Path) -> Path:
+    """A tiktoken file as in Llama 3's original format, and no tokenizer.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = tiktoken_ranks()
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()]
+    (folder / "tokenizer.model").write_text("".join(lines))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 265}))
+    added = {str(len(ranks)): {"content": "<|end|>", "special": True}}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _save(tokenizer: Tokenizer, folder: Path, eos: int) -> Path:

@@ -1,9 +1,14 @@
 """Workers with the embedded model and torch operations in float32, and requests for them."""
 
+import asyncio
+import signal
 from typing import Any
 
+from pagewire.bench.schemas import random_schema
 from pagewire.models import EMBEDDED_NAME
-from support.clients.load import Question
+from support.clients.load import Answer, Load, Question
+from support.processes.fleet import Fleet
+from support.processes.fleet_checks import check_answers, report, until_idle
 
 WORKER = (
     "worker",
@@ -15,6 +20,7 @@ WORKER = (
     "--num-slots=16",
 )
 CLIENTS = 6
+PAUSED_SECONDS = 7  # longer than a peer waits for a heartbeat
 PROMPTS = [
     "Once upon a time there was a fox",
     "One day, a small bird flew over the",
@@ -49,3 +55,33 @@ def questions(count: int) -> list[Question]:
             body["stop"] = ["the end", "\n\n"]
         made.append(Question("/v1/completions", body))
     return made
+
+
+def constrained_questions(count: int) -> list[Question]:
+    """The same, each with an output of some structure."""
+    made = questions(count)
+    for number, question in enumerate(made):
+        question.body.update({"ignore_eos": False, "stop": None, "max_tokens": 100})
+        if number % 3 == 0:
+            question.body["guided_regex"] = "([a-z]{2,9} ){5,9}\\.( [A-Z][a-z]+){3,12}"
+        else:
+            schema = {"name": "x", "schema": random_schema(number)}
+            question.body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return made
+
+
+async def run_with_fault(
+    fleet: Fleet, asked: list[Question], want: list[Answer], victim: str, number: signal.Signals
+) -> None:
+    """Sends a signal when a quarter of the questions is answered; checks all answers."""
+    load = Load(fleet.urls, asked, CLIENTS)
+    running = asyncio.create_task(load.run())
+    await load.reached(len(asked) // 4)
+    fleet.signal(victim, number)
+    if number is signal.SIGSTOP:
+        await asyncio.sleep(PAUSED_SECONDS)
+        fleet.signal(victim, signal.SIGCONT)
+    got = await running
+    report(f"real model, {number.name} to {victim}", asked, got, want)
+    check_answers(fleet, asked, got, want, tolerance=1e-4)
+    await until_idle(fleet, workers=len(fleet.names("worker")))

@@ -35,6 +35,15 @@ def logprobs_at(
     return base - 5, ids, [base - rank / 4 for rank in range(top)]
 
 
+def prompt_logprob_at(
+    prompt: list[int], position: int, top: int, vocab_size: int
+) -> tuple[float, int, list[int], list[float]]:
+    """Log probability and rank of a prompt token, and ids and values of the likeliest tokens."""
+    ids = [(prompt[position] + 1 + rank) % vocab_size for rank in range(top)]
+    values = [-position / 64 - rank / 4 for rank in range(top)]
+    return -position / 64 - 5, position + 7, ids, values
+
+
 @dataclass
 class Slot:
     """The state of one slot."""
@@ -45,6 +54,8 @@ class Slot:
     generated: int
     blocks: list[int]
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    first_scored: int = 0
 
 
 @dataclass
@@ -72,6 +83,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     bad_result: tuple[int, pb.StepResult] | None = None
     broken: int = 0
     steps: int = 0
+    # Log probabilities of prompt tokens that it has sent.
+    scored: int = 0
     # The size of the largest prefix group so far.
     most_grouped: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
@@ -180,6 +193,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                 start.num_generated,
                 unpack(start.blocks).tolist(),
                 start.sampling.logprobs if start.sampling.HasField("logprobs") else None,
+                start.prompt_logprobs if start.HasField("prompt_logprobs") else None,
+                start.first_prompt_logprob,
             )
         appended = zip(unpack(step.append_slots), unpack(step.append_blocks), strict=True)
         for slot, block in appended:
@@ -188,6 +203,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         for slot in decode:
             self._advance(slot, 1)
         counts = unpack(step.prefill_counts).tolist()
+        chunks = [
+            (slot, self.slots[slot].computed, count)
+            for slot, count in zip(unpack(step.prefill_slots).tolist(), counts, strict=True)
+        ]
         for slot, count in zip(unpack(step.prefill_slots).tolist(), counts, strict=True):
             self._advance(slot, count)
             state = self.slots[slot]
@@ -202,6 +221,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             step=step.step,
             token_ids=pack(tokens),
             errors=errors,
+            prompt_logprobs=self._prompt_logprobs(chunks),
             **self._logprobs(rows, tokens),
         )
 
@@ -255,6 +275,36 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             "top_ids": pack([token for _, ids, _ in found for token in ids]),
             "top_logprobs": pack_floats(np.array([values for _, _, values in found], np.float32)),
         }
+
+    def _prompt_logprobs(self, chunks: list[tuple[int, int, int]]) -> pb.PromptLogprobs | None:
+        """Those of chunks, each a slot, its first token and its size."""
+        slots, begins, counts, found = [], [], [], []
+        for slot, begin, count in chunks:
+            state = self.slots[slot]
+            if state.prompt_logprobs is None:
+                continue
+            self._expect(state.first_scored > 0, "log probabilities of the first token")
+            first = max(begin + 1, state.first_scored)
+            last = min(begin + count + 1, len(state.prompt))
+            if first < last:
+                slots.append(slot)
+                begins.append(first)
+                counts.append(last - first)
+                found += [(state, position) for position in range(first, last)]
+        if not slots:
+            return None
+        top = max(state.prompt_logprobs or 0 for state, _ in found)
+        self.scored += len(found)
+        scored = [prompt_logprob_at(s.prompt, at, top, self.info.vocab_size) for s, at in found]
+        return pb.PromptLogprobs(
+            slots=pack(slots),
+            begins=pack(begins),
+            counts=pack(counts),
+            logprobs=pack_floats(np.array([own for own, *_ in scored], np.float32)),
+            ranks=pack([rank for _, rank, *_ in scored]),
+            top_ids=pack([token for _, _, ids, _ in scored for token in ids]),
+            top_logprobs=pack_floats(np.array([values for *_, values in scored], np.float32)),
+        )
 
     def _scripted_error(self, slot: int) -> pb.SlotError | None:
         key = self.slots[slot].prompt[0]

@@ -124,8 +124,3 @@ def test_a_model_without_tokenizer_takes_token_ids(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match="no tokenizer"):
             refused()
-
-
-def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
-        Tokenizer(tmp_path)

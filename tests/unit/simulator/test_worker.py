@@ -164,6 +164,24 @@ async def test_log_probabilities_come_with_the_tokens_that_want_them() -> None:
     assert top.tolist() == pytest.approx([1 / 2, 1 / 4, 1 / 8])
 
 
+async def test_prompt_tokens_are_ranked_against_greedy_choice() -> None:
+    async with simulated() as worker:
+        driver = worker.driver()
+        greedy = Sequence(prompt(20), 12, sampling=pb.SlotSampling(top_p=1.0))
+        (output,) = await driver.run([greedy])
+        likely = Sequence([*prompt(20), *output], 1, prompt_top=2, first_scored=20)
+        other = (output[0] + 2) % LIMITS.vocab_size
+        unlikely = Sequence([*prompt(20), other], 1, prompt_top=0, first_scored=20)
+        await driver.run([likely, unlikely], chunk=5)
+    assert likely.ranks == [1] * 12
+    assert [ids[0] for _, ids, _ in likely.prompt_logprobs] == output
+    assert np.exp([top for *_, top in likely.prompt_logprobs]) == pytest.approx(
+        np.array([[1 / 2, 1 / 4]] * 12)
+    )
+    assert unlikely.ranks == [3]
+    assert np.exp(unlikely.prompt_logprobs[0][0]) == pytest.approx(1 / 8)
+
+
 async def test_steps_sent_ahead_run_back_to_back_without_a_busy_core() -> None:
     wanted = 40
     async with simulated(speedup=2) as worker:

@@ -3,14 +3,14 @@
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, Strict
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
-from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unsupported import (
     CHAT,
@@ -21,6 +21,7 @@ from pagewire.gateway.api.unsupported import (
 )
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.limits import MAX_CHAT_TEMPLATE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
@@ -116,9 +117,13 @@ class ChatRequest(GenerationFields):
         envelope = Envelope(
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
-        logprobs, stop = self._wanted_logprobs(), self.stop_conditions(self.given_max_tokens())
+        self.check_prompt_logprobs()
+        wishes = PromptWishes(top=self.prompt_logprobs)
+        logprobs = self._wanted_logprobs()
+        stop = self.stop_conditions(self.given_max_tokens(), wishes.needs_scheduler)
         chat = self.chat_input(limits)
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
+        ask_for_prompt(request, wishes)
         parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(
             model=model, cache_salt=self.cache_salt or "", chat=chat, **self.input_options()
@@ -134,6 +139,8 @@ class ChatRequest(GenerationFields):
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
             input_field="messages",
+            prompts=(wishes,) if wishes.needs_scheduler else (),
+            max_prompt_logprobs=limits.max_prompt_logprobs,
         )
 
     def given_max_tokens(self) -> int | None:
@@ -257,6 +264,8 @@ def chat_request_model(max_messages: int) -> type[ChatRequest]:
 @dataclass(frozen=True, slots=True)
 class ChatFormatter:
     """Formats a choice as a message, or as deltas of one."""
+
+    prompt_logprobs_in_choices: ClassVar[bool] = False
 
     envelope: Envelope
 

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
+from pagewire.config import GatewayConfig
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
-from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.unsupported import COMPLETION, COMPLETION_HINTS
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.limits import MAX_CHOICES
 from pagewire.v1 import inference_pb2 as pb
 
@@ -56,17 +58,25 @@ class CompletionRequest(GenerationFields):
 
     prompt: Prompt
     logprobs: NumLogprobs | None = None
+    echo: bool | None = None
     best_of: Int32 | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
 
-    def job(self, model: str, max_model_len: int) -> Job:
+    def job(
+        self,
+        model: str,
+        max_model_len: int,
+        max_prompt_logprobs: int = GatewayConfig.max_prompt_logprobs,
+    ) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
         self.check_stream_options()
         envelope = Envelope("cmpl", "text_completion", model)
         max_tokens = self.given_max_tokens()
-        stop = self.stop_conditions(max_tokens)
+        self.check_prompt_logprobs()
+        wants_prompt = bool(self.echo) or self.prompt_logprobs is not None
+        stop = self.stop_conditions(max_tokens, wants_prompt)
         n, count = self.num_choices(), self._num_candidates()
         beam_search = self._beam_search(n, count)
         # The best candidates are chosen by their log probabilities.
@@ -96,6 +106,9 @@ class CompletionRequest(GenerationFields):
             self.candidate_fields(f"{envelope.id}-{index}", model, stop, logprobs, beam_search)
             for index in range(len(prompts))
         ]
+        wishes = tuple(map(self._prompt_wishes, prompts)) if wants_prompt else ()
+        for request, wished in zip(requests, wishes, strict=False):
+            ask_for_prompt(request, wished)
         return Job(
             requests=candidates(requests, requests_each),
             common=common,
@@ -105,6 +118,19 @@ class CompletionRequest(GenerationFields):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
+            prompts=wishes,
+            max_prompt_logprobs=max_prompt_logprobs,
+        )
+
+    def _prompt_wishes(self, prompt: str | list[int]) -> PromptWishes:
+        """What the answer has of a prompt. The scheduler decodes token ids, also those of a text
+        that is cut."""
+        whole = self.echo and self.truncate_prompt_tokens is None
+        return PromptWishes(
+            echo=bool(self.echo),
+            text=prompt if whole and isinstance(prompt, str) else None,
+            echoed_top=self.logprobs if self.echo else None,
+            top=self.prompt_logprobs,
         )
 
     def given_max_tokens(self) -> int:
@@ -126,6 +152,12 @@ class CompletionRequest(GenerationFields):
                 if given:
                     raise invalid(field, f"{field} needs use_beam_search: true; remove it")
             return None
+        for field, wanted in (
+            ("echo", bool(self.echo)),
+            ("prompt_logprobs", self.prompt_logprobs is not None),
+        ):
+            if wanted:
+                raise invalid(field, f"{field} cannot be used with beam search; remove it")
         if self.stream:
             raise invalid(
                 "stream", "the outputs of a beam search are known at its end only; leave stream out"
@@ -183,6 +215,8 @@ def _input(
 class CompletionFormatter:
     """Formats a choice as text."""
 
+    prompt_logprobs_in_choices: ClassVar[bool] = True
+
     envelope: Envelope
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -205,18 +239,21 @@ class CompletionFormatter:
         """Four arrays with an entry for each token; `top_logprobs` always has the token itself.
 
         `top_logprobs` is keyed by text. Of tokens with the same text, such as parts of characters,
-        the likeliest one counts.
+        the likeliest one counts. The first token of an echoed prompt has null in both.
         """
         return {
             "tokens": [each.token.text for each in tokens],
             "token_logprobs": [json_logprob(each.token.logprob) for each in tokens],
-            "top_logprobs": [_by_text((*each.top, each.token)) for each in tokens],
+            "top_logprobs": [
+                None if each.token.logprob is None else _by_text((*each.top, each.token))
+                for each in tokens
+            ],
             "text_offset": [each.offset for each in tokens],
         }
 
 
-def _by_text(candidates: Iterable[Candidate]) -> dict[str, float]:
-    logprobs: dict[str, float] = {}
+def _by_text(candidates: Iterable[Candidate]) -> dict[str, float | None]:
+    logprobs: dict[str, float | None] = {}
     for candidate in candidates:
         logprobs.setdefault(candidate.text, json_logprob(candidate.logprob))
     return logprobs

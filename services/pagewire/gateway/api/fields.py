@@ -2,12 +2,14 @@
 
 import re
 import secrets
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.unsupported import STREAM_OPTIONS, STREAM_OPTIONS_HINTS, Neutral
+from pagewire.gateway.api.strict import Strict as Strict
+from pagewire.gateway.api.structured import StructuredFields, structured_output
+from pagewire.gateway.api.unsupported import STREAM_OPTIONS, STREAM_OPTIONS_HINTS
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
 from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
@@ -20,19 +22,6 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
-
-
-class Strict(BaseModel):
-    """A JSON object without type conversions: "5" is not a number, true is not an integer.
-
-    NaN and infinity are refused. Extra fields are kept, so that `check_extras` can tell unknown
-    fields from hints and from refused ones; `unsupported.py` explains the two tables.
-    """
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    hints: ClassVar[frozenset[str]] = frozenset()
-    refused: ClassVar[Neutral] = {}
 
 
 class StreamOptions(Strict):
@@ -68,7 +57,7 @@ _NumberFields = create_model("_NumberFields", __base__=Strict, **_NUMBER_FIELDS)
 
 
 # mypy cannot see a class that is made from a table.
-class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
+class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, valid-type]
     """Every field but the prompt and its log probabilities. null means that a field is absent."""
 
     model: str | None = None
@@ -90,6 +79,7 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -159,7 +149,8 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
         )
 
     def common_parameters(self, stop: pb.StopConditions) -> bytes:
-        """Sampling parameters without the seed, and stop conditions: checked and serialized.
+        """Sampling parameters without the seed, stop conditions and structured output: checked and
+        serialized.
 
         All candidates of all prompts share them.
         """
@@ -168,13 +159,32 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
             params["top_k"] = 0
         params["logit_bias"] = _by_token_id(self.logit_bias or {})
         SamplingParams(**params)
-        request = pb.GenerateRequest(sampling=pb.SamplingParams(**params), stop=stop)
+        request = pb.GenerateRequest(
+            sampling=pb.SamplingParams(**params),
+            stop=stop,
+            structured_output=structured_output(self),
+        )
         if self.skip_special_tokens is not None:
             request.skip_special_tokens = self.skip_special_tokens
         return request.SerializeToString()
 
-    def stop_conditions(self, max_tokens: int | None) -> pb.StopConditions:
-        """Checked stop conditions. `max_tokens` None allows as many as the model's length does."""
+    def check_prompt_logprobs(self) -> None:
+        """RequestError for log probabilities of the prompt in a stream, which has no place for
+        them."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid(
+                "prompt_logprobs",
+                "prompt_logprobs come with a whole answer only; set stream to false, or use echo "
+                "with logprobs",
+            )
+
+    def stop_conditions(
+        self, max_tokens: int | None, may_be_empty: bool = False
+    ) -> pb.StopConditions:
+        """Checked stop conditions. `max_tokens` None allows as many as the model's length does.
+
+        With `may_be_empty` it may be 0.
+        """
         checked = StopConditions(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
@@ -182,6 +192,7 @@ class GenerationFields(_NumberFields, Strict):  # type: ignore[misc, valid-type]
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            may_be_empty=may_be_empty,
         )
         return pb.StopConditions(
             max_tokens=checked.max_tokens,

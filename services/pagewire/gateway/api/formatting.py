@@ -5,10 +5,11 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pagewire.gateway.generation.generation import Generation
-from pagewire.gateway.generation.logprob_log import TokenLogprobs
+from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.gateway.generation.prompt_log import ScoredToken
 from pagewire.v1 import inference_pb2 as pb
 
 MIN_LOGPROB = -9999.0
@@ -47,6 +48,9 @@ class Envelope:
 
 class Formatter(Protocol):
     """Formats the choices of one answer. Their indices go up prompt by prompt, n for each."""
+
+    # Whether each choice has the `prompt_logprobs` of its prompt, not the answer as a whole.
+    prompt_logprobs_in_choices: ClassVar[bool]
 
     @property
     def envelope(self) -> Envelope:
@@ -101,9 +105,28 @@ def new_logprobs(formatter: Formatter, generation: Generation) -> dict[str, Any]
     return formatter.logprobs(tokens) if tokens else None
 
 
-def json_logprob(logprob: float) -> float:
+def json_logprob(logprob: float | None) -> float | None:
     """A log probability for JSON, which has no infinity: at least -9999, as in vLLM."""
-    return max(logprob, MIN_LOGPROB)
+    return None if logprob is None else max(logprob, MIN_LOGPROB)
+
+
+def json_prompt_logprobs(tokens: Iterable[ScoredToken]) -> list[dict[str, Any]]:
+    """Entries of `prompt_logprobs` in vLLM's form: by token id, the prompt's own token first."""
+    entries = []
+    for each in tokens:
+        entry = {str(each.token.token_id): _ranked(each.token, each.rank)}
+        for rank, candidate in enumerate(each.top, start=1):
+            entry.setdefault(str(candidate.token_id), _ranked(candidate, rank))
+        entries.append(entry)
+    return entries
+
+
+def _ranked(candidate: Candidate, rank: int) -> dict[str, Any]:
+    return {
+        "logprob": json_logprob(candidate.logprob),
+        "rank": rank,
+        "decoded_token": candidate.text,
+    }
 
 
 def json_utf8(value: Any) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pagewire.gateway.api.formatting import Formatter
 from pagewire.gateway.generation.common_fields import CommonFields
+from pagewire.gateway.generation.generation import generates_nothing
+from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -14,8 +16,9 @@ class Job:
 
     `requests` has the candidates of the first prompt, then those of the second, and so on:
     `candidates` for each prompt, of which `n` become choices. They are small, because the fields
-    that the candidates of a prompt share are in `common`, once for each prompt. `ignored` names
-    fields of the body that have no meaning here; `input_field` is the one with the prompt.
+    that the candidates of a prompt share are in `common`, once for each prompt. `prompts` is what
+    the answer has of each prompt, empty for nothing, and `max_prompt_logprobs` bounds it. `ignored`
+    names fields of the body that have no meaning here; `input_field` is the one with the prompt.
     """
 
     requests: list[pb.GenerateRequest]
@@ -28,6 +31,8 @@ class Job:
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
     input_field: str = "prompt"
+    prompts: tuple[PromptWishes, ...] = ()
+    max_prompt_logprobs: int = 0
 
     def common_of(self, index: int) -> CommonFields:
         """What the request at `index` shares with the other candidates of its prompt."""
@@ -48,8 +53,31 @@ def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.Generat
             request.sampling.seed = _wrapped(prompt.sampling.seed + i)
             if n > 1:
                 request.request_id += f"-{i}"
+            if i > 0:
+                leave_prompt_out(request)
             made.append(request)
     return made
+
+
+def ask_for_prompt(request: pb.GenerateRequest, wishes: PromptWishes) -> None:
+    """Lets the first candidate of a prompt ask for what the answer has of it."""
+    if wishes.num_top is not None:
+        request.prompt_logprobs = wishes.num_top
+    request.prompt_text = wishes.echo and wishes.text is None
+    _justify_no_tokens(request)
+
+
+def leave_prompt_out(request: pb.GenerateRequest) -> None:
+    """Lets a further candidate ask for nothing of its prompt: one sends it for all."""
+    request.ClearField("prompt_logprobs")
+    request.ClearField("prompt_text")
+    _justify_no_tokens(request)
+
+
+def _justify_no_tokens(request: pb.GenerateRequest) -> None:
+    """A request for no tokens must ask for something of its prompt."""
+    if generates_nothing(request) and not request.HasField("prompt_logprobs"):
+        request.prompt_text = True
 
 
 def _wrapped(seed: int) -> int:

@@ -17,6 +17,7 @@ class BodyLimits:
     max_messages: int = GatewayConfig.max_messages
     max_template_bytes: int = GatewayConfig.max_template_bytes
     max_template_nodes: int = GatewayConfig.max_template_nodes
+    max_prompt_logprobs: int = GatewayConfig.max_prompt_logprobs
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "BodyLimits":
@@ -26,6 +27,7 @@ class BodyLimits:
             config.max_messages,
             config.max_template_bytes,
             config.max_template_nodes,
+            config.max_prompt_logprobs,
         )
 
     @property

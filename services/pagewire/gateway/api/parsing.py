@@ -69,7 +69,7 @@ class JobParser:
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
         completion.resolve_truncation(models[model], completion.given_max_tokens())
-        job = completion.job(model, models[model])
+        job = completion.job(model, models[model], limits.max_prompt_logprobs)
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 
     def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:

@@ -39,15 +39,6 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "spaces_between_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -96,7 +87,6 @@ CHAT: Neutral = {
 }
 COMPLETION: Neutral = {
     **COMMON,
-    "echo": (False,),
     "suffix": ("",),
     "prompt_embeds": (),
     # Fields of /v1/chat/completions.

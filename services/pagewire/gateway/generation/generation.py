@@ -9,6 +9,7 @@ from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation.common_fields import NO_COMMON_FIELDS, CommonFields
 from pagewire.gateway.generation.logprob_log import LogprobLog
+from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
@@ -23,10 +24,14 @@ class Generation:
     `tokens` are all tokens received so far. Text waits here until `take_text`.
     `logprobs` belong to the same tokens; None if the request wants none.
     A generation that is not `eager` enters `updates` only when it has ended.
+    `prompt` is what the answer has of its prompt, None for nothing. Until it has arrived, the
+    generation does not enter `updates`, unless it fails: all output comes after it.
     """
 
     __slots__ = (
         "_attempts",
+        "_eager",
+        "_held",
         "_text",
         "_tokens_at_loss",
         "_usage",
@@ -43,6 +48,7 @@ class Generation:
         "logprobs",
         "moved",
         "on_usage",
+        "prompt",
         "prompt_index",
         "prompt_tokens",
         "queued",
@@ -64,6 +70,7 @@ class Generation:
         eager: bool,
         common: CommonFields = NO_COMMON_FIELDS,
         arrived: float | None = None,
+        prompt: PromptLog | None = None,
     ) -> None:
         self.request = request
         self.common = common
@@ -71,7 +78,10 @@ class Generation:
         self.prompt_index = prompt_index
         self.updates = updates
         self.queued = False  # whether it is in `updates` now
-        self.eager = eager
+        self.prompt = prompt
+        self._eager = eager
+        self._held = prompt is not None and not prompt.arrived
+        self.eager = eager and not self._held
         self.tokens = array("i")
         self._text = bytearray()
         self.logprobs = LogprobLog() if request.HasField("logprobs") else None
@@ -96,6 +106,11 @@ class Generation:
         # What its scheduler reported at its end, completed or not; `on_usage` is called then.
         self._usage: pb.Usage | None = None
         self.on_usage: Callable[[], None] | None = None
+        if prompt is not None:
+            if self._held:
+                prompt.tell(self)
+            else:
+                self.prompt_arrived()
 
     @property
     def losses(self) -> int:
@@ -157,6 +172,27 @@ class Generation:
         if self.on_usage is not None:
             self.on_usage()
 
+    def receive_prompt(self, message: pb.PromptOutput) -> None:
+        """Takes what the scheduler sends of its prompt; RequestError if that is too much."""
+        if self.prompt is not None and self._asks_for_prompt:
+            self.prompt.receive(message)
+
+    def prompt_arrived(self) -> None:
+        """See PromptReader."""
+        assert self.prompt is not None
+        self._held, self.eager = False, self._eager
+        if self.logprobs is not None and self.prompt.wishes.echo:
+            self.logprobs.begin_at(len(self.prompt.text))
+        if self.finish is not None or (self.eager and self._text):
+            self.updates.put(self)
+
+    @property
+    def _asks_for_prompt(self) -> bool:
+        """Whether it is the candidate that asks its scheduler for what the answer has of it."""
+        assert self.prompt is not None
+        scored = self.prompt.wishes.num_top is not None
+        return self.request.HasField("prompt_logprobs") if scored else self.request.prompt_text
+
     def extend(self, token_bytes: bytes, text: bytes, now: float) -> None:
         """Adds new tokens (little-endian int32) and new text (UTF-8)."""
         if token_bytes:
@@ -182,11 +218,13 @@ class Generation:
             self.fail(RequestError(Code.INTERNAL, "the scheduler ended it without a reason"))
         elif self.logprobs is not None and self.logprobs.count != len(self.tokens):
             self.fail(RequestError(Code.INTERNAL, "the scheduler gave no log probabilities"))
+        elif self._held and self._asks_for_prompt:
+            self.fail(RequestError(Code.INTERNAL, "the scheduler sent nothing of the prompt"))
         else:
             if self.logprobs is not None:
                 finish.cumulative_logprob = self.logprobs.total  # over all attempts
             self.finish = finish
-            self._announce_end()
+            self._announce_end(self._held)
 
     def fail(self, failure: RequestError) -> None:
         """Ends it with an error."""
@@ -214,13 +252,23 @@ class Generation:
         if self._attempts > 1:
             request.request_id = f"{self.request.request_id}.{self._attempts}"
             request.resume_token_ids.extend(self.tokens)
+            has_prompt = self.prompt is not None and self.prompt.arrived
+            if has_prompt and not generates_nothing(request):
+                request.ClearField("prompt_logprobs")
+                request.ClearField("prompt_text")
         if request.HasField("deadline_ms"):
             request.deadline_ms = max(1, math.ceil(self.seconds_left * 1000))
         return request.SerializeToString() + self.common.data
 
-    def _announce_end(self) -> None:
+    def _announce_end(self, held: bool = False) -> None:
         self.ended_at = time.perf_counter()
-        self.updates.put(self)
+        if not held:
+            self.updates.put(self)
+
+
+def generates_nothing(request: pb.GenerateRequest) -> bool:
+    """Whether a request only wants something of its prompt."""
+    return request.stop.HasField("max_tokens") and request.stop.max_tokens == 0
 
 
 def _request_error(error: pb.Error) -> RequestError:

@@ -14,9 +14,9 @@ _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 class Candidate(NamedTuple):
-    """A token that was possible at one position of an output."""
+    """A token that was possible at one position of an output or of a prompt."""
 
-    logprob: float
+    logprob: float | None  # None for the first token of a prompt
     data: bytes  # its bytes; they may be a part of a character
     token_id: int
 
@@ -27,11 +27,11 @@ class Candidate(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """A token of an output, and the likeliest tokens at its position, most likely first."""
+    """A token, and the likeliest tokens at its position, most likely first."""
 
     token: Candidate
     top: list[Candidate]
-    offset: int  # in characters, from the beginning of the output
+    offset: int  # in characters, from the beginning of the choice's text
 
 
 class CandidateBlock(NamedTuple):
@@ -98,6 +98,11 @@ class LogprobLog:
         self._blocks: deque[CandidateBlock] = deque()
         self._decoder = _Utf8Decoder("replace")
         self._offset = 0
+
+    def begin_at(self, offset: int) -> None:
+        """Lets the output begin after so many characters of the choice's text; nothing was taken
+        yet."""
+        self._offset = offset
 
     def extend(self, block: CandidateBlock) -> None:
         """Adds the candidates of new tokens; the first one of each is the token itself."""

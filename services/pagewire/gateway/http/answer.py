@@ -1,5 +1,7 @@
 """From a job to its HTTP answer."""
 
+from typing import TypeGuard
+
 from starlette.responses import Response
 from starlette.types import Receive
 
@@ -9,14 +11,23 @@ from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.http.choices import Choice, choices
-from pagewire.gateway.http.paced_json import PacedJson, object_pieces, paced_logprobs
+from pagewire.gateway.http.paced_json import (
+    PacedJson,
+    TokenSource,
+    object_of_pieces,
+    object_pieces,
+    paced_logprobs,
+    paced_prompt_logprobs,
+)
 from pagewire.gateway.http.run import Run
 from pagewire.gateway.http.sse import EventStream
 from pagewire.gateway.routing.schedulers import Schedulers
 
 # Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
 _STRINGS_A_PIECE = 16
+_LARGE_STRING = 1 << 16
 
 
 async def answer(
@@ -59,16 +70,42 @@ async def _body(job: Job, run: Run) -> list[bytes]:
         strings.append("," if index else "")
         for string in await _choice_strings(job, index, choice, pacer):
             strings.append(string)
-            if len(strings) >= _STRINGS_A_PIECE:
+            if len(strings) >= _STRINGS_A_PIECE or len(string) > _LARGE_STRING:
                 pieces.append("".join(strings).encode())
                 strings.clear()
                 await pacer.pause_if_due()
-    return [*pieces, "".join(strings).encode(), last.encode()]
+    strings += await _last_strings(job, run, last, pacer)
+    return [*pieces, *(string.encode() for string in strings)]
 
 
 async def _choice_strings(job: Job, index: int, choice: Choice, pacer: Pacer) -> list[str]:
-    fields = {**job.formatter.whole(index, choice.text, choice.finish), "logprobs": None}
-    if choice.logprobs is None or not choice.logprobs.waiting:
-        return [json_utf8(fields)]
-    logprobs = await paced_logprobs(job.formatter, choice.logprobs, pacer)
-    return object_pieces(fields, "logprobs", logprobs)
+    prompt, text = choice.prompt, choice.text
+    sources: list[TokenSource] = []
+    large: dict[str, list[str]] = {}
+    if prompt is not None and prompt.wishes.echo:
+        text = prompt.text + text
+        if prompt.wishes.echoed_top is not None:
+            sources.append(prompt.echoed())
+    fields = {**job.formatter.whole(index, text, choice.finish), "logprobs": None}
+    if choice.logprobs is not None:
+        sources.append(choice.logprobs)
+    if any(source.waiting for source in sources):
+        large["logprobs"] = await paced_logprobs(job.formatter, sources, pacer)
+    if job.formatter.prompt_logprobs_in_choices and _has_logprobs(prompt):
+        fields["prompt_logprobs"] = None
+        large["prompt_logprobs"] = await paced_prompt_logprobs(prompt, pacer)
+    return object_of_pieces(fields, large) if large else [json_utf8(fields)]
+
+
+async def _last_strings(job: Job, run: Run, last: str, pacer: Pacer) -> list[str]:
+    """The end of a body, `last`, with the log probabilities of the prompt if they belong there."""
+    prompt = run.generations[0].prompt
+    if job.formatter.prompt_logprobs_in_choices or not _has_logprobs(prompt):
+        return [last]
+    written = await paced_prompt_logprobs(prompt, pacer)
+    return [last.removesuffix("}"), ',"prompt_logprobs":', *written, "}"]
+
+
+def _has_logprobs(prompt: PromptLog | None) -> TypeGuard[PromptLog]:
+    """Whether the answer has the field `prompt_logprobs` for a prompt."""
+    return prompt is not None and prompt.wishes.top is not None

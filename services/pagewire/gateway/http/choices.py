@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import LogprobLog
+from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -17,6 +18,7 @@ class Choice(NamedTuple):
     finish: pb.Finish
     logprobs: LogprobLog | None
     token_ids: Sequence[int]
+    prompt: PromptLog | None = None
 
 
 def choices(job: Job, generations: Sequence[Generation]) -> Iterator[Choice]:
@@ -47,4 +49,4 @@ def _choices_of(job: Job, generation: Generation) -> Iterator[Choice]:
         yield Choice(hypothesis.text, ended, None, hypothesis.token_ids)
     if not finish.hypotheses:
         logprobs = generation.logprobs if job.shows_logprobs else None
-        yield Choice(generation.take_text(), finish, logprobs, generation.tokens)
+        yield Choice(generation.take_text(), finish, logprobs, generation.tokens, generation.prompt)

@@ -10,6 +10,7 @@ from pagewire.gateway.api.job import Job
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.http.disconnect import wait_for_disconnect
 from pagewire.gateway.routing.schedulers import Schedulers
@@ -23,6 +24,8 @@ class Run:
         self._schedulers = schedulers
         self._disconnect: asyncio.Task[None] | None = None
         self._num_unfinished = len(job.requests)
+        budget = PromptBudget(job.max_prompt_logprobs, job.n)
+        prompts = [PromptLog(wishes, budget) for wishes in job.prompts]
         self.generations = [
             Generation(
                 request,
@@ -32,6 +35,7 @@ class Run:
                 job.stream,
                 job.common_of(index),
                 arrived,
+                prompts[index // job.candidates] if prompts else None,
             )
             for index, request in enumerate(job.requests)
         ]

@@ -12,6 +12,7 @@ from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs,
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.http.paced_json import (
     TOKENS_A_PIECE,
     object_pieces,
@@ -31,9 +32,39 @@ class ChunkWriter:
         self._formatter = formatter
         self._usage = {"usage": None} if include_usage else {}
         self._around: dict[int, tuple[str, str]] = {}
+        self._echoed: set[int] = set()  # choices whose prompts were written
 
     async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
-        """Does the same as `write`, in pieces and without blocking the event loop."""
+        """Does the same as `write`, in pieces and without blocking the event loop.
+
+        An echoed prompt comes first, in a chunk of its own.
+        """
+        if generation.prompt is None or generation.index in self._echoed:
+            return await self._write_output(generation, pacer)
+        self._echoed.add(generation.index)
+        echo = await self._write_prompt(generation.index, generation.prompt, pacer)
+        return [*echo, *await self._write_output(generation, pacer)]
+
+    async def _write_prompt(self, index: int, prompt: PromptLog, pacer: Pacer) -> list[str]:
+        if not prompt.wishes.echo:
+            return []
+        choice = self._formatter.piece(index, prompt.text)
+        if prompt.wishes.echoed_top is None:
+            return [self._event(choice)]
+        logprobs = await paced_logprobs(self._formatter, [prompt.echoed()], pacer, json_ascii)
+        return self._large_event(choice, logprobs)
+
+    def _large_event(self, choice: dict[str, Any], logprobs: list[str]) -> list[str]:
+        """The event of a choice whose log probabilities are in pieces."""
+        written = object_pieces({**choice, "logprobs": None}, "logprobs", logprobs, json_ascii)
+        chunk = self._formatter.envelope.wrap([], **self._usage)
+        return [
+            "data: ",
+            *object_pieces(chunk, "choices", ["[", *written, "]"], json_ascii),
+            "\n\n",
+        ]
+
+    async def _write_output(self, generation: Generation, pacer: Pacer) -> list[str]:
         log = generation.logprobs
         if log is None or log.waiting <= TOKENS_A_PIECE:
             text = self.write(generation)
@@ -44,14 +75,8 @@ class ChunkWriter:
             return []
         opening = self._opening(generation.index)
         choice = self._choice(generation, text)
-        logprobs = await paced_logprobs(self._formatter, log, pacer, json_ascii)
-        written = object_pieces({**choice, "logprobs": None}, "logprobs", logprobs, json_ascii)
-        chunk = self._formatter.envelope.wrap([], **self._usage)
-        return [
-            f"{opening}data: ",
-            *object_pieces(chunk, "choices", ["[", *written, "]"], json_ascii),
-            "\n\n",
-        ]
+        logprobs = await paced_logprobs(self._formatter, [log], pacer, json_ascii)
+        return [opening, *self._large_event(choice, logprobs)]
 
     def write(self, generation: Generation) -> str:
         """The events for a generation's new output: its opening, its text, its end."""
@@ -108,8 +133,8 @@ class EventStream(Response):
         self._first = first
         self._writer = ChunkWriter(formatter, include_usage)
         self._include_usage = include_usage
-        single = len(run.generations) == 1
-        self._plain = single and run.generations[0].logprobs is None
+        plain = [g.logprobs is None and g.prompt is None for g in run.generations]
+        self._plain = plain == [True]
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from itertools import repeat
 from typing import NamedTuple
 
+from pagewire.errors import RequestError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import CandidateReader
 from pagewire.gateway.metrics import GatewayMetrics
@@ -19,6 +20,28 @@ class MisplacedDelta(NamedTuple):
     generation: Generation
     begin: int
     num_tokens: int
+
+
+def deliver_prompts(
+    response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: GatewayMetrics
+) -> list[tuple[Generation, RequestError]]:
+    """Gives generations what they want of their prompts, which comes before their first tokens.
+
+    Returns those whose answers would be too large, with the reason.
+    """
+    refused = []
+    for output in response.prompts:
+        generation = generations.get(output.stream)
+        if generation is None or generation.aborted:
+            continue
+        if not generation.prompt_tokens:
+            generation.prompt_tokens = len(output.token_ids) // 4
+            metrics.prompt_tokens.inc(generation.prompt_tokens)
+        try:
+            generation.receive_prompt(output)
+        except RequestError as error:
+            refused.append((generation, error))
+    return refused
 
 
 def deliver(

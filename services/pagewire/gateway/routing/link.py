@@ -9,7 +9,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.connection import Connection
-from pagewire.gateway.routing.delivery import MisplacedDelta, deliver
+from pagewire.gateway.routing.delivery import MisplacedDelta, deliver, deliver_prompts
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
@@ -227,6 +227,9 @@ class Link:
         if response.draining and not self.draining:
             log.info("scheduler %s drains", self.target)
             self.draining = True
+        if response.prompts:
+            for generation, error in deliver_prompts(response, self._open, self._metrics):
+                self._fail(generation, error)
         if response.streams:
             for delta in deliver(response, self._open, self._metrics):
                 self._handle_misplaced(delta)
@@ -291,9 +294,13 @@ class Link:
             received,
         )
         if end > received and not generation.aborted:
-            generation.aborted = True
-            self.abort(generation)
-            generation.fail(RequestError(Code.INTERNAL, "the scheduler's output has a gap"))
+            self._fail(generation, RequestError(Code.INTERNAL, "the scheduler's output has a gap"))
+
+    def _fail(self, generation: Generation, error: RequestError) -> None:
+        """Aborts a generation at the scheduler and fails it."""
+        generation.aborted = True
+        self.abort(generation)
+        generation.fail(error)
 
     def _finish(self, ended: pb.StreamFinish) -> None:
         generation = self._open.pop(ended.stream, None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingNumbers
+from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
 from pagewire.suspicion import Loss, Suspicion
 
 # A sequence has recovered from a failure after so many further tokens: one of its prefill, the
@@ -41,6 +42,8 @@ class Sampling(SamplingNumbers):
     # As in the messages: ids in ascending order as int32, and the bias of each as float32.
     bias_ids: bytes = b""
     biases: bytes = b""
+    # Which tokens the output may have: a serialized Constraint; empty for any.
+    constraint: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +92,8 @@ class Sequence:
     deadline: int = 0
     # Its number in the order of first admissions; -1 before that.
     place: int = -1
+    # Log probabilities of the prompt; None if none are wanted.
+    prompt_logprobs: PromptLogprobs | None = None
     # The caller's request.
     owner: Any = None
 
@@ -115,6 +120,15 @@ class Sequence:
         """The known tokens from `begin` to `end` as little-endian int32."""
         head, prompt = self.prompt[begin:end].tobytes(), len(self.prompt)
         return head + self.output[max(0, begin - prompt) : max(0, end - prompt)].tobytes()
+
+    @property
+    def max_cached(self) -> int:
+        """The most tokens whose KV may come from a cache: some tokens must be computed.
+
+        These are the last known token, and those that give missing log probabilities of the prompt.
+        """
+        scored = self.prompt_logprobs
+        return self.num_known - 1 if scored is None or scored.complete else scored.next - 1
 
     @property
     def max_computed(self) -> int:

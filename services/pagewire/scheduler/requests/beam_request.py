@@ -162,6 +162,8 @@ def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
         ("stop", len(message.stop.stop) > 0),
         ("logit_bias", len(message.sampling.logit_bias) > 0),
         ("logprobs", message.HasField("logprobs")),
+        ("prompt_logprobs", message.HasField("prompt_logprobs")),
+        ("prompt_text", message.prompt_text),
         ("resume_token_ids", len(message.resume_token_ids) > 0),
     ):
         if given:

@@ -10,8 +10,9 @@ from pagewire.packing import Int32Array, pack, pack_unsigned
 from pagewire.scheduler.requests.step_logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
-# Rows of one message, which must stay far below gRPC's largest message.
+# Rows of one message, and bytes of prompts in it: it must stay far below gRPC's largest message.
 PAGE_ROWS = 1 << 16
+PAGE_PROMPT_BYTES = 1 << 23
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,8 @@ class DeltaBuffer:
     prompt_tokens: list[int] = field(default_factory=list)
     token_ids: list[bytes] = field(default_factory=list)
     text: list[bytes] = field(default_factory=list)
+    prompts: list[pb.PromptOutput] = field(default_factory=list)
+    prompt_bytes: int = 0
     finished: list[pb.StreamFinish] = field(default_factory=list)
     candidates: CandidateBuffer = field(default_factory=CandidateBuffer)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,8 +74,15 @@ class DeltaBuffer:
         self.text.append(b"".join(texts))
         self.ready.set()
         if self.entries >= PAGE_ROWS:
-            self._pages.append(self._page())
-            self.read.clear()
+            self._end_page()
+
+    def add_prompt(self, output: pb.PromptOutput) -> None:
+        """Adds what a request wants of its prompt, before its first token."""
+        self.prompts.append(output)
+        self.prompt_bytes += output.ByteSize()
+        self.ready.set()
+        if self.prompt_bytes >= PAGE_PROMPT_BYTES:
+            self._end_page()
 
     def add_finish(self, stream: int, finish: pb.Finish, index: int, text: str = "") -> None:
         """Adds the end of a request: `text` was held back until now, `index` is its token count."""
@@ -101,6 +111,10 @@ class DeltaBuffer:
         self.indices.append(indices)
         self.text_sizes.append(text_sizes)
 
+    def _end_page(self) -> None:
+        self._pages.append(self._page())
+        self.read.clear()
+
     def _page(self) -> pb.MultiplexResponse:
         """A message of everything that is on no page yet."""
         message = pb.MultiplexResponse(
@@ -118,6 +132,10 @@ class DeltaBuffer:
             _pad(self.prompt_tokens, self.entries, 0)
             message.prompt_tokens.extend(self.prompt_tokens)
             self.prompt_tokens.clear()
+        if self.prompts:
+            message.prompts.extend(self.prompts)
+            self.prompts.clear()
+            self.prompt_bytes = 0
         if self.finished:
             message.finished.extend(self.finished)
             self.finished.clear()

@@ -3,7 +3,6 @@
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import MAX_CRASHES_ALONE
-from pagewire.v1 import worker_pb2 as pb
 
 
 def parsing_failed() -> RequestError:
@@ -37,11 +36,12 @@ def lost_workers(sequence: Sequence) -> RequestError:
     )
 
 
-def worker_failed(error: pb.SlotError) -> RequestError:
-    """The worker reports an error, and the sequence has no retry left."""
-    if error.field:
-        return invalid(error.field, error.message)
-    return RequestError(Code.INTERNAL, f"the worker failed: {error.message}")
+def worker_failed(message: str, field: str = "") -> RequestError:
+    """The worker reports an error, and the sequence has no retry left; or it cannot do what `field`
+    of the request asks for."""
+    if field:
+        return invalid(field, message)
+    return RequestError(Code.INTERNAL, f"the worker failed: {message}")
 
 
 def no_logprobs() -> RequestError:

@@ -7,6 +7,7 @@ from pagewire.errors import RequestError
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.prompt_output import AwaitedPrompt
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb
 
@@ -34,6 +35,10 @@ class Request:
     # Whether the prompt's tokens are sent with the end.
     return_prompt: bool = False
     skip_special_tokens: bool = True
+    # What its client wants of the prompt and has not got; None for nothing.
+    awaited_prompt: AwaitedPrompt | None = None
+    # False: it ends without a token, once it has what it wants of its prompt.
+    generates: bool = True
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
     # Sum over the delivered tokens, if the client wants log probabilities.

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from pagewire.scheduler.requests.prompt import (
     no_room,
     tokenize_request,
 )
+from pagewire.scheduler.structured.constraint import structured_constraint
 from pagewire.scheduler.text.text_stream import TextStream
-from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
+from pagewire.scheduler.text.tokenizer import NO_TOKENIZER, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -42,7 +44,15 @@ class ParsedRequest:
     include_stop_token: bool
     skip_special_tokens: bool
     beam_search: pb.BeamSearch | None
+    # Likeliest tokens of each prompt token; None for no log probabilities of the prompt.
+    prompt_logprobs: int | None
+    prompt_text: bool
     return_prompt: bool = False
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether the client wants something of its prompt."""
+        return self.prompt_text or self.prompt_logprobs is not None
 
 
 def check_model(given: str, served: str) -> None:
@@ -67,8 +77,11 @@ def parse_request(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits,
     tokens: RequestTokens | None = None,
+    grammar: str = "",
 ) -> ParsedRequest:
     """Checks a request, and tokenizes it unless its `tokens` are given: then `message` needs none.
+
+    `grammar` is that of its structured output, if it has one.
 
     Raises RequestError, which names the field.
     """
@@ -78,7 +91,10 @@ def parse_request(
     if message.HasField("deadline_ms") and not message.deadline_ms:
         raise invalid("deadline_ms", "deadline_ms is 0; it must be at least 1")
     params = SamplingParams.from_proto(message.sampling, tokenizer.default_sampling)
-    stop = StopConditions.from_proto(message.stop)
+    wants_prompt = message.prompt_text or message.HasField("prompt_logprobs")
+    stop = StopConditions.from_proto(message.stop, may_be_empty=wants_prompt)
+    if message.prompt_text and isinstance(tokenizer, TokenIdsOnly):
+        raise invalid("prompt_text", "this server has no tokenizer, so no text; remove prompt_text")
     if tokens is None:
         tokens = tokenize_request(message, tokenizer, limits)
     check_vocabulary(stop.stop_token_ids, "stop_token_ids", limits.vocab_size)
@@ -89,8 +105,11 @@ def parse_request(
             "resume_token_ids",
             f"{len(tokens.resumed)} tokens to resume from, max_tokens is {max_tokens}",
         )
-    eos = () if stop.ignore_eos else tokenizer.eos_token_ids
+    eos = () if stop.ignore_eos and not grammar else tokenizer.eos_token_ids
     stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
+    constraint = b""
+    if grammar:
+        constraint = structured_constraint(message, grammar, stop, stop_ids)
     if message.HasField("beam_search"):
         check_beam_search(message, len(stop_ids))
     return ParsedRequest(
@@ -98,10 +117,11 @@ def parse_request(
         sampling=Sampling(
             **numbers_of(params),
             seed=random.getrandbits(63) if params.seed is None else params.seed,
-            min_tokens=stop.min_tokens,
-            logprobs=_logprobs(message, limits.vocab_size),
+            min_tokens=0 if constraint else stop.min_tokens,  # the constraint has it
+            logprobs=_num_top(message, "logprobs", limits.vocab_size),
             bias_ids=bias_ids,
             biases=biases,
+            constraint=constraint,
         ),
         max_tokens=max_tokens,
         stop_ids=stop_ids,
@@ -114,16 +134,21 @@ def parse_request(
         skip_special_tokens=default_true(message, "skip_special_tokens"),
         beam_search=message.beam_search if message.HasField("beam_search") else None,
         return_prompt=message.return_prompt_token_ids,
+        prompt_logprobs=_num_top(message, "prompt_logprobs", limits.vocab_size),
+        prompt_text=message.prompt_text,
     )
 
 
-def _logprobs(message: pb.GenerateRequest, vocab_size: int) -> int | None:
-    if not message.HasField("logprobs"):
+def _num_top(
+    message: pb.GenerateRequest, field: Literal["logprobs", "prompt_logprobs"], vocab_size: int
+) -> int | None:
+    """How many of the likeliest tokens a field asks for; None if it is absent."""
+    if not message.HasField(field):
         return None
-    limit = min(MAX_LOGPROBS, vocab_size)
-    if message.logprobs > limit:
-        raise invalid("logprobs", f"logprobs is {message.logprobs}; at most {limit} are given")
-    return int(message.logprobs)
+    given, limit = int(getattr(message, field)), min(MAX_LOGPROBS, vocab_size)
+    if given > limit:
+        raise invalid(field, f"{field} is {given}; at most {limit} are given")
+    return given
 
 
 def _biases(params: SamplingParams, vocab_size: int) -> tuple[bytes, bytes]:
@@ -151,6 +176,12 @@ def _resolve_max_tokens(
 def _text_stream(
     message: pb.GenerateRequest, stop: StopConditions, tokenizer: Tokenizer | TokenIdsOnly
 ) -> TextStream | None:
+    if isinstance(tokenizer, TokenIdsOnly) and not message.HasField("detokenize"):
+        if stop.stop:
+            raise invalid(
+                "stop", f"stop strings need the text, and {NO_TOKENIZER}; give stop_token_ids"
+            )
+        return None
     if default_true(message, "detokenize"):
         detokenizer = tokenizer.detokenizer(default_true(message, "skip_special_tokens"))
         return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output)

@@ -8,11 +8,12 @@ from google.protobuf.json_format import MessageToDict
 from numpy.typing import NDArray
 
 from pagewire.context_length import context_length_exceeded
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import Int32Array
 from pagewire.scheduler.text.chat_template import RESERVED, ChatTemplate
 from pagewire.scheduler.text.final_message import render_open_ended
 from pagewire.scheduler.text.tokenizer import (
+    NO_TOKENIZER,
     TextBounds,
     TokenIdsOnly,
     Tokenizer,
@@ -31,6 +32,7 @@ class ModelLimits:
     max_model_len: int
     max_pool_tokens: int
     vocab_size: int
+    constraints: bool = False  # whether each of them takes constraints
 
     @property
     def max_tokens(self) -> int:
@@ -103,6 +105,14 @@ def tokenize_input(
             assert isinstance(message, pb.GenerateRequest)
             raise no_room(message, error.limit, limits, exact=False) from error
         ids = ids if kept is None else ids[-kept:]
+        if limits is not None and ids.max(initial=0) >= limits.vocab_size:
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"the tokenizer makes of this text the id {ids.max()}, outside the model's "
+                f"vocabulary of {limits.vocab_size} ids; the server needs the model's own "
+                "tokenizer",
+                field,
+            )
     if not len(ids) and isinstance(message, pb.GenerateRequest):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
@@ -110,6 +120,8 @@ def tokenize_input(
 
 def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
     """The text of a conversation by the model's template."""
+    if isinstance(tokenizer, TokenIdsOnly):
+        raise invalid("messages", f"{NO_TOKENIZER}; give token ids as the prompt of a completion")
     template = tokenizer.chat_template
     if chat.HasField("chat_template"):
         template = tokenizer.request_templates.parse(chat.chat_template)

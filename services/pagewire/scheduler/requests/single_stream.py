@@ -17,6 +17,9 @@ def response_of(
         text=deltas.text.decode(),
         finish=finish,
     )
+    if deltas.prompts:
+        response.prompt.CopyFrom(deltas.prompts[0])
+        response.prompt.ClearField("stream")
     if deltas.candidate_counts:
         with_bytes = not request.HasField("detokenize") or request.detokenize
         _add_logprobs(response, deltas, with_bytes)

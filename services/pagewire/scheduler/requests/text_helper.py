@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.helpers.pool import HelperError, HelperPool
-from pagewire.models import resolve_model, served_name
+from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.requests import failures
@@ -38,11 +38,16 @@ _LARGE_BYTES = 256 << 10
 
 def read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
     """The tokenizer of the model that a scheduler serves."""
-    folder = resolve_model(config.model)
+    model = resolve_model(config.model)
     if config.skip_tokenizer:
-        return TokenIdsOnly(folder)
+        for name in ("tokenizer", "chat_template"):
+            if getattr(config, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} and --skip-tokenizer exclude each other; give one")
+        return TokenIdsOnly(model)
+    folder = model if config.tokenizer is None else resolve_tokenizer(config.tokenizer)
     template = None if config.chat_template is None else Path(config.chat_template)
-    return Tokenizer(folder, bounds_of(config), template)
+    return Tokenizer(folder, bounds_of(config), template, model)
 
 
 def bounds_of(config: SchedulerConfig) -> TextBounds:

@@ -10,6 +10,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
+from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests import failures
@@ -24,10 +25,14 @@ from pagewire.scheduler.requests.parsing import (
     parse_request,
 )
 from pagewire.scheduler.requests.prompt import ModelLimits
+from pagewire.scheduler.requests.prompt_output import check_prompt_size
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
 from pagewire.scheduler.requests.reservations import Reservations
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
+from pagewire.scheduler.stages.prompts import Prompts
+from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
+from pagewire.scheduler.structured.grammars import field_of
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.suspicion import Suspicion
@@ -54,12 +59,14 @@ class Intake:
         admission: Admission,
         workers: ReadyWorkers,
         endings: Endings,
+        prompts: Prompts,
         plan_soon: Callable[[], None],
     ) -> None:
         """`plan_soon` is called when a sequence has come into the queue."""
         self.draining = False
         self.reservations = Reservations(endings.give_all_back)
         self.helpers = TextHelpers(config)
+        self.grammars = CheckedGrammars(config)
         self.bounds = QueueBounds(config, admission.waiting, endings.open)
         self._policy_name = config.policy
         self._policy = policy
@@ -69,6 +76,8 @@ class Intake:
         self._workers = workers
         self._endings = endings
         self._open = endings.open
+        self._prompts = prompts
+        self._max_prompt_logprobs = config.max_prompt_logprobs
         self._plan_soon = plan_soon
         self._arrivals = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,15 +171,33 @@ class Intake:
             )
         try:
             limits = self._limits()
+            grammar = await self._grammar(message, limits)
             tokens = None
             if incoming.data is not None:
                 tokens = await self.helpers.tokens(incoming.data, limits)
-            return parse_request(message, self._tokenizer, limits, tokens)
+            parsed = parse_request(message, self._tokenizer, limits, tokens, grammar)
+            num_top = parsed.prompt_logprobs
+            check_prompt_size(len(parsed.tokens.prompt), num_top, self._max_prompt_logprobs)
+            return parsed
         except RequestError:
             raise
         except Exception as error:
             log.exception("request %s could not be parsed", message.request_id)
             raise failures.parsing_failed() from error
+
+    async def _grammar(self, message: pb.GenerateRequest, limits: ModelLimits) -> str:
+        """The grammar of a request's structured output; empty if it has none."""
+        if not message.HasField("structured_output"):
+            return ""
+        output = message.structured_output
+        if not limits.constraints:
+            field = field_of(output)
+            raise invalid(
+                field,
+                f"{field}: a worker of this model takes no structured output, because it has no "
+                "tokenizer or is simulated; remove it",
+            )
+        return await self.grammars.grammar(output)
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = new_sequence(request, parsed)
@@ -180,7 +207,16 @@ class Intake:
         ended = await _replay(request, parsed)
         if not request.open:
             return
-        if ended is not None:
+        if parsed.wants_prompt:
+            vocab_size = self._limits().vocab_size
+            try:
+                await self._prompts.prepare(request, parsed, ended, self.helpers, vocab_size)
+            except RequestError as error:
+                if request.open:
+                    self._close_failed(request, error)
+            if not request.open:
+                return
+        elif ended is not None:
             self._endings.close(request, State.COMPLETED, ended)
             return
         full = self.bounds.refusal(request.moved, sequence.num_known)
@@ -210,7 +246,9 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     sequence = Sequence(
         prompt=parsed.tokens.prompt,
         sampling=parsed.sampling,
-        max_tokens=parsed.max_tokens,
+        # A request that generates nothing still computes its prompt. It ends before its token is
+        # taken.
+        max_tokens=max(1, parsed.max_tokens),
         stop_ids=parsed.stop_ids,
         arrival=request.arrival,
         priority=parsed.priority,
@@ -218,6 +256,11 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
         tenant=parsed.tenant,
         # In milliseconds of the monotonic clock.
         deadline=int(request.received * 1000) + (parsed.deadline_ms or USUAL_DEADLINE_MS),
+        prompt_logprobs=(
+            None
+            if parsed.prompt_logprobs is None
+            else PromptLogprobs(parsed.prompt_logprobs, len(parsed.tokens.prompt))
+        ),
         owner=request,
     )
     sequence.output.frombytes(parsed.tokens.resumed.tobytes())
@@ -226,6 +269,7 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     request.include_stop_token = parsed.include_stop_token
     request.return_prompt = parsed.return_prompt
     request.skip_special_tokens = parsed.skip_special_tokens
+    request.generates = parsed.max_tokens > 0
     request.unreported_prompt = len(parsed.tokens.prompt)
     return sequence
 

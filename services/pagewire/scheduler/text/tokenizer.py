@@ -1,6 +1,7 @@
 """The model's tokenizer: text to token ids, and the parts that turn ids into text.
 
-Read from tokenizer.json with the `tokenizers` library, which needs no torch.
+Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of other tokenizers
+transformers makes such a file, see `conversion`.
 """
 
 import json
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
+from pagewire.models import eos_token_ids
 from pagewire.packing import Int32Array
 from pagewire.sampling import SamplingParams
 from pagewire.scheduler.text.byte_level import (
@@ -24,6 +26,7 @@ from pagewire.scheduler.text.byte_level import (
     keeps_all_text,
     with_names,
 )
+from pagewire.scheduler.text.conversion import converted_tokenizer
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -39,6 +42,9 @@ _CHARACTERS_A_TOKEN = 8
 # Tokens that end at least so far before a cut are the same in the whole text: closer to it an added
 # token or a run of white space may begin.
 _UNCERTAIN_CHARACTERS = 512
+
+
+NO_TOKENIZER = "this server has no tokenizer (--skip-tokenizer)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +70,31 @@ class Tokenizer:
     """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
 
     def __init__(
-        self, folder: Path, bounds: TextBounds = TextBounds(), template_file: Path | None = None
+        self,
+        folder: Path,
+        bounds: TextBounds = TextBounds(),
+        template_file: Path | None = None,
+        model: Path | None = None,
     ) -> None:
-        """`template_file` has a chat template to use instead of the model's.
+        """`template_file` has a chat template to use instead of the one in `folder`. `model` is the
+        folder of the model's configuration, if that is another one.
 
         FileNotFoundError names the file that is missing, ValueError one that is not valid.
         """
         self.bounds = bounds
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; the scheduler needs the model's tokenizer")
-        self._backend = Backend.from_file(str(path))
+        if path.is_file():
+            self._backend = Backend.from_file(str(path))
+        else:
+            self._backend = Backend.from_str(converted_tokenizer(folder))
         self._backend.no_truncation()
         self._backend.no_padding()
         self.chat_template = load_chat_template(folder, template_file)
         self.request_templates = RequestTemplates(
             bounds.trust_request_chat_template, special_tokens(folder)
         )
-        self.eos_token_ids = _eos_token_ids(folder)
-        self.default_sampling = _default_sampling(folder)
+        self.eos_token_ids = _eos_token_ids(model or folder)
+        self.default_sampling = _default_sampling(model or folder)
         added = self._backend.get_added_tokens_decoder()
         # Whether a token may take the white space around it, however long that is.
         self._strips = any(token.lstrip or token.rstrip for token in added.values())
@@ -222,11 +234,11 @@ class TokenIdsOnly:
         self, text: str, add_special_tokens: bool = True, limit: int | None = None
     ) -> Int32Array:
         """Raises RequestError."""
-        raise invalid("prompt", "this server has no tokenizer; give the prompt as token ids")
+        raise invalid("prompt", f"{NO_TOKENIZER}; give the prompt as token ids")
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Raises RequestError."""
-        raise invalid("token_ids", "this server has no tokenizer; token ids have no text here")
+        raise invalid("token_ids", f"{NO_TOKENIZER}; token ids have no text here")
 
     def token_strs(self, ids: list[int]) -> list[str]:
         """Raises RequestError."""
@@ -238,7 +250,7 @@ class TokenIdsOnly:
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Raises RequestError."""
-        raise invalid("detokenize", "this server has no tokenizer; set detokenize to false")
+        raise invalid("detokenize", f"{NO_TOKENIZER}; set detokenize to false, or leave it out")
 
 
 def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
@@ -247,21 +259,11 @@ def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if ids is not None:
-                return _checked_eos_ids(tuple(ids) if isinstance(ids, list) else (int(ids),), path)
-    return ()
-
-
-def _checked_eos_ids(ids: tuple[int, ...], path: Path) -> tuple[int, ...]:
-    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    """See `eos_token_ids`; ValueError if there are too many."""
+    ids, limit = eos_token_ids(folder), MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
     if len(ids) > limit:
         raise ValueError(
-            f"{path} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
+            f"{folder} has {len(ids)} end-of-sequence ids; at most {limit} are supported"
         )
     return ids
 

@@ -193,4 +193,5 @@ class ReadyWorkers:
                 max_model_len=max(info.max_model_len for info in infos),
                 max_pool_tokens=max((info.num_blocks - 1) * info.block_size for info in infos),
                 vocab_size=max(info.vocab_size for info in infos),
+                constraints=all(info.constraints for info in infos),
             )

@@ -38,7 +38,10 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
     sampling = sequence.sampling
     # The worker needs stop tokens only to keep them from being drawn before min_tokens.
     stop_ids: tuple[int, ...] = sequence.stop_ids if sampling.min_tokens else ()
-    return pb.SequenceStart(
+    scored = sequence.prompt_logprobs
+    if scored is not None and scored.complete:
+        scored = None
+    start = pb.SequenceStart(
         slot=sequence.slot,
         token_ids=pack(np.concatenate([sequence.prompt, np.array(sequence.output, np.int32)])),
         num_generated=sequence.num_generated,
@@ -47,6 +50,8 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
         copied_block=sequence.copied_block,
         max_new_tokens=sequence.max_tokens - sequence.num_generated,
         end_token_ids=sequence.stop_ids,
+        prompt_logprobs=None if scored is None else scored.num_top,
+        first_prompt_logprob=None if scored is None else scored.next,
         sampling=pb.SlotSampling(
             **numbers_of(sampling),
             seed=sampling.seed,
@@ -57,3 +62,6 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
             biases=sampling.biases,
         ),
     )
+    if sampling.constraint:
+        start.constraint.ParseFromString(sampling.constraint)
+    return start

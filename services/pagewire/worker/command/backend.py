@@ -279,8 +279,13 @@ def unmet(
 
     A value that is the model's default is not taken for a wish of the client.
     """
-    if start.sampling.logprobs is not None:
-        return Failure("logprobs are not given by a command worker; remove them", False, "logprobs")
+    for name, wanted in (
+        ("logprobs", start.sampling.logprobs is not None),
+        ("prompt_logprobs", start.prompt_logprobs is not None),
+        ("structured_outputs", start.constraint is not None),
+    ):
+        if wanted:
+            return Failure(f"{name} is not possible with a command worker; remove it", False, name)
     for name, value in given.items():
         usual = name in defaults and isclose(value, defaults[name], rel_tol=1e-6)
         if name not in ready.honours and not usual:

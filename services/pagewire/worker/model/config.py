@@ -1,10 +1,12 @@
 """Reads config.json, and lists the model families that the decoder can run.
 
-A family is a row of a table: families differ in data for one decoder, not in code.
+A family is a row of a table: families differ in data for one decoder, not in code. A value has the
+meaning and the default that it has in transformers 5; docs/decisions/own-configuration.md says why
+transformers does not read it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,8 @@ class Family:
     `attention_bias` says which projections have a bias: none, `qkv` (query, key and value), or
     `config` (all four if `attention_bias` in config.json is true). `windowed_by` is the key of
     config.json that turns `sliding_window` on: None if the family has no sliding window,
-    `sliding_window` if the presence of that key is enough.
+    `sliding_window` if the presence of that key is enough. `defaults` are the family's values of
+    keys that config.json does not have.
     """
 
     model_type: str
@@ -31,13 +34,52 @@ class Family:
     attention_bias: Literal["none", "qkv", "config"]
     qk_norm: bool
     windowed_by: Literal["sliding_window", "use_sliding_window"] | None
+    defaults: Mapping[str, int]
 
 
+_QWEN_DEFAULTS = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
 FAMILIES = (
-    Family("llama", "LlamaForCausalLM", "config", qk_norm=False, windowed_by=None),
-    Family("mistral", "MistralForCausalLM", "none", qk_norm=False, windowed_by="sliding_window"),
-    Family("qwen2", "Qwen2ForCausalLM", "qkv", qk_norm=False, windowed_by="use_sliding_window"),
-    Family("qwen3", "Qwen3ForCausalLM", "config", qk_norm=True, windowed_by="use_sliding_window"),
+    Family(
+        "llama",
+        "LlamaForCausalLM",
+        attention_bias="config",
+        qk_norm=False,
+        windowed_by=None,
+        defaults={"max_position_embeddings": 2048},
+    ),
+    Family(
+        "mistral",
+        "MistralForCausalLM",
+        attention_bias="none",
+        qk_norm=False,
+        windowed_by="sliding_window",
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    ),
+    Family(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        attention_bias="qkv",
+        qk_norm=False,
+        windowed_by="use_sliding_window",
+        defaults=_QWEN_DEFAULTS,
+    ),
+    Family(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        attention_bias="config",
+        qk_norm=True,
+        windowed_by="use_sliding_window",
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+    ),
 )
 
 
@@ -100,6 +142,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a decoded config.json; SetupError names what is not supported."""
     family = _family(raw)
+    raw = {**family.defaults, **raw}
     _refuse_unsupported(raw)
     heads = _positive(raw, "num_attention_heads")
     kv_heads = _positive(raw, "num_key_value_heads", default=heads)
@@ -162,7 +205,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     """Reads `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`."""
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    nested = [name for name, value in parameters.items() if isinstance(value, dict)]
+    if nested:
+        raise SetupError(
+            f"config.json: RoPE has parameters of its own for {', '.join(nested)}; only models "
+            "with the same for all layers are supported"
+        )
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters.get("rope_theta", raw.get("rope_theta", 10_000.0)))
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
@@ -173,6 +222,8 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     if kind == "linear":
         return RopeConfig("linear", theta, factor=_rope_number(parameters, "factor"))
     if kind == "llama3":
+        length = raw["max_position_embeddings"]
+        parameters = {"original_max_position_embeddings": length, **parameters}
         return RopeConfig(
             "llama3",
             theta,
@@ -196,9 +247,28 @@ def _rope_number(parameters: Mapping[str, Any], name: str) -> float:
 
 
 def _sliding_window(raw: Mapping[str, Any], family: Family) -> int | None:
+    """The tokens that every layer sees, if one sees no more than these."""
+    layers = raw.get("layer_types") or []
+    unknown = set(layers) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise SetupError(
+            f"config.json: layer_types has {', '.join(sorted(unknown))}; only full_attention and "
+            "sliding_attention are supported"
+        )
     if family.windowed_by is None or not raw.get(family.windowed_by):
         return None
+    if family.windowed_by == "use_sliding_window" and not _has_windowed_layers(raw, layers):
+        return None
     return _positive(raw, "sliding_window")
+
+
+def _has_windowed_layers(raw: Mapping[str, Any], layers: Sequence[str]) -> bool:
+    if layers:
+        return "sliding_attention" in layers
+    first = raw["max_window_layers"]  # the layers before have full attention
+    if not isinstance(first, int):
+        raise SetupError(f"config.json: max_window_layers is {first!r}; it must be an integer")
+    return first < _positive(raw, "num_hidden_layers")
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

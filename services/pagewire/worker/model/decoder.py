@@ -81,7 +81,22 @@ class Decoder:
         residual = self.weights.embedding[batch.token_ids]  # [tokens, hidden]
         if batch.sampled is None:
             return self.layers(residual, batch, cache, block_tables)
-        queries, sampled = self.body(residual, batch, cache, block_tables), batch.sampled
+        queries = self.body(residual, batch, cache, block_tables)
+        return self.sampled_hidden(residual, queries, batch.sampled, cache, block_tables)
+
+    def sampled_hidden(
+        self,
+        residual: Tensor,
+        queries: Tensor,
+        sampled: SampledTokens,
+        cache: KVCache,
+        block_tables: Tensor,
+    ) -> Tensor:
+        """The final residual stream `[rows, hidden]` of some tokens of `body`.
+
+        `residual [tokens, hidden]` and `queries [tokens, heads, head_dim]`, as `body` left them,
+        stay unchanged.
+        """
         if not len(sampled.rows):
             return residual[:0]
         residual, queries = residual[sampled.rows], queries[sampled.rows]
@@ -150,6 +165,33 @@ class Decoder:
         attended = self.ops.decode_attention(
             queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
         )
+        self._after_attention(-1, attended, residual)
+        return residual
+
+    def last_attention(
+        self, queries: Tensor, prefill: Prefill, cache: KVCache, block_tables: Tensor
+    ) -> Tensor:
+        """The last layer's attention of whole chunks: `[tokens, heads, head_dim]`, as `queries`.
+
+        `queries` are rows of the result of `body`, those of `prefill` one after the other.
+        """
+        return self.ops.prefill_attention(
+            queries,
+            cache.keys[-1],
+            cache.values[-1],
+            block_tables,
+            prefill.slots,
+            prefill.starts,
+            prefill.lengths,
+            self._scale,
+            prefill.longest,
+        )
+
+    def after_last_attention(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """The rest of the last layer for some tokens; changes `residual [rows, hidden]` in place.
+
+        `attended [rows, heads, head_dim]` are rows of the result of `last_attention`.
+        """
         self._after_attention(-1, attended, residual)
         return residual
 

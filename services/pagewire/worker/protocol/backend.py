@@ -7,6 +7,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import Logprobs
+from pagewire.worker.protocol.steps.prompt_rows import PromptLogprobs
 from pagewire.worker.protocol.steps.step import StepHostCopies
 
 
@@ -38,6 +39,7 @@ class Outcome:
     failures: tuple[RowFailure, ...]  # in the order of the rows
     duration_us: int
     logprobs: Logprobs | None = None  # of the rows in `DevicePlan.logprobs`
+    prompt_logprobs: PromptLogprobs | None = None  # of `DevicePlan.prompt_rows`
 
 
 class Backend(Protocol):

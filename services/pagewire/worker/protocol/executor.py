@@ -115,11 +115,15 @@ class StepExecutor:
             answer(self._failed_step(plan, error))
         else:
             self._measure(plan, outcome)
+            if plan.masks is not None:
+                plan.masks.advance(outcome.tokens)
             answer(outcome)
 
     def _failed_step(self, plan: DevicePlan, error: Exception) -> RequestError:
         if self._backend.is_fatal(error):
             self._on_fatal(error)
+        if plan.masks is not None:
+            plan.masks.abandon()
         log.error("a step of %d rows failed", len(plan.sample_slots), exc_info=error)
         return RequestError(Code.INTERNAL, f"the step failed: {type(error).__name__}: {error}")
 
@@ -132,6 +136,7 @@ class StepExecutor:
     ) -> None:
         failures = list(planned.failures)
         logprobs: dict[str, bytes] = {}
+        prompt_logprobs: pb.PromptLogprobs | None = None
         if isinstance(outcome, RequestError):
             failures += _fail_all(session, planned.plan, outcome.message)
             tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
@@ -142,6 +147,8 @@ class StepExecutor:
             duration = outcome.duration_us
             if outcome.logprobs is not None:
                 logprobs = outcome.logprobs.fields(tokens, planned.rows)
+            if (scored := outcome.prompt_logprobs) is not None:
+                prompt_logprobs = scored.message(session.slots.failed(scored.rows.slots))
         if planned.rows is not None:
             tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended -1
         self._metrics.failures.inc(len(failures))
@@ -156,13 +163,15 @@ class StepExecutor:
                     for f in failures
                 ],
                 duration_us=duration,
+                prompt_logprobs=prompt_logprobs,
                 **logprobs,
             )
         )
 
     def _fail_rows(self, session: Session, plan: DevicePlan, outcome: Outcome) -> list[SlotFailure]:
         failures = []
-        for failure in outcome.failures:
+        masked = () if plan.masks is None else plan.masks.failures
+        for failure in (*outcome.failures, *masked):
             slot = int(plan.sample_slots[failure.row])
             if session.slots.fail(slot):
                 failures.append(

@@ -13,6 +13,7 @@ from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
@@ -35,6 +36,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor: StepExecutor | None = None
         self._info: pb.WorkerInfo | None = None
         self._limits: Limits | None = None
+        self._masks: MaskThreads | None = None
         self._session: Session | None = None
         self._newest_epoch = 0
         self._draining = False
@@ -42,9 +44,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def serve(self, executor: StepExecutor, limits: Limits, info: pb.WorkerInfo) -> None:
-        """Allows streams, once the worker is warm. `info` opens each of them."""
-        self._executor, self._limits, self._info = executor, limits, info
+    def serve(
+        self,
+        executor: StepExecutor,
+        limits: Limits,
+        info: pb.WorkerInfo,
+        masks: MaskThreads | None = None,
+    ) -> None:
+        """Allows streams, once the worker is warm. `info` opens each of them.
+
+        `masks` None: sequences with a constraint fail.
+        """
+        self._executor, self._limits, self._info, self._masks = executor, limits, info, masks
 
     async def drain(self, seconds: float) -> None:
         """Refuses new streams, and waits up to `seconds` until the open one ends."""
@@ -123,7 +134,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             )
         else:
             log.info("a scheduler connected, epoch %d", hello.epoch)
-        self._session = Session(hello.epoch, self._limits)
+        self._session = Session(hello.epoch, self._limits, self._masks)
         self._idle.clear()
         return self._session
 

@@ -4,6 +4,8 @@ import asyncio
 
 from pagewire.errors import RequestError, invalid
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.slot_masks import SlotMasks
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
 from pagewire.worker.protocol.steps.step import decode_step
@@ -20,9 +22,10 @@ class Session:
     regular end.
     """
 
-    def __init__(self, epoch: int, limits: Limits) -> None:
+    def __init__(self, epoch: int, limits: Limits, masks: MaskThreads | None = None) -> None:
+        """`masks` None: sequences with a constraint fail."""
         self.epoch = epoch
-        self.slots = Slots(limits)
+        self.slots = Slots(limits, None if masks is None else SlotMasks(masks))
         self.answers: asyncio.Queue[pb.StepResult | pb.Alive | RequestError | None] = (
             asyncio.Queue()
         )

@@ -8,11 +8,17 @@ from pagewire.worker.protocol.steps.limits import Limits
 
 
 def worker_info(
-    model: str, dtype: str, device: str, limits: Limits, backend: Backend
+    model: str,
+    dtype: str,
+    device: str,
+    limits: Limits,
+    backend: Backend,
+    constraints: bool = False,
 ) -> pb.WorkerInfo:
     """The message of a backend that is warm, with a new instance_id; to be built once a process.
 
-    `warm_up` measures the backend's costs, so it must have run before.
+    `warm_up` measures the backend's costs, so it must have run before. `constraints` says whether
+    sequences may have one.
     """
     info = pb.WorkerInfo(
         model=model,
@@ -30,6 +36,7 @@ def worker_info(
         prefix_groups=backend.prefix_groups,
         host_blocks=limits.host_blocks,
         piggyback_tokens=backend.piggyback_tokens,
+        constraints=constraints,
     )
     if (costs := backend.host_costs) is not None:
         info.save_block_seconds = costs.save_block

@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 
 from pagewire.limits import MAX_LOGPROBS
+from pagewire.worker.model.decoder import Decoder, Prefill
+from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
+from pagewire.worker.protocol.steps.prompt_rows import PromptLogprobs, PromptRows
 from pagewire.worker.runtime.upload import upload
 
 # Numbers of likeliest tokens that are computed. Each is a kernel variant that the warm-up compiles.
 WIDTHS = (0, 5, MAX_LOGPROBS)
+# Logits of prompt tokens that exist at once: 64 MiB as float32. A prompt may have a thousand times
+# as many.
+MAX_PROMPT_LOGITS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,28 @@ class PendingLogprobs:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPromptLogprobs:
+    """Log probabilities of prompt tokens whose copy to the host may be in flight."""
+
+    rows: PromptRows
+    # [rows, 2 + 2 * width] int32: the rank, then as in `PendingLogprobs`.
+    packed: Tensor
+
+    def read(self) -> PromptLogprobs:
+        """The values; only after the step is done."""
+        packed, top = self.packed.numpy(), self.rows.num_top
+        width = packed.shape[1] // 2 - 1
+        floats = packed.view(np.float32)
+        return PromptLogprobs(
+            rows=self.rows,
+            chosen=floats[:, 1],
+            ranks=packed[:, 0],
+            top_ids=packed[:, 2 : 2 + top],
+            top=floats[:, 2 + width : 2 + width + top],
+        )
+
+
 def compute_logprobs(ops: Ops, logits: Tensor, tokens: Tensor, rows: LogprobRows) -> Tensor:
     """Log probabilities on the device, packed as in `PendingLogprobs`: `[n, 1 + 2 * width]` int32.
 
@@ -48,7 +76,50 @@ def compute_logprobs(ops: Ops, logits: Tensor, tokens: Tensor, rows: LogprobRows
     """
     (indices,) = upload(logits.device, rows.rows)
     width = next(w for w in WIDTHS if w >= rows.num_top)
-    chosen, ids, top = ops.logprobs(
+    chosen, ids, top, _ = ops.logprobs(
         logits[indices], tokens[indices].clamp_(min=0), min(width, logits.shape[1])
     )
     return torch.cat((chosen[:, None].view(torch.int32), ids, top.view(torch.int32)), dim=1)
+
+
+def compute_prompt_logprobs(
+    decoder: Decoder,
+    residual: Tensor,
+    queries: Tensor,
+    cache: KVCache,
+    block_tables: Tensor,
+    rows: PromptRows,
+    first_row: int,
+) -> Tensor:
+    """Packed as in `PendingPromptLogprobs`. Runs the last layer and the head, a few rows at a time.
+
+    Args:
+        decoder: the model.
+        residual: `[tokens, hidden]`, as `Decoder.body` left it; it stays unchanged.
+        queries: `[tokens, heads, head_dim]`, the result of `Decoder.body`.
+        cache, block_tables: as in `Decoder.body`.
+        rows: the rows to compute.
+        first_row: the row of the step's first chunk token; rows before it decode.
+    """
+    indices, slots, starts, lengths, targets = upload(
+        residual.device,
+        rows.rows + np.int32(first_row),
+        rows.slots,
+        rows.starts,
+        rows.lengths,
+        rows.targets,
+    )
+    chunks = Prefill(slots, starts, lengths, int(rows.counts.max()))
+    attended = decoder.last_attention(queries[indices], chunks, cache, block_tables)
+    vocabulary = decoder.weights.head.shape[0]
+    width = min(next(w for w in WIDTHS if w >= rows.num_top), vocabulary)
+    size = max(1, MAX_PROMPT_LOGITS // vocabulary)
+    pieces = []
+    for at in range(0, len(indices), size):
+        piece = slice(at, at + size)
+        hidden = decoder.after_last_attention(attended[piece], residual[indices[piece]])
+        logits = decoder.logits(hidden)
+        chosen, ids, top, ranks = decoder.ops.logprobs(logits, targets[piece], width)
+        values = (chosen[:, None].view(torch.int32), ids, top.view(torch.int32))
+        pieces.append(torch.cat((ranks[:, None], *values), dim=1))
+    return torch.cat(pieces)

@@ -19,7 +19,13 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime import device_errors
 from pagewire.worker.runtime.cpu_threads import CpuThreads
-from pagewire.worker.runtime.device_logprobs import PendingLogprobs, compute_logprobs
+from pagewire.worker.runtime.device_logprobs import (
+    PendingLogprobs,
+    PendingPromptLogprobs,
+    compute_logprobs,
+    compute_prompt_logprobs,
+)
+from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
@@ -34,6 +40,7 @@ class EagerHandle:
     indices: Int32Array  # [rows]
     timer: HostTimer | DeviceTimer
     logprobs: PendingLogprobs | None
+    prompt_logprobs: PendingPromptLogprobs | None = None
 
 
 class EagerBackend:
@@ -85,10 +92,10 @@ class EagerBackend:
         timer = HostTimer() if self.synchronous else DeviceTimer()
         with torch.inference_mode():
             self._apply(plan)
-            tokens, logprobs = self._compute(plan)
+            tokens, logprobs, prompt_logprobs = self._compute(plan)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs)
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
@@ -99,7 +106,8 @@ class EagerBackend:
             for row in np.flatnonzero(tokens == FAILED)
         )
         logprobs = None if handle.logprobs is None else handle.logprobs.read()
-        return Outcome(tokens, failures, int(seconds * 1e6), logprobs)
+        scored = None if handle.prompt_logprobs is None else handle.prompt_logprobs.read()
+        return Outcome(tokens, failures, int(seconds * 1e6), logprobs, scored)
 
     def scrub(self, blocks: Int32Array) -> None:
         """See `Backend`."""
@@ -144,19 +152,52 @@ class EagerBackend:
         packed = compute_logprobs(self._decoder.ops, logits, tokens, rows)
         return PendingLogprobs(rows, self._to_host(packed))
 
-    def _compute(self, plan: DevicePlan) -> tuple[Tensor, PendingLogprobs | None]:
+    def _prompt_logprobs(
+        self, residual: Tensor, queries: Tensor, plan: DevicePlan
+    ) -> PendingPromptLogprobs | None:
+        """Those of `DevicePlan.prompt_rows`; the tensors are as `Decoder.body` left them."""
+        rows = plan.prompt_rows
+        if rows is None:
+            return None
+        packed = compute_prompt_logprobs(
+            self._decoder,
+            residual,
+            queries,
+            self._cache,
+            self._slots.block_tables,
+            rows,
+            plan.num_decodes,
+        )
+        return PendingPromptLogprobs(rows, self._to_host(packed))
+
+    def _compute(
+        self, plan: DevicePlan
+    ) -> tuple[Tensor, PendingLogprobs | None, PendingPromptLogprobs | None]:
         """Runs the model and samples. Returns tokens `[rows]` int32 on the device."""
         if not plan.num_decodes + plan.num_prefilled:
-            return torch.empty(0, dtype=torch.int32, device=self.device), None
+            return torch.empty(0, dtype=torch.int32, device=self.device), None, None
         batch, sample_slots, indices = self._batch(plan)
-        hidden = self._decoder.hidden(batch, self._cache, self._slots.block_tables)
+        hidden, prompt_logprobs = self._hidden(plan, batch)
         if not len(plan.sample_slots):
-            return indices, None  # [0]
+            return indices, None, prompt_logprobs  # [0]
         logits = self._decoder.logits(hidden)
+        unmasked = apply_masks(self._decoder.ops, logits, plan)
         tokens = self._slots.sample(
             self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
         )
-        return tokens, self._logprobs(logits, tokens, plan.logprobs)
+        return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs
+
+    def _hidden(
+        self, plan: DevicePlan, batch: Batch
+    ) -> tuple[Tensor, PendingPromptLogprobs | None]:
+        """The final residual stream of the sampling rows, `[rows, hidden]`."""
+        decoder, cache, tables = self._decoder, self._cache, self._slots.block_tables
+        if plan.prompt_rows is None or batch.sampled is None:
+            return decoder.hidden(batch, cache, tables), None
+        residual = decoder.weights.embedding[batch.token_ids]  # [tokens, hidden]
+        queries = decoder.body(residual, batch, cache, tables)
+        hidden = decoder.sampled_hidden(residual, queries, batch.sampled, cache, tables)
+        return hidden, self._prompt_logprobs(residual, queries, plan)
 
     def _batch(self, plan: DevicePlan) -> tuple[Batch, Tensor, Tensor]:
         """The batch for the decoder, and the slots and indices `[rows]` of the sampled tokens."""

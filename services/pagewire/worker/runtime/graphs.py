@@ -1,11 +1,12 @@
 """The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
-Steps with prefill chunks take two of each, see `mixed_graphs.py`.
+Steps with prefill chunks take two of each, see `mixed_graphs.py`. For a step with constrained rows
+there are graphs that end with the logits: the host waits for the masks while the device runs the
+layers, then sampling is launched as the eager backend does it.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,23 +30,15 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.device_logprobs import WIDTHS, compute_logprobs
+from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
-from pagewire.worker.runtime.mixed_graphs import MixedGraphs
+from pagewire.worker.runtime.mixed_graphs import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.staging import Staging
 from pagewire.worker.runtime.timer import DeviceTimer
 
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedStep:
-    """A captured decode step of `rows` rows. It reads `inputs` and writes `tokens`."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: Tensor  # [NUM_INPUTS, rows] int32
-    tokens: Tensor  # [rows] int32
 
 
 class GraphBackend(EagerBackend):
@@ -60,17 +53,26 @@ class GraphBackend(EagerBackend):
         self._inputs = torch.zeros(
             NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
         )
-        # Keys: number of rows, whether any row is filtered (see `DevicePlan`), whether rows share
-        # prefixes.
-        self._captured: dict[tuple[int, bool, bool], CapturedStep] = {}
+        # Keys: number of rows, whether any row is filtered (see `DevicePlan`) or None for a graph
+        # that does not sample, whether rows share prefixes.
+        self._captured: dict[tuple[int, bool | None, bool], CapturedStep] = {}
         self._shared_buckets = [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
         self._shared_buckets.append(self._buckets[-1])
         self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         head = decoder.weights.head
         self._logits = head.new_empty(self._buckets[-1], head.shape[0])
+        # Graphs that do not sample write the input of the head here.
+        embedding = decoder.weights.embedding
+        self._last_hidden = embedding.new_empty(self._buckets[-1], embedding.shape[1])
         self._mixed = MixedGraphs(
-            decoder, self._slots, self._cache, limits, self._buckets, self._logits
+            decoder,
+            self._slots,
+            self._cache,
+            limits,
+            self._buckets,
+            self._logits,
+            self._last_hidden,
         )
         # Graphs run one after another, so they can share a memory pool.
         self._pool = torch.cuda.graph_pool_handle()
@@ -94,7 +96,8 @@ class GraphBackend(EagerBackend):
             self._mixed.capture(self._capture)
             for rows, filtered, shared in self._variants():
                 graph, tokens = self._capture(partial(self._decode, rows, filtered, shared))
-                step = CapturedStep(graph, self._rows(rows), tokens)
+                inputs = self._rows(rows)
+                step = CapturedStep(graph, inputs, inputs[SLOTS], inputs[INDICES], tokens)
                 self._captured[rows, filtered, shared] = step
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
@@ -108,42 +111,69 @@ class GraphBackend(EagerBackend):
         """See `Backend`."""
         if not plan.num_decodes and plan.chunks is None:
             return super().submit(plan)  # nothing to compute
-        timer = DeviceTimer()
+        timer, prompt_logprobs = DeviceTimer(), None
         with torch.inference_mode():
             if plan.chunks is not None:
                 self._apply(plan)
-                tokens = self._mixed.launch(plan, plan.chunks)
+                launched = self._mixed.launch(plan, plan.chunks)
+                # Launched one by one after the graphs, which leave residual stream and queries.
+                prompt_logprobs = self._prompt_logprobs(
+                    self._mixed.residual, self._mixed.queries, plan
+                )
             else:
-                tokens = self._launch_decode(plan)
-            logprobs = self._logprobs(self._logits, tokens, plan.logprobs)
+                launched = self._launch_decode(plan)
+            tokens, logits = self._sampled(plan, launched)
+            logprobs = self._logprobs(logits, tokens, plan.logprobs)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer, logprobs)
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs)
 
-    def _launch_decode(self, plan: DevicePlan) -> Tensor:
-        """Queues a decode step. Returns tokens `[rows]` int32 on the device.
+    def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
+        """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
 
         The next step overwrites them.
         """
+        if launched is None:
+            return self._inputs[:0], self._logits
+        rows = len(plan.sample_slots)
+        if plan.masks is None:
+            return launched.tokens[:rows], self._logits
+        # The rows of the graph, padding included: sampling has kernel variants for these numbers.
+        size = len(launched.slots)
+        logits, ops = self._logits[:size], self._decoder.ops
+        unmasked = apply_masks(ops, logits, plan)
+        tokens = self._slots.sample(
+            ops, logits, self._last_hidden[:size], launched.slots, launched.indices, plan.filtered
+        )
+        return tokens[:rows], unmasked
+
+    def _launch_decode(self, plan: DevicePlan) -> CapturedStep:
+        """Queues a decode step; without its sampling if it has constrained rows."""
         decodes = plan.num_decodes
-        buckets = self._shared_buckets if plan.groups else self._buckets
+        filtered = plan.filtered if plan.masks is None else None
+        groups = plan.groups if plan.masks is None else ()
+        buckets = self._shared_buckets if groups else self._buckets
         rows = buckets[bisect_left(buckets, decodes)]
-        captured = self._captured[rows, plan.filtered, bool(plan.groups)]
-        if plan.groups:
-            self._shared.copy(plan.groups, plan.decode_slots, rows)
+        captured = self._captured[rows, filtered, bool(groups)]
+        if groups:
+            self._shared.copy(groups, plan.decode_slots, rows)
         writes = plan.writes
         if plan.starts is not None or (writes is not None and len(writes.slots) > rows):
             self._apply(plan)
             writes = None
         self._staging.copy_to(captured.inputs, self._pack(plan, rows, writes))
         captured.graph.replay()
-        return captured.tokens[:decodes]
+        return captured
 
-    def _variants(self) -> Iterator[tuple[int, bool, bool]]:
-        """The keys of `_captured`, largest first."""
-        for shared, buckets in ((True, self._shared_buckets), (False, self._buckets)):
-            for rows in reversed(buckets):
-                yield from ((rows, filtered, shared) for filtered in (True, False))
+    def _variants(self) -> Iterator[tuple[int, bool | None, bool]]:
+        """The keys of `_captured`, largest first.
+
+        Steps with constrained rows do not use shared prefixes, which saves a third of their graphs.
+        """
+        for rows in reversed(self._shared_buckets):
+            yield from ((rows, filtered, True) for filtered in (True, False))
+        for rows in reversed(self._buckets):
+            yield from ((rows, filtered, False) for filtered in (True, False, None))
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every decode step and log probability width once."""
@@ -151,6 +181,23 @@ class GraphBackend(EagerBackend):
         for width in WIDTHS:
             rows = LogprobRows(np.zeros(1, np.int32), width)
             yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
+            yield partial(self._dummy_prompt_logprobs, width)
+        yield self._mask_one
+
+    def _mask_one(self) -> Tensor:
+        """Masks a row of the logits."""
+        words = -(-self.limits.vocab_size // 32)
+        masks = torch.zeros(1, words, dtype=torch.int32, device=self.device)
+        self._decoder.ops.mask_logits(self._logits, masks[0, :1], masks)
+        return self._logits
+
+    def _dummy_prompt_logprobs(self, width: int) -> Tensor:
+        """Log probabilities of the tokens of one chunk of the largest size."""
+        tokens = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+        plan = dummy_plan(self.limits, 0, chunks=1, chunk_length=tokens, num_top=width)
+        pending = self._prompt_logprobs(self._mixed.residual, self._mixed.queries, plan)
+        assert pending is not None
+        return pending.packed
 
     def _rows(self, rows: int) -> Tensor:
         """The input buffer of a decode step of `rows` rows, `[NUM_INPUTS, rows]`."""
@@ -163,8 +210,11 @@ class GraphBackend(EagerBackend):
             out = run()
         return graph, out
 
-    def _decode(self, rows: int, filtered: bool, shared: bool) -> Tensor:
-        """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32."""
+    def _decode(self, rows: int, filtered: bool | None, shared: bool) -> Tensor:
+        """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
+
+        With `filtered` None it ends with the logits, and returns the input of the head.
+        """
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
         slots = inputs[SLOTS]
         residual, lengths = ops.begin_decode(
@@ -181,6 +231,8 @@ class GraphBackend(EagerBackend):
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
+        if filtered is None:
+            return self._last_hidden[: len(slots)].copy_(hidden)
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:

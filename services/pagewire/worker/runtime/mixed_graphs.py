@@ -40,12 +40,14 @@ Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedHead:
-    """A captured head of `rows` rows. It reads `inputs` and writes `tokens`."""
+class CapturedStep:
+    """A captured graph that ends with sampling, or before it for steps with constrained rows."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Tensor  # [NUM_INPUTS, rows] int32
-    tokens: Tensor  # [rows] int32
+    inputs: Tensor  # [inputs, rows] int32
+    slots: Tensor  # [rows] int32, a row of `inputs`
+    indices: Tensor  # [rows] int32, a row of `inputs`
+    tokens: Tensor  # [rows] int32; [rows, hidden] if it does not sample
 
 
 class MixedGraphs:
@@ -59,8 +61,12 @@ class MixedGraphs:
         limits: Limits,
         row_buckets: list[int],
         logits: Tensor,
+        hidden: Tensor,
     ) -> None:
-        """Heads write their logits to the first rows of `logits [rows, vocab]`."""
+        """Heads write their logits to the first rows of `logits [rows, vocab]`.
+
+        Those that do not sample write their input to the first rows of `hidden [rows, hidden]`.
+        """
         weights, config = decoder.weights, decoder.config
         self._decoder = decoder
         self._slots = slots
@@ -69,6 +75,7 @@ class MixedGraphs:
         self._sizes = body_sizes(limits)
         self._row_buckets = row_buckets
         self._logits = logits
+        self._last_hidden = hidden
         longest = max(body_length(size) for size in self._sizes)
         rows = row_buckets[-1]
         device = weights.embedding.device
@@ -76,32 +83,36 @@ class MixedGraphs:
         self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
         self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
         tokens = limits.max_num_batched_tokens
-        # [tokens, hidden] and [tokens, heads, head_dim]
-        self._residual = weights.embedding.new_zeros(tokens, config.hidden_size)
-        self._queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
+        # The residual stream [tokens, hidden] and the queries [tokens, heads, head_dim] between
+        # body and head; they stay until the next launch.
+        self.residual = weights.embedding.new_zeros(tokens, config.hidden_size)
+        self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
-        self._heads: dict[tuple[int, bool], CapturedHead] = {}
+        # Keys: number of rows, and whether any is filtered or None for heads that do not sample.
+        self._heads: dict[tuple[int, bool | None], CapturedStep] = {}
 
     def runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every body and head once, largest first."""
         yield from (partial(self._body, size) for size in reversed(self._sizes))
         for rows in reversed(self._row_buckets):
-            yield from (partial(self._head, self._rows(rows), f) for f in (True, False))
+            yield from (partial(self._head, self._rows(rows), f) for f in (True, False, None))
 
     def capture(self, capture: Capture) -> None:
         """Captures every body and head, largest first."""
         for size in reversed(self._sizes):
             self._bodies[size], _ = capture(partial(self._body, size))
         for rows in reversed(self._row_buckets):
-            for filtered in (True, False):
+            for filtered in (True, False, None):
                 inputs = self._rows(rows)
                 graph, tokens = capture(partial(self._head, inputs, filtered))
-                self._heads[rows, filtered] = CapturedHead(graph, inputs, tokens)
+                self._heads[rows, filtered] = CapturedStep(
+                    graph, inputs, inputs[SLOTS], inputs[INDICES], tokens
+                )
 
-    def launch(self, plan: DevicePlan, chunks: Chunks) -> Tensor:
-        """Queues a step. Returns tokens `[rows]` int32 on the device.
+    def launch(self, plan: DevicePlan, chunks: Chunks) -> CapturedStep | None:
+        """Queues a step; without its sampling if it has constrained rows.
 
-        The next step overwrites them.
+        None if it has no sampling rows.
         """
         size = next(size for size in self._sizes if size.holds(plan))
         packed = pack_body(plan, chunks, size, self._limits.padding_slot)
@@ -109,12 +120,12 @@ class MixedGraphs:
         self._bodies[size].replay()
         rows = len(plan.sample_slots)
         if not rows:
-            return self._head_inputs[:0]
+            return None
         bucket = self._row_buckets[bisect_left(self._row_buckets, rows)]
-        head = self._heads[bucket, plan.filtered]
+        head = self._heads[bucket, plan.filtered if plan.masks is None else None]
         self._staging.copy_to(head.inputs, self._pack_head(plan, bucket))
         head.graph.replay()
-        return head.tokens[:rows]
+        return head
 
     def _rows(self, rows: int) -> Tensor:
         """The input buffer of the head of `rows` rows, `[NUM_INPUTS, rows]`."""
@@ -125,22 +136,27 @@ class MixedGraphs:
         state = self._slots
         inputs = split_body(self._body_inputs, size)
         batch = body_batch(inputs, size, state.last_tokens)
-        residual = self._residual[: size.tokens]
+        residual = self.residual[: size.tokens]
         torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
-        queries = self._queries[: size.tokens]
+        queries = self.queries[: size.tokens]
         return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
 
-    def _head(self, inputs: Tensor, filtered: bool) -> Tensor:
-        """Last layer, logits and sampling of some rows: tokens `[rows]` int32."""
+    def _head(self, inputs: Tensor, filtered: bool | None) -> Tensor:
+        """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
+
+        With `filtered` None it ends with the logits, and returns their input.
+        """
         hidden = self._decoder.finish_last_layer(
-            self._residual[inputs[ROWS]],
-            self._queries[inputs[ROWS]],
+            self.residual[inputs[ROWS]],
+            self.queries[inputs[ROWS]],
             inputs[SLOTS],
             inputs[LENGTHS],
             self._cache,
             self._slots.block_tables,
         )
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
+        if filtered is None:
+            return self._last_hidden[: len(hidden)].copy_(hidden)
         return self._slots.sample(
             self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
         )

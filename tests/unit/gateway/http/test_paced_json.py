@@ -30,6 +30,6 @@ async def test_log_probabilities_in_pieces_equal_those_in_one(formatter: Formatt
         )
         for log in logs:
             log.extend(CandidateReader(message).take(1, 3))
-    pieces = await paced_logprobs(formatter, logs[0], Pacer())
+    pieces = await paced_logprobs(formatter, [logs[0]], Pacer())
     assert "".join(pieces) == json_utf8(formatter.logprobs(logs[1].take()))
     assert logs[0].waiting == 0

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.cli.launch.model_files import with_model_files
 from pagewire.hub import DownloadError, fetch_model
-from pagewire.models import resolve_model, served_name
+from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from support.processes.hub_server import Hub, Repository, hub_server
 
 NAME = "acme/tiny"
@@ -276,3 +277,14 @@ def test_a_folder_hides_the_id_of_the_same_name(
     monkeypatch.chdir(tmp_path)
     assert fetch() == (NAME, [])
     assert served_name(NAME, None) == "tiny"
+
+
+def test_a_tokenizer_may_come_from_another_model(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, SMALL | SINGLE)
+    hub.add("acme/words", SMALL | SINGLE)
+    files = with_model_files({"model": NAME, "tokenizer": "acme/words", "load_format": "dummy"})
+    assert resolve_tokenizer(files["tokenizer"]) == resolve_model("acme/words")
+    assert "model.safetensors" not in hub.downloaded()
+    local = {"model": NAME, "tokenizer": str(tmp_path)}
+    assert with_model_files(local, weights=False)["tokenizer"] == str(tmp_path)
+    assert resolve_tokenizer(str(tmp_path)) == tmp_path

@@ -94,6 +94,7 @@ def test_old_and_new_forms_of_rope(changes: dict[str, Any], rope: RopeConfig) ->
                 "architectures": ["Qwen2ForCausalLM"],
                 "sliding_window": 32,
                 "use_sliding_window": True,
+                "max_window_layers": 1,
             },
             32,
         ),
@@ -117,6 +118,14 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
         ({"torch_dtype": "float64"}, ["float64", "bfloat16"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
         ({"vocab_size": "many"}, ["vocab_size", "many"]),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "max_window_layers": "all",
+            },
+            ["max_window_layers", "all"],
+        ),
         ({"num_key_value_heads": 3}, ["num_attention_heads 4", "num_key_value_heads 3"]),
     ],
 )

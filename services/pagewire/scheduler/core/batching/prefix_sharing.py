@@ -39,7 +39,7 @@ class PrefixSharing:
     # Finding
 
     def find(self, sequence: Sequence) -> CachedPrefix:
-        """What is cached of the sequence's first tokens; never all, as one token is computed."""
+        """What is cached of the sequence's first tokens, at most `Sequence.max_cached` of them."""
         size = self._limits.block_size
         if not self._limits.prefix_caching:
             return CachedPrefix(size, [], [], None)
@@ -48,7 +48,7 @@ class PrefixSharing:
             # Blocks to copy are found behind blocks of the device only.
             return CachedPrefix(size, blocks, host_blocks, None)
         begin = len(blocks) * size
-        end = min(sequence.num_known, begin + size) - 1
+        end = min(sequence.max_cached, begin + size - 1)
         rest = sequence.known_bytes(end, begin)
         partial = self._partials.find(blocks, rest, sequence.cache_salt)
         return CachedPrefix(size, blocks, [], partial)
@@ -63,7 +63,7 @@ class PrefixSharing:
         admitted anyway while they have a whole step's budget left.
         """
         size = self._limits.block_size
-        if not self._limits.prefix_caching or self._shareable(sequence) <= cached.num_full:
+        if not self._limits.prefix_caching or sequence.max_cached // size <= cached.num_full:
             return False
         begin = cached.num_full * size
         end = begin + size
@@ -133,7 +133,8 @@ class PrefixSharing:
     def prove(self, sequence: Sequence) -> None:
         """Notes that a token was sampled from the sequence's blocks, so their KV is sound."""
         self._pool.prove(sequence.blocks)
-        self._copies_of.pop(sequence.blocks[self._shareable(sequence)], None)
+        last = (sequence.num_known - 1) // self._limits.block_size  # never a cached full block
+        self._copies_of.pop(sequence.blocks[last], None)
 
     def drop_unproven(
         self,
@@ -198,10 +199,10 @@ class PrefixSharing:
         """Full blocks to share, and those in host memory that take less time to load than to
         compute."""
         # The head of the queue is looked up for every step while it waits.
-        key = (sequence.arrival, sequence.num_known, self._pool.version)
+        key = (sequence.arrival, sequence.max_cached, self._pool.version)
         if self._found[0] != key:
             size = self._limits.block_size
-            known = sequence.known_bytes(self._shareable(sequence) * size)
+            known = sequence.known_bytes(sequence.max_cached // size * size)
             found = self._pool.match(known, sequence.cache_salt)
             here = self._pool.num_on_device(found)
             blocks, host_blocks = found[:here], found[here:]
@@ -215,7 +216,3 @@ class PrefixSharing:
     @property
     def _block_bytes(self) -> int:
         return 4 * self._limits.block_size
-
-    def _shareable(self, sequence: Sequence) -> int:
-        """Full blocks that the sequence could share: one token is always computed."""
-        return (sequence.num_known - 1) // self._limits.block_size

@@ -101,7 +101,19 @@ class SamplingOps(Protocol):
             `[rows]` int32 token ids.
         """
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        """Set the logits of tokens that a mask excludes to -inf, in place.
+
+        Args:
+            logits: `[all rows, vocabulary]`; rows may have any stride.
+            rows: `[n]` int32, distinct rows of `logits`.
+            masks: `[n, words]` int32, contiguous, at least a bit for each token: bit `i % 32` of
+                word `i // 32` is set if token `i` may come.
+        """
+
+    def logprobs(
+        self, logits: Tensor, tokens: Tensor, k: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the log probability of each row's token, and of its `k` most likely tokens.
 
         They belong to the softmax of the logits as the model gave them: before biases, bans,
@@ -113,6 +125,7 @@ class SamplingOps(Protocol):
             k: 0 to 20.
 
         Returns:
-            `[rows]` float32 for the tokens, `[rows, k]` int32 ids, most likely first, and
-            `[rows, k]` float32 for these ids.
+            `[rows]` float32 for the tokens, `[rows, k]` int32 ids, most likely first,
+            `[rows, k]` float32 for these ids, and `[rows]` int32 ranks of the tokens: one more than
+            the number of larger logits in the row.
         """

@@ -13,6 +13,7 @@ from pagewire.worker.ops.reference.norm import rms_norm as rms_norm
 from pagewire.worker.ops.reference.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.reference.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
 from pagewire.worker.ops.reference.sampling import logprobs as logprobs
+from pagewire.worker.ops.reference.sampling import mask_logits as mask_logits
 from pagewire.worker.ops.reference.sampling import sample as sample
 from pagewire.worker.ops.reference.step import begin_decode as begin_decode
 from pagewire.worker.ops.reference.step import end_decode as end_decode

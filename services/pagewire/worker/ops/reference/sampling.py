@@ -65,6 +65,13 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     return tokens
 
 
+def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    bits = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    allowed = (masks.view(torch.uint8)[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
+    excluded = allowed.flatten(1)[:, : logits.shape[1]] == 0
+    logits[rows] = logits[rows].masked_fill_(excluded, -torch.inf)
+
+
 def in_groups(scores: Tensor) -> Tensor:
     """Return scores `[rows, vocabulary]` as `[rows, groups, GROUP]`, padded with -inf."""
     missing = -scores.shape[1] % GROUP
@@ -92,11 +99,13 @@ def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
     return within + gumbel_noise(keys, ids.int())
 
 
-def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    at = tokens.long()[:, None]
+    # Of the logits: different ones may have the same log probability after rounding.
+    ranks = (logits > logits.gather(1, at)).sum(-1) + 1
     normalized = logits.float().log_softmax(-1)
     top, ids = normalized.topk(k)
-    chosen = normalized.gather(1, tokens.long()[:, None])[:, 0]
-    return chosen, ids.int(), top
+    return normalized.gather(1, at)[:, 0], ids.int(), top, ranks.int()
 
 
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:

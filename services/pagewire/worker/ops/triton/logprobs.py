@@ -24,8 +24,10 @@ WARPS = 4
 def _top_kernel(
     logits_ptr,  # [rows, vocabulary]
     stride,
+    tokens_ptr,  # [rows]
     peaks_ptr,  # [rows, chunks]
     masses_ptr,  # [rows, chunks]
+    larger_ptr,  # [rows, chunks]
     values_ptr,  # [rows, chunks, TOP]
     ids_ptr,  # [rows, chunks, TOP]
     vocabulary,
@@ -35,7 +37,8 @@ def _top_kernel(
 ):
     """Write the maximum of a chunk, its sum of `exp(x - maximum)`, and its TOP largest logits.
 
-    A program reduces one chunk of one row. The grid is `[chunks, rows]`.
+    Also how many logits of the chunk are larger than that of the row's token. A program reduces one
+    chunk of one row. The grid is `[chunks, rows]`.
     """
     if PDL:
         gdc_launch_dependents()
@@ -48,6 +51,9 @@ def _top_kernel(
     peak = tl.max(x)
     tl.store(peaks_ptr + at, peak)
     tl.store(masses_ptr + at, tl.sum(tl.exp(x - peak)))
+    token = tl.load(tokens_ptr + row)
+    own = tl.load(logits_ptr + row.to(tl.int64) * stride + token).to(tl.float32)
+    tl.store(larger_ptr + at, tl.sum((x > own).to(tl.int32)))
     for i in range(TOP):
         value, position = tl.max(x, axis=0, return_indices=True)
         tl.store(values_ptr + at * TOP + i, value)
@@ -62,9 +68,11 @@ def _logprobs_kernel(
     tokens_ptr,  # [rows]
     peaks_ptr,  # [rows, chunks]
     masses_ptr,  # [rows, chunks]
+    larger_ptr,  # [rows, chunks]
     values_ptr,  # [rows, chunks, TOP]
     ids_ptr,  # [rows, chunks, TOP]
     chosen_ptr,  # [rows]
+    ranks_ptr,  # [rows]
     top_ids_ptr,  # [rows, TOP]
     top_ptr,  # [rows, TOP]
     chunks,
@@ -89,6 +97,8 @@ def _logprobs_kernel(
     token = tl.load(tokens_ptr + row)
     logit = tl.load(logits_ptr + row.to(tl.int64) * stride + token).to(tl.float32)
     tl.store(chosen_ptr + row, logit - normalizer)
+    larger = tl.load(larger_ptr + row * chunks + chunk, mask=chunk < chunks, other=0)
+    tl.store(ranks_ptr + row, tl.sum(larger) + 1)
     if TOP > 0:
         candidate = tl.arange(0, CANDIDATES)
         mask = candidate < chunks * TOP
@@ -105,7 +115,7 @@ def _logprobs_kernel(
             values = tl.where(candidate == best, -float("inf"), values)
 
 
-def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implement `SamplingOps.logprobs`; the rows of `logits` may have any stride."""
     if not 0 <= k <= MAX_LOGPROBS:
         raise ValueError(f"k is {k}: choose 0 to {MAX_LOGPROBS} log probabilities a token")
@@ -114,19 +124,22 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     chosen = logits.new_empty(rows, dtype=torch.float32)
     top = logits.new_empty((rows, k), dtype=torch.float32)
     top_ids = torch.empty_like(top, dtype=torch.int32)
+    ranks = torch.empty_like(chosen, dtype=torch.int32)
     peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
     masses = torch.empty_like(peaks)
+    larger = torch.empty_like(peaks, dtype=torch.int32)
     values = logits.new_empty((rows, chunks, k), dtype=torch.float32)
     ids = torch.empty_like(values, dtype=torch.int32)
     if rows == 0:
-        return chosen, top_ids, top
-    partial = (logits, logits.stride(0))
+        return chosen, top_ids, top, ranks
+    partial = (logits, logits.stride(0), tokens)
     pdl = dependent_launch(logits.device)
     launch = {"PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
     _top_kernel[(chunks, rows)](
         *partial,
         peaks,
         masses,
+        larger,
         values,
         ids,
         vocabulary,
@@ -136,12 +149,13 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     )
     _logprobs_kernel[(rows,)](
         *partial,
-        tokens,
         peaks,
         masses,
+        larger,
         values,
         ids,
         chosen,
+        ranks,
         top_ids,
         top,
         chunks,
@@ -150,4 +164,4 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
         TOP=k,
         **launch,
     )
-    return chosen, top_ids, top
+    return chosen, top_ids, top, ranks

@@ -10,6 +10,7 @@ from pagewire.worker.ops.triton.linear import linear_add as linear_add
 from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul
 from pagewire.worker.ops.triton.linear import norm_linear as norm_linear
 from pagewire.worker.ops.triton.logprobs import logprobs as logprobs
+from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
 from pagewire.worker.ops.triton.norm import rms_norm as rms_norm
 from pagewire.worker.ops.triton.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.sampling import SLOT_NUMBERS, SamplingNumbers
+from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
+from pagewire.worker.protocol.steps.prompt_rows import PromptRows
 from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
 
@@ -98,10 +100,13 @@ class DevicePlan:
     sample_indices: Int32Array  # [rows], index of the sampled token in its request's output
     filtered: bool
     logprobs: LogprobRows | None = None  # None: no row needs any
+    # Log probabilities of prompt tokens; None: no chunk needs any.
+    prompt_rows: PromptRows | None = None
     # Of the decode slots. If nothing changed, it is the same object as in the step before.
     groups: tuple[StepPrefixGroup, ...] = ()
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
+    masks: StepMasks | None = None  # None: no row is constrained
 
     @property
     def num_decodes(self) -> int:
@@ -147,7 +152,8 @@ def dummy_plan(
         decodes: number of decode rows.
         chunks: number of prefill chunks.
         chunk_length: tokens of each chunk.
-        num_top: likeliest tokens of each row; None for no log probabilities.
+        num_top: likeliest tokens of each sampled token and of each chunk token; None for no log
+            probabilities.
         chunk_start: position of the first token of each chunk.
     """
     pad = limits.padding_slot
@@ -169,6 +175,11 @@ def dummy_plan(
         sample_indices=np.zeros(rows, np.int32),
         filtered=True,
         logprobs=None if num_top is None else LogprobRows(np.arange(rows, dtype=np.int32), num_top),
+        prompt_rows=(
+            _dummy_prompt_rows(pad, chunks, chunk_length, chunk_start, num_top)
+            if chunks and num_top is not None
+            else None
+        ),
     )
 
 
@@ -180,4 +191,15 @@ def _dummy_chunks(slot: int, chunks: int, length: int, begin: int) -> Chunks:
         positions=np.tile(np.arange(begin, begin + length, dtype=np.int32), chunks),
         lengths=np.full(chunks, begin + length, np.int32),
         samples=np.ones(chunks, np.bool_),
+    )
+
+
+def _dummy_prompt_rows(slot: int, chunks: int, length: int, begin: int, num_top: int) -> PromptRows:
+    return PromptRows(
+        slots=np.full(chunks, slot, np.int32),
+        starts=np.arange(chunks + 1, dtype=np.int32) * np.int32(length),
+        lengths=np.full(chunks, begin + length, np.int32),
+        rows=np.arange(chunks * length, dtype=np.int32),
+        targets=np.zeros(chunks * length, np.int32),
+        num_top=num_top,
     )

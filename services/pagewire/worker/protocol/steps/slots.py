@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
+from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
 from pagewire.worker.protocol.steps.checks import check_step
 from pagewire.worker.protocol.steps.device_plan import (
     BlockCopies,
@@ -25,6 +26,7 @@ from pagewire.worker.protocol.steps.device_plan import (
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prefix_groups import PrefixGroups
+from pagewire.worker.protocol.steps.prompt_rows import PromptRows, PromptRowsBuilder
 from pagewire.worker.protocol.steps.starts import (
     block_copies,
     block_fault,
@@ -65,8 +67,10 @@ class PlannedStep:
 class Slots:
     """The state of all slots of one stream. All arrays have one element for each slot."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, masks: SlotMasks | None = None) -> None:
+        """`masks` None: sequences with a constraint fail."""
         self.limits = limits
+        self._masks = masks
         n = limits.num_slots
         self._state = np.zeros(n, np.int8)
         self._known = np.zeros(n, np.int32)  # tokens given at the start
@@ -75,7 +79,13 @@ class Slots:
         self._num_blocks = np.zeros(n, np.int32)
         self._room = np.zeros(n, np.int32)  # tokens that fit into the blocks and max_model_len
         self._filtered = np.zeros(n, np.bool_)
+        self._constrained = np.zeros(n, np.bool_)
         self._logprobs = np.full(n, _NO_LOGPROBS, np.int8)  # likeliest tokens to return
+        # Of the prompt: likeliest tokens to return, and the positions of the first row that gives a
+        # log probability and of the first one after these.
+        self._prompt_top = np.full(n, _NO_LOGPROBS, np.int8)
+        self._prompt_begin = np.zeros(n, np.int32)
+        self._prompt_end = np.zeros(n, np.int32)
         self._tables = np.zeros((n, limits.max_blocks), np.int32)  # block tables
         self._tokens: list[Int32Array] = [_NONE] * n  # known tokens until all are computed
         self._decodes = _NONE  # [decodes], the slots that decode
@@ -91,7 +101,7 @@ class Slots:
         writes = _joined_writes(given, self._append(step.append_slots, step.append_blocks))
         # Before the chunks: a chunk that ends in this step has no sampled token to decode yet.
         slots, positions, decoded = self._decode()
-        chunks, rows, answered = self._prefill(step.prefill_slots, step.prefill_counts)
+        chunks, prompt_rows, rows, answered = self._prefill(step.prefill_slots, step.prefill_counts)
 
         sample_slots = slots if chunks is None else np.concatenate((slots, rows))
         indices = self._generated[sample_slots]
@@ -106,9 +116,11 @@ class Slots:
             sample_indices=indices,
             filtered=bool(self._filtered[sample_slots].any()),
             logprobs=self._logprob_rows(sample_slots),
+            prompt_rows=prompt_rows,
             groups=self._groups.apply(step.groups, slots, self._tables, self._num_blocks),
             copies=copies,
             host_copies=step.host_copies,
+            masks=self._step_masks(sample_slots, indices),
         )
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
@@ -151,6 +163,8 @@ class Slots:
         self._computed[slot] = min(start.num_computed, len(start.token_ids))
         self._generated[slot] = min(start.num_generated, len(start.token_ids))
         fault = start_fault(start, self.limits)
+        if start.constraint is not None and self._masks is None:
+            fault = "this worker has no tokenizer, so it takes no constraints"
         if fault:
             self._set_blocks(slot, 0)
             self._fail(slot, fault)
@@ -161,6 +175,15 @@ class Slots:
         self._filtered[slot] = is_filtered(start.sampling)
         num_top = start.sampling.logprobs
         self._logprobs[slot] = _NO_LOGPROBS if num_top is None else num_top
+        self._constrained[slot] = start.constraint is not None
+        if start.constraint is not None and self._masks is not None:
+            prompt = len(start.token_ids) - start.num_generated
+            known = start.token_ids
+            self._masks.start(slot, start.constraint, known[:prompt], known[prompt:])
+        num_top = start.prompt_logprobs
+        self._prompt_top[slot] = _NO_LOGPROBS if num_top is None else num_top
+        self._prompt_begin[slot] = start.first_prompt_logprob - 1
+        self._prompt_end[slot] = start.num_prompt - 1
         return True
 
     def _logprob_rows(self, slots: Int32Array) -> LogprobRows | None:
@@ -168,6 +191,13 @@ class Slots:
         num_top = self._logprobs[slots]
         rows = np.flatnonzero(num_top > _NO_LOGPROBS)
         return LogprobRows(rows.astype(np.int32), int(num_top[rows].max())) if len(rows) else None
+
+    def _step_masks(self, slots: Int32Array, indices: Int32Array) -> StepMasks | None:
+        """The masks of the constrained sampling rows; None if there are none."""
+        if self._masks is None or not (constrained := self._constrained[slots]).any():
+            return None
+        rows = np.flatnonzero(constrained).astype(np.int32)
+        return self._masks.of_step(rows, slots[rows], indices[rows])
 
     def _set_blocks(self, slots: int | Int32Array, counts: int | Int32Array) -> None:
         self._num_blocks[slots] = counts
@@ -225,14 +255,14 @@ class Slots:
 
     def _prefill(
         self, slots: Int32Array, counts: Int32Array
-    ) -> tuple[Chunks | None, Int32Array, NDArray[np.bool_]]:
-        """The chunks, and the slots `[sampling chunks]` of those that sample.
+    ) -> tuple[Chunks | None, PromptRows | None, Int32Array, NDArray[np.bool_]]:
+        """The chunks, their prompt rows, and the slots `[sampling chunks]` of those that sample.
 
-        Each chunk that ends at the last known token has a row in the answer. The third result is a
+        Each chunk that ends at the last known token has a row in the answer. The last result is a
         mask of these chunks: those that are computed.
         """
         if not len(slots):
-            return None, _NONE, _NO_ROWS
+            return None, None, _NONE, _NO_ROWS
         self._fail_empty(slots)
         begins, known, room = self._computed[slots], self._known[slots], self._room[slots]
         ends = begins + counts
@@ -243,10 +273,12 @@ class Slots:
         live, samples = self._state[slots] == _RUNNING, ends >= known
         answered = live[samples]
         if not live.any():
-            return None, _NONE, answered
+            return None, None, _NONE, answered
         slots, samples = slots[live], samples[live]
-        chunks = self._chunks(slots, begins[live], ends[live], samples)
-        return chunks, slots[samples], answered
+        begins, ends = begins[live], ends[live]
+        prompt_rows = self._prompt_rows(slots, begins, ends)  # before the tokens are dropped
+        chunks = self._chunks(slots, begins, ends, samples)
+        return chunks, prompt_rows, slots[samples], answered
 
     def _chunks(
         self, slots: Int32Array, begins: Int32Array, ends: Int32Array, samples: NDArray[np.bool_]
@@ -267,6 +299,24 @@ class Slots:
             lengths=ends,
             samples=samples,
         )
+
+    def _prompt_rows(
+        self, slots: Int32Array, begins: Int32Array, ends: Int32Array
+    ) -> PromptRows | None:
+        """The rows of the chunks that give log probabilities of prompt tokens; None without any."""
+        wanting = self._prompt_top[slots] > _NO_LOGPROBS
+        if not wanting.any():
+            return None
+        rows, starts = PromptRowsBuilder(), np.cumsum(ends - begins) - (ends - begins)
+        for i in np.flatnonzero(wanting).tolist():
+            slot, begin = int(slots[i]), int(begins[i])
+            first = max(begin, int(self._prompt_begin[slot]))
+            last = min(int(ends[i]), int(self._prompt_end[slot]))
+            if first < last:
+                tokens = self._tokens[slot][first : last + 1]
+                row = int(starts[i]) + first - begin
+                rows.add(slot, first, tokens, row, int(self._prompt_top[slot]))
+        return rows.build()
 
     def _fail_empty(self, slots: Int32Array) -> None:
         for slot in slots[self._state[slots] == _EMPTY]:

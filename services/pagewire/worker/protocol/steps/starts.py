@@ -43,7 +43,11 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         return block_fault(start.copied_block, limits)
     if start.copied_block and start.num_computed % limits.block_size == 0:
         return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
-    return _sampling_fault(start.sampling, limits)
+    if start.constraint is not None:
+        fault = start.constraint.fault(limits.vocab_size)
+        if fault is not None:
+            return fault
+    return _prompt_fault(start, limits) or _sampling_fault(start.sampling, limits)
 
 
 def block_fault(block: int, limits: Limits) -> str:
@@ -101,6 +105,20 @@ def block_copies(starts: list[Start], block_size: int) -> BlockCopies | None:
 
 def _slots(starts: list[Start]) -> Int32Array:
     return np.array([start.slot for start in starts], np.int32)
+
+
+def _prompt_fault(start: Start, limits: Limits) -> str | None:
+    if start.prompt_logprobs is None:
+        return None
+    limit = min(MAX_LOGPROBS, limits.vocab_size)
+    if start.prompt_logprobs > limit:
+        return f"prompt_logprobs {start.prompt_logprobs} exceeds {limit}"
+    if not start.num_computed < start.first_prompt_logprob <= limits.max_model_len:
+        return (
+            f"first_prompt_logprob {start.first_prompt_logprob} is not above the "
+            f"{start.num_computed} computed tokens"
+        )
+    return None
 
 
 def _sampling_fault(sampling: StepSampling, limits: Limits) -> str | None:

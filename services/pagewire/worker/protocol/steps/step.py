@@ -8,6 +8,7 @@ from pagewire.errors import invalid
 from pagewire.packing import Float32Array, Int32Array, unpack
 from pagewire.sampling import SamplingNumbers, numbers_of
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.constraints.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,14 @@ class Start:
     copied_block: int = 0
     max_new_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
+    first_prompt_logprob: int = 1
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids) - self.num_generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +178,11 @@ def _start(message: pb.SequenceStart) -> Start:
         copied_block=message.copied_block,
         max_new_tokens=message.max_new_tokens,
         end_token_ids=tuple(message.end_token_ids),
+        constraint=(
+            Constraint.from_proto(message.constraint) if message.HasField("constraint") else None
+        ),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        first_prompt_logprob=message.first_prompt_logprob,
     )
 
 

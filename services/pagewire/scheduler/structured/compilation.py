@@ -1,0 +1,65 @@
+"""Compiles a grammar once to prove that it compiles. Runs in a helper process."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from llguidance import LLMatcher, LLTokenizer
+
+from pagewire.config import SchedulerConfig
+from pagewire.errors import invalid
+from pagewire.grammar_limits import parser_limits
+from pagewire.models import eos_token_ids, resolve_model
+from pagewire.rpc.interceptors import UNDECODABLE
+from pagewire.scheduler.structured.grammars import cannot_compile, field_of, grammar_text
+from pagewire.scheduler.structured.schema_checks import check_json, too_many
+from pagewire.v1 import inference_pb2 as pb
+
+# Address space of a helper process.
+_MAX_BYTES = 4 << 30
+
+
+def compile_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
+    """The function of a helper process: from a serialized StructuredOutput to its grammar."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
+    folder = resolve_model(config.model)
+    tokenizer = read_tokenizer(folder)
+
+    def compute(task: bytes) -> bytes:
+        try:
+            output = pb.StructuredOutput.FromString(task)
+        except DecodeError as error:
+            raise invalid("structured_output", UNDECODABLE) from error
+        check_size(output, config.max_grammar_nodes)
+        return compiled(output, tokenizer).encode()
+
+    return compute
+
+
+def read_tokenizer(folder: Path) -> LLTokenizer:
+    """The tokenizer of a model folder."""
+    eos = list(eos_token_ids(folder))
+    return LLTokenizer(str(folder / "tokenizer.json"), eos_token=eos or None)
+
+
+def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:
+    """RequestError for a schema with too many JSON values, or for too many choices."""
+    field, kind = field_of(output), output.WhichOneof("kind")
+    if kind == "choice":
+        if len(output.choice.values) > max_nodes:
+            raise too_many(field, len(output.choice.values), max_nodes)
+    elif kind in ("json_schema", "structural_tag"):
+        check_json(getattr(output, kind), field, max_nodes)
+
+
+def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
+    """The grammar of a StructuredOutput; RequestError if it does not compile."""
+    grammar = grammar_text(output, tokenizer)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # some limits are reached with the first mask
+    if matcher.is_error():
+        reason = matcher.get_error().partition("\n<non-verbose/>")[0].strip()
+        raise cannot_compile(field_of(output), reason)
+    return grammar

@@ -1,0 +1,72 @@
+"""From a StructuredOutput to a grammar as llguidance reads it."""
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+
+from pagewire.errors import RequestError, invalid
+from pagewire.scheduler.structured.structural_tag import structural_tag_grammar
+from pagewire.v1 import inference_pb2 as pb
+
+# White space between the tokens of JSON: a blank, or a new line with its indentation. Without a
+# bound, a model that has lost its way could write nothing else until max_tokens.
+WHITESPACE = r" |\n {0,20}"
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def field_of(output: pb.StructuredOutput) -> str:
+    """What the client calls the field, for error messages."""
+    return output.field_name or f"structured_output.{output.WhichOneof('kind') or 'kind'}"
+
+
+def grammar_text(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
+    """The grammar, not compiled yet; RequestError if the output is malformed."""
+    kind = output.WhichOneof("kind")
+    field = field_of(output)
+    try:
+        if kind == "json_schema":
+            return _json_grammar(output.json_schema, output)
+        if kind == "json_object":
+            return _json_grammar(_ANY_OBJECT, output)
+        if kind == "regex":
+            return LLMatcher.grammar_from_regex(output.regex)
+        if kind == "choice":
+            return LLMatcher.grammar_from_lark(choice_lark(list(output.choice.values)))
+        if kind == "grammar":
+            return grammar_from("grammar", output.grammar)
+        assert kind == "structural_tag"
+        options = _json_options(output)
+        return structural_tag_grammar(output.structural_tag, field, tokenizer, options)
+    except ValueError as error:
+        raise cannot_compile(field, str(error)) from error
+
+
+def choice_lark(values: list[str]) -> str:
+    """A grammar of some texts."""
+    return "start: " + " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
+
+
+def cannot_compile(field: str, reason: str) -> RequestError:
+    """The error of a grammar that does not compile, with llguidance's reason."""
+    unsupported = "Unimplemented keys: "
+    if reason.startswith(unsupported):
+        keys = ", ".join(json.loads(reason.removeprefix(unsupported)))
+        return invalid(field, f"{field} has keywords that are not supported: {keys}; remove them")
+    if "coerce_one_of" in reason:
+        reason = "oneOf with branches that overlap is not supported; use anyOf"
+    return invalid(field, f"{field} cannot be compiled: {reason}")
+
+
+def _json_grammar(schema: str, output: pb.StructuredOutput) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(output))
+
+
+def _json_options(output: pb.StructuredOutput) -> Any:
+    """Options of the JSON compiler. A client's own `x-guidance` cannot switch checks off."""
+    return {
+        "whitespace_pattern": output.whitespace_pattern or WHITESPACE,
+        "lenient": False,
+        "coerce_one_of": False,
+    }

@@ -1,0 +1,77 @@
+"""Checks of JSON schemas before they are compiled: size, and what llguidance does not enforce."""
+
+import json
+from typing import Any
+
+from pagewire.errors import RequestError, invalid
+
+# Keywords whose values are no schemas.
+_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+# Keywords whose values are schemas by names that a client chooses.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+def check_json(text: str, field: str, max_nodes: int) -> None:
+    """RequestError for text that is not JSON or has too many values, or a schema that is not kept.
+
+    llguidance counts pairs for `minProperties`, and an output may have a pair twice.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(field, f"{field} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise invalid(field, f"{field} is not a JSON object; give a schema as an object")
+    nodes = _count(value)
+    if nodes > max_nodes:
+        raise too_many(field, nodes, max_nodes)
+    for schema in _schemas(value):
+        _check_min_properties(schema, field)
+
+
+def too_many(field: str, nodes: int, max_nodes: int) -> RequestError:
+    """The error of a grammar that has too many values."""
+    return invalid(
+        field,
+        f"{field} has {nodes} values; at most {max_nodes} are allowed (max_grammar_nodes)",
+    )
+
+
+def _check_min_properties(schema: dict[str, Any], field: str) -> None:
+    least, required = schema.get("minProperties"), schema.get("required")
+    if not isinstance(least, int) or least <= max(1, len(required or ())):
+        return
+    raise invalid(
+        field,
+        f"{field} has minProperties {least}, which is not supported; list required names instead",
+    )
+
+
+def _schemas(value: Any) -> list[dict[str, Any]]:
+    """All objects of a JSON value that may be schemas."""
+    found, waiting = [], [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting.extend(each)
+        elif isinstance(each, dict):
+            found.append(each)
+            for key, inner in each.items():
+                if key in _NAMED and isinstance(inner, dict):
+                    waiting.extend(inner.values())
+                elif key not in _VALUES:
+                    waiting.append(inner)
+    return found
+
+
+def _count(value: object) -> int:
+    """Values in a JSON value, itself included."""
+    count, waiting = 0, [value]
+    while waiting:
+        found = waiting.pop()
+        count += 1
+        if isinstance(found, dict):
+            waiting.extend(found.values())
+        elif isinstance(found, list):
+            waiting.extend(found)
+    return count

@@ -1,0 +1,50 @@
+"""Masks of constrained rows. Nothing is read of the logits: excluded tokens get -inf."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewire.worker.ops.integers import cdiv
+
+CHUNK = 4096
+WARPS = 4
+
+
+# Values of `rows` are loaded one by one, so their alignment does not matter: compiled once.
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
+def _mask_kernel(
+    logits_ptr,  # [all rows, vocabulary]
+    stride,
+    rows_ptr,  # [n]
+    masks_ptr,  # [n, words]
+    words,
+    vocabulary,
+    CHUNK: tl.constexpr,
+):
+    """Write -inf for the excluded tokens of one chunk of ids of one row.
+
+    The grid is `[chunks, n]`.
+    """
+    masked = tl.program_id(1).to(tl.int64)
+    ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    known = ids < vocabulary
+    word = tl.load(masks_ptr + masked * words + ids // 32, mask=known, other=-1)
+    excluded = ((word >> (ids % 32)) & 1) == 0
+    logits = logits_ptr + tl.load(rows_ptr + masked).to(tl.int64) * stride + ids
+    tl.store(logits, tl.full((CHUNK,), -float("inf"), tl.float32), mask=known & excluded)
+
+
+def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    vocabulary = logits.shape[1]
+    _mask_kernel[(cdiv(vocabulary, CHUNK), len(rows))](
+        logits,
+        logits.stride(0),
+        rows,
+        masks,
+        masks.shape[1],
+        vocabulary,
+        CHUNK=CHUNK,
+        num_warps=WARPS,
+    )

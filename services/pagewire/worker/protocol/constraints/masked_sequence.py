@@ -1,0 +1,131 @@
+"""The constraint of one sequence, and how far its output has satisfied it."""
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.constraints.constraint import Constraint
+from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, first_line
+
+Words = NDArray[np.int32]  # bit i % 32 of word i // 32 is set if token i may come
+
+# Prompt tokens that are looked at for `begin_after`.
+_PROMPT_TAIL = 64
+
+
+class MaskedSequence:
+    """Follows the output of a sequence and narrows the mask of its next token.
+
+    Its state depends on the known tokens alone, so it can be rebuilt anywhere.
+    """
+
+    def __init__(
+        self, constraint: Constraint, grammars: Grammars, prompt: Int32Array, output: Int32Array
+    ) -> None:
+        """GrammarError if the grammar does not compile or does not allow `output [generated]`."""
+        tokenizer = grammars.tokenizer
+        self.index = 0  # of the next token of the output
+        self.ended = False
+        self._tokenizer = tokenizer
+        self._ends = frozenset(constraint.end_token_ids)
+        self._end_ids = np.array(sorted(self._ends), np.int64)
+        self._min_tokens = constraint.min_tokens
+        self._eos_ids = np.array(tokenizer.eos_tokens, np.int64)
+        self._matcher: LLMatcher | None = None
+        # The text after which the matcher begins; None once it has begun.
+        self._awaited: bytes | None = constraint.begin_after.encode() or None
+        self._tail = b""
+        if constraint.grammar:
+            self._matcher = grammars.matcher(constraint.grammar)
+        if self._awaited is not None and _ends_with(tokenizer, prompt, self._awaited):
+            self._awaited = None
+        # Whether the matcher's own mask is the whole truth.
+        same_ends = self._ends == set(tokenizer.eos_tokens)
+        self._plain = same_ends and not constraint.min_tokens
+        for token in output.tolist():
+            self.advance(token)
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """What computes the mask of the next token; None before `begin_after`."""
+        return None if self._awaited is not None else self._matcher
+
+    def advance(self, token: int) -> None:
+        """Takes the next token of the output; GrammarError if the grammar does not allow it."""
+        self.index += 1
+        if self.ended:
+            return
+        if token in self._ends:
+            self.ended = True
+        elif self._awaited is not None:
+            self._await(token, self._awaited)
+        elif self._matcher is not None and not self._matcher.consume_token(token):
+            raise self._refused(token)
+
+    def narrow(self, mask: Words) -> None:
+        """Narrows `mask [words]`, which the matcher has computed, or which allows every token.
+
+        GrammarError if no token is left.
+        """
+        matcher = self.matcher
+        if matcher is not None and matcher.is_error():
+            raise GrammarError(
+                f"the grammar is too complex at token {self.index} of the output: "
+                f"{first_line(matcher.get_error())}"
+            )
+        if self._plain and matcher is not None:
+            return
+        complete = False
+        if matcher is not None:
+            complete = matcher.is_accepting()
+            _clear(mask, self._eos_ids)
+        may_end = self._awaited is None and (complete or self._matcher is None)
+        if self._awaited is not None or self.index < self._min_tokens:
+            _clear(mask, self._end_ids)
+        elif complete:
+            _set(mask, self._end_ids)
+        if mask.any():
+            return
+        if not may_end:
+            raise GrammarError(f"no token may come at index {self.index} of the output")
+        _set(mask, self._end_ids)
+
+    def _await(self, token: int, awaited: bytes) -> None:
+        """Looks for the text after which the matcher begins."""
+        self._tail += self._tokenizer.decode_bytes([token])
+        at = self._tail.find(awaited)
+        if at < 0:
+            self._tail = self._tail[-len(awaited) :]
+            return
+        self._awaited = None
+        # A token may go on after the text. What the grammar does not take of it is left alone.
+        rest = self._tail[at + len(awaited) :]
+        if rest and self._matcher is not None:
+            tokens = self._tokenizer.tokenize_bytes(rest)
+            if self._matcher.validate_tokens(tokens) == len(tokens):
+                self._matcher.consume_tokens(tokens)
+
+    def _refused(self, token: int) -> GrammarError:
+        assert self._matcher is not None
+        return GrammarError(
+            f"the grammar does not allow token {token} at index {self.index - 1} of the output: "
+            f"{first_line(self._matcher.get_error())}"
+        )
+
+
+def _ends_with(tokenizer: LLTokenizer, prompt: Int32Array, text: bytes) -> bool:
+    """Whether a prompt ends with a text, white space aside."""
+    return tokenizer.decode_bytes(prompt[-_PROMPT_TAIL:].tolist()).rstrip().endswith(text.rstrip())
+
+
+def _clear(mask: Words, ids: NDArray[np.int64]) -> None:
+    np.bitwise_and.at(mask.view(np.uint32), ids >> 5, ~_bits(ids))
+
+
+def _set(mask: Words, ids: NDArray[np.int64]) -> None:
+    np.bitwise_or.at(mask.view(np.uint32), ids >> 5, _bits(ids))
+
+
+def _bits(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+    return np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))

@@ -1,0 +1,21 @@
+"""Masks of constrained rows: awaited on the host, applied on the device."""
+
+from torch import Tensor
+
+from pagewire.worker.ops import Ops
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.runtime.upload import upload
+
+
+def apply_masks(ops: Ops, logits: Tensor, plan: DevicePlan) -> Tensor:
+    """Masks the constrained rows of `logits [rows, vocabulary]` in place, once masks are known.
+
+    Returns the logits as the model gave them, for log probabilities: a copy if the plan needs any.
+    """
+    if plan.masks is None:
+        return logits
+    masks = plan.masks.wait()  # the layers may still run on the device
+    unmasked = logits if plan.logprobs is None else logits.clone()
+    rows, words = upload(logits.device, masks.rows, masks.words.ravel())
+    ops.mask_logits(logits, rows, words.view(masks.words.shape))
+    return unmasked

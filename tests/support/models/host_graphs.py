@@ -1,0 +1,75 @@
+"""The graph backend on a CPU: its graphs are calls that run again when they are replayed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewire.packing import Int32Array
+from pagewire.worker.runtime import graphs, mixed_graphs
+from pagewire.worker.runtime.eager import EagerBackend
+from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.runtime.timer import HostTimer
+from pagewire.worker.startup.loading import LoadedWorker
+
+
+class Replayed:
+    """A graph: `replay` runs the call and writes its result where the first run has put it."""
+
+    def __init__(self, run: Callable[[], Tensor], out: Tensor) -> None:
+        self._run, self._out = run, out
+
+    def replay(self) -> None:
+        self._out.copy_(self._run())
+
+
+class CopiedAtOnce:
+    """Stands in for `Staging`, which needs pinned memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def copy_to(self, target: Tensor, fill: Int32Array) -> None:
+        assert fill.size <= self.size
+        target.view(-1).copy_(torch.from_numpy(fill.ravel()))
+
+
+class HostGraphBackend(GraphBackend):
+    """See `GraphBackend`; without prefix groups, which need the kernels."""
+
+    prefix_groups = False
+
+    def _capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        out = run()
+        return Replayed(run, out), out
+
+
+def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
+    """What makes a loaded CPU worker run steps through the graph backend's code."""
+    for module in (graphs, mixed_graphs):
+        monkeypatch.setattr(module, "Staging", CopiedAtOnce)
+    monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
+    monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
+    monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())
+    monkeypatch.setattr(graphs, "measure_piggyback", lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(GraphBackend, "_variants", _unshared(GraphBackend._variants))
+
+    def adapt(loaded: LoadedWorker) -> LoadedWorker:
+        eager = loaded.backend
+        assert isinstance(eager, EagerBackend)
+        dtype = eager._decoder.weights.embedding.dtype
+        with torch.inference_mode():
+            backend = HostGraphBackend(eager._decoder, loaded.limits, dtype)
+            backend.warm_up()
+        object.__setattr__(loaded, "backend", backend)
+        return loaded
+
+    return adapt
+
+
+def _unshared(variants: Callable[[GraphBackend], Any]) -> Callable[[GraphBackend], Any]:
+    return lambda backend: (variant for variant in variants(backend) if not variant[2])

@@ -1,0 +1,178 @@
+"""From a StructuredOutput to a grammar: what compiles, what is refused, and why."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from pagewire.bench.schemas import random_schema, wide_schema
+from pagewire.errors import RequestError
+from pagewire.grammar_limits import parser_limits
+from pagewire.models import resolve_model
+from pagewire.scheduler.structured.compilation import check_size, compiled, read_tokenizer
+from pagewire.v1 import inference_pb2 as pb
+
+TOKENIZER = read_tokenizer(resolve_model("embedded"))
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def grammar(**fields: Any) -> str:
+    output = pb.StructuredOutput(**fields)
+    check_size(output, 4096)
+    return compiled(output, TOKENIZER)
+
+
+def schema(value: Any, **fields: Any) -> str:
+    return grammar(json_schema=json.dumps(value), field_name="f", **fields)
+
+
+def accepts(text: str, made: str) -> bool:
+    """Whether a text is a whole output."""
+    matcher = LLMatcher(TOKENIZER, made, limits=parser_limits())
+    tokens = TOKENIZER.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("made", "good", "bad"),
+    [
+        (grammar(json_object=True), '{"x": [1]}', "[1]"),
+        (schema(OBJECT), '{"a":1}', '{"a":"x"}'),
+        (schema(OBJECT), '{\n  "a": 1\n}', '{\n\n\n"a":1}'),
+        (schema(OBJECT, whitespace_pattern="_"), '{_"a":1}', '{ "a":1}'),
+        (grammar(regex="a+b?"), "aab", "b"),
+        (grammar(choice=pb.Choices(values=["ja", "nein", 'ü"\\'])), 'ü"\\', "j"),
+        (grammar(grammar='start: "x" /[0-9]+/'), "x12", "x"),
+        (grammar(grammar='root ::= "x" [0-9]+'), "x12", "x"),
+    ],
+)
+def test_kinds(made: str, good: str, bad: str) -> None:
+    assert accepts(good, made)
+    assert not accepts(bad, made)
+
+
+def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
+    tag = {
+        "type": "structural_tag",
+        "structures": [
+            {"begin": "<f=a>", "schema": OBJECT, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"enum": ["x"]}, "end": "</f>"},
+        ],
+        "triggers": ["<f="],
+    }
+    made = grammar(structural_tag=json.dumps(tag))
+    assert accepts('some text <f=a>{"a": 1}</f> more <f=b>"x"</f> end', made)
+    assert accepts("no tag at all", made)
+    assert not accepts('text <f=a>{"a": "x"}</f>', made)
+    assert not accepts("text <f=c>", made)
+
+
+def test_random_schemas_compile() -> None:
+    for seed in range(200):
+        schema(random_schema(seed))
+    schema(wide_schema(100))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"properties": {"a": {"not": {}}}, "required": ["a"]}, "not"),
+        ({"if": {}, "then": {}}, "if, then"),
+        ({"type": "array", "contains": {}}, "contains"),
+        ({"propertyNames": {"pattern": "a"}}, "propertyNames"),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"type": "string", "format": "shoe-size"}, "shoe-size"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "anyOf"),
+        ({"$ref": "http://example.org/schema"}, "example.org"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"type": "text"}, "text"),
+        (False, "object"),
+        ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
+        ({"x-guidance": {"coerce_one_of": True}, "oneOf": [{}, {}]}, "anyOf"),
+        ([1], "object"),
+    ],
+)
+def test_what_is_not_enforced_is_refused_by_name(value: Any, words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        schema(value)
+    assert refused.value.field == "f"
+    assert words in refused.value.message
+    assert len(refused.value.message) < 1000
+
+
+def test_min_properties_that_required_names_fulfil_is_accepted() -> None:
+    schema({**OBJECT, "minProperties": 1})
+    schema({"enum": [{"minProperties": 9}], "properties": {"minProperties": {}}})
+
+
+def nested(depth: int, inner: Any) -> Any:
+    for _ in range(depth):
+        inner = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    return inner
+
+
+def doubled(depth: int, keyword: str) -> Any:
+    """References that stand for 2^depth schemas."""
+    parts: dict[str, Any] = {"d0": {"type": "object", "properties": {"x": {"type": "string"}}}}
+    for i in range(1, depth):
+        reference = {"$ref": f"#/$defs/d{i - 1}"}
+        parts[f"d{i}"] = {keyword: [reference, {"type": "array", "items": reference}]}
+    return {"$defs": parts, "$ref": f"#/$defs/d{depth - 1}"}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a huge enum": {"json_schema": json.dumps({"enum": [f"v{i}-{i * i}" for i in range(4000)]})},
+    "deep": {"json_schema": json.dumps(nested(100, {"type": "integer"}))},
+    "many properties": {
+        "json_schema": json.dumps({"properties": {f"p{i}": {} for i in range(1300)}})
+    },
+    "exponential references": {"json_schema": json.dumps(doubled(40, "anyOf"))},
+    "exponential intersections": {"json_schema": json.dumps(doubled(40, "allOf"))},
+    "a product of choices": {
+        "json_schema": json.dumps(
+            {
+                "allOf": [
+                    {"anyOf": [{"properties": {f"{i}{j}": {"const": j}}} for j in range(4)]}
+                    for i in range(9)
+                ]
+            }
+        )
+    },
+    "a large state machine": {"regex": "(a|b)*a(a|b){24}"},
+    "nested repetitions": {"regex": "((a{0,100}){0,100}){0,100}"},
+    "an ambiguous grammar": {"grammar": 'start: s\ns: s s | "a" | s s s | ""\n'},
+    "an intersection of expressions": {
+        "grammar": "start: X\nX: /(.*a.*){9}/ & /(.*b.*){9}/ & ~/(.*c.*){9}/\n"
+    },
+    "long strings": {"json_schema": json.dumps({"type": "string", "minLength": 10**6})},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_take_little_time(name: str) -> None:
+    """To compile or be refused, and then for each mask. What takes longer ends with its process."""
+    began = time.process_time()
+    try:
+        made = grammar(**HOSTILE[name])
+    except RequestError:
+        made = None
+    assert time.process_time() - began < 1.0
+    if made is None:
+        return
+    matcher = LLMatcher(TOKENIZER, made, log_level=0, limits=parser_limits())
+    longest = 0.0
+    for _ in range(40):
+        began = time.process_time()
+        mask = matcher.compute_bitmask()
+        longest = max(longest, time.process_time() - began)
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = [i for i in range(3, 4096) if mask[i // 8] >> (i % 8) & 1]
+        if not allowed:
+            break
+        matcher.consume_token(allowed[len(allowed) // 2])
+    assert longest < 0.2

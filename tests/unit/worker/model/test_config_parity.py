@@ -1,0 +1,97 @@
+"""config.json means what it means to transformers: whatever form it has, and whatever it lacks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import FAMILIES, ModelConfig, parse_model_config
+
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 256,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 512},
+    {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "initializer_range": 0.5},
+    {"rope_theta": 5e5},
+    {"rope_theta": 5e5, "rope_scaling": None},
+    {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_theta": 5e5, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}},
+    {"rope_scaling": LLAMA3, "max_position_embeddings": 4096},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 3e5},
+    {"rope_parameters": {"rope_theta": 2e5}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"dtype": "bfloat16"},
+    {"torch_dtype": "float16"},
+    {"dtype": "bfloat16", "torch_dtype": "float16"},
+    {"sliding_window": 32},
+    {"sliding_window": None},
+    {"use_sliding_window": True, "max_window_layers": 2},
+    {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64},
+    {"use_sliding_window": True, "max_window_layers": 4, "sliding_window": 64},
+    {"use_sliding_window": True},
+    {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 4},
+]
+
+
+def of_transformers(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """What a ModelConfig should have, by transformers' reading."""
+    from transformers import AutoConfig
+
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    rope = config.rope_parameters
+    window = None if config.model_type == "llama" else getattr(config, "sliding_window", None)
+    if config.model_type.startswith("qwen") and "sliding_attention" not in config.layer_types:
+        window = None
+    heads = config.num_attention_heads
+    return {
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tied_head": config.tie_word_embeddings,
+        "initializer_range": config.initializer_range,
+        "dtype": str(config.dtype or "float32").removeprefix("torch."),
+        "sliding_window": window,
+        "rope": {
+            "kind": rope["rope_type"],
+            "theta": rope["rope_theta"],
+            "factor": rope.get("factor", 1.0),
+            "original_max_position_embeddings": rope.get("original_max_position_embeddings", 0),
+        },
+    }
+
+
+def ours(config: ModelConfig, names: dict[str, Any]) -> dict[str, Any]:
+    found = {name: getattr(config, name) for name in names}
+    return found | {"rope": {name: getattr(config.rope, name) for name in names["rope"]}}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_values_and_defaults_are_those_of_transformers(tmp_path: Path, family: Any) -> None:
+    named = {"model_type": family.model_type, "architectures": [family.architecture]}
+    for changes in CHANGES:
+        raw = named | SIZES | changes
+        wanted = of_transformers(tmp_path, raw)
+        assert ours(parse_model_config(raw), wanted) == wanted, changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "for full_attention"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types has linear"),
+    ],
+)
+def test_what_differs_by_layer_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        parse_model_config({"model_type": "qwen3"} | SIZES | changes)

@@ -1,0 +1,124 @@
+"""Masks of one sequence: what may come, where the output may end, and rebuilding from tokens."""
+
+import random
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from pagewire.limits import INT32_MAX
+from pagewire.models import eos_token_ids, resolve_model
+from pagewire.worker.protocol.constraints.constraint import Constraint
+from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars
+from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
+
+FOLDER = resolve_model("embedded")
+VOCAB = 4096
+EOS = eos_token_ids(FOLDER)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+NONE = np.empty(0, np.int32)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(FOLDER, VOCAB)
+
+
+def regex(pattern: str, **fields) -> Constraint:
+    grammar = LLMatcher.grammar_from_regex(pattern)
+    return Constraint(**{"grammar": grammar, "end_token_ids": EOS, **fields})
+
+
+def ids(grammars: Grammars, text: str) -> np.ndarray:
+    return np.array(grammars.tokenizer.tokenize_str(text), np.int32)
+
+
+def begin(grammars: Grammars, constraint: Constraint, output=NONE, prompt=NONE) -> MaskedSequence:
+    return MaskedSequence(constraint, grammars, prompt, output)
+
+
+def allowed(sequence: MaskedSequence) -> set[int]:
+    mask = np.full(VOCAB // 32, -1, np.int32)
+    if sequence.matcher is not None:
+        sequence.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    sequence.narrow(mask)
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_every_prefix_of_an_output_rebuilds_the_same_state(grammars: Grammars) -> None:
+    """What a resume, a preemption or another worker does."""
+    grammar = LLMatcher.grammar_from_json_schema(SCHEMA)
+    for seed in range(5):
+        constraint = Constraint(grammar, "<go>", EOS, min_tokens=12)
+        draw, output, masks = random.Random(seed), [*ids(grammars, "well <go>").tolist()], []
+        sequence = begin(grammars, constraint, np.array(output, np.int32))
+        started = len(output)
+        while not sequence.ended and len(output) < 60:
+            masks.append(allowed(sequence))
+            output.append(draw.choice(sorted(masks[-1])))
+            sequence.advance(output[-1])
+        for length, mask in enumerate(masks, started):
+            again = begin(grammars, constraint, np.array(output[:length], np.int32))
+            assert allowed(again) == mask
+            assert again.index == length
+
+
+def test_a_complete_grammar_leaves_only_the_end(grammars: Grammars) -> None:
+    sequence = begin(grammars, regex("[0-9]{2}"), ids(grammars, "42"))
+    assert allowed(sequence) == set(EOS)
+    sequence.advance(EOS[0])
+    assert sequence.ended
+
+
+def test_the_end_may_come_where_the_grammar_is_complete(grammars: Grammars) -> None:
+    digits = {token for token in range(VOCAB) if grammars.tokenizer.decode_bytes([token]).isdigit()}
+    assert allowed(begin(grammars, regex("[0-9]+"))) == digits
+    assert allowed(begin(grammars, regex("[0-9]+"), ids(grammars, "7"))) == digits | set(EOS)
+
+
+@pytest.mark.parametrize("min_tokens", [2, INT32_MAX])
+def test_min_tokens_bans_the_end_unless_nothing_else_may_come(
+    grammars: Grammars, min_tokens: int
+) -> None:
+    """`ignore_eos` is the same without a bound."""
+    more = begin(grammars, regex("[0-9]+", min_tokens=min_tokens), ids(grammars, "7"))
+    assert not allowed(more) & set(EOS)
+    done = begin(grammars, regex("[0-9]", min_tokens=min_tokens), ids(grammars, "7"))
+    assert allowed(done) == set(EOS)
+
+
+def test_stop_tokens_end_where_the_grammar_is_complete(grammars: Grammars) -> None:
+    constraint = regex("[0-9]", end_token_ids=(*EOS, 99))
+    assert 99 not in allowed(begin(grammars, constraint))
+    assert allowed(begin(grammars, constraint, ids(grammars, "7"))) == {*EOS, 99}
+    only = regex("[0-9]", end_token_ids=(99,))
+    assert allowed(begin(grammars, only, ids(grammars, "7"))) == {99}
+
+
+def test_a_constraint_begins_after_a_text(grammars: Grammars) -> None:
+    constraint = regex("[0-9]", begin_after="</think>")
+    before = begin(grammars, constraint, ids(grammars, "some thought </thi"))
+    assert before.matcher is None
+    assert allowed(before) == set(range(VOCAB)) - set(EOS)
+    after = begin(grammars, constraint, ids(grammars, "some thought </think>"))
+    assert allowed(after) == allowed(begin(grammars, regex("[0-9]")))
+    at_once = begin(grammars, constraint, prompt=ids(grammars, "<think>\n</think>\n\n"))
+    assert allowed(at_once) == allowed(after)
+
+
+def test_faults_name_what_is_wrong(grammars: Grammars) -> None:
+    with pytest.raises(GrammarError, match="does not allow token"):
+        begin(grammars, regex("[0-9]+"), ids(grammars, "x"))
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        begin(
+            grammars,
+            Constraint(LLMatcher.grammar_from_json_schema({"uniqueItems": True}), "", EOS),
+        )
+    assert Constraint("g", "", ()).fault(VOCAB) is not None
+    assert Constraint("g", "", (VOCAB,)).fault(VOCAB) is not None
+    assert Constraint("g", "", EOS).fault(VOCAB) is None

@@ -1,0 +1,138 @@
+"""Masks of a stream: they follow the tokens of its steps, and a slow or bad grammar fails alone."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from pagewire.models import eos_token_ids, resolve_model
+from pagewire.worker.protocol.constraints import slot_masks
+from pagewire.worker.protocol.constraints.constraint import Constraint
+from pagewire.worker.protocol.constraints.grammars import Grammars
+from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
+
+FOLDER = resolve_model("embedded")
+EOS = eos_token_ids(FOLDER)
+NONE = np.empty(0, np.int32)
+DIGITS = Constraint(LLMatcher.grammar_from_regex("[0-9]{3}"), "", EOS)
+GRAMMARS = Grammars(FOLDER, 4096)
+
+
+@pytest.fixture
+def masks() -> Iterator[SlotMasks]:
+    errors: list[BaseException] = []
+    yield SlotMasks(MaskThreads(GRAMMARS, errors.append))
+    assert not errors
+
+
+def step(masks: SlotMasks, slots: list[int], indices: list[int]) -> StepMasks:
+    rows = np.arange(len(slots), dtype=np.int32) * 2  # every second row is constrained
+    return masks.of_step(rows, np.array(slots), np.array(indices))
+
+
+def tokens_of(words: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def test_masks_follow_the_tokens_of_each_row(masks: SlotMasks) -> None:
+    (four, five) = (GRAMMARS.tokenizer.tokenize_str(digit)[0] for digit in "45")
+    masks.start(3, DIGITS, NONE, NONE)
+    masks.start(7, DIGITS, NONE, np.array([four, five], np.int32))
+    first = step(masks, [3, 7], [0, 2])
+    found = first.wait()
+    assert found.rows.tolist() == [0, 2]
+    assert {four, five} < set(tokens_of(found.words[0]))
+    first.advance(np.array([four, -9, five], np.int32))
+    ended = step(masks, [3, 7], [1, 3]).wait()
+    assert four in tokens_of(ended.words[0])
+    assert tokens_of(ended.words[1]) == sorted(EOS)
+    assert not first.failures
+
+
+def test_steps_sent_ahead_wait_for_the_tokens_before(masks: SlotMasks) -> None:
+    (four,) = GRAMMARS.tokenizer.tokenize_str("4")
+    masks.start(0, DIGITS, NONE, NONE)
+    first, ahead = step(masks, [0], [0]), step(masks, [0], [1])
+    first.wait()
+    seen = []
+    waiting = threading.Thread(target=lambda: seen.append(ahead.wait()))
+    waiting.start()
+    time.sleep(0.01)
+    assert not seen
+    first.advance(np.array([four], np.int32))
+    waiting.join()
+    assert not ahead.failures
+    assert len(seen) == 1
+
+
+def test_an_ended_or_failed_sequence_holds_up_no_step(masks: SlotMasks) -> None:
+    for slot, token in ((0, EOS[0]), (1, -1)):
+        masks.start(slot, DIGITS, NONE, NONE)
+        if token >= 0:
+            output = np.array(GRAMMARS.tokenizer.tokenize_str("456"), np.int32)
+            masks.start(slot, DIGITS, NONE, output)
+        index = 3 if token >= 0 and len(output) == 3 else 0
+        now = step(masks, [slot], [index])
+        now.wait()
+        now.advance(np.array([token], np.int32))
+        later = step(masks, [slot], [index + 9])
+        assert len(tokens_of(later.wait().words[0])) == 4096
+        assert not later.failures
+
+
+def test_a_step_that_failed_is_not_waited_for(masks: SlotMasks) -> None:
+    masks.start(0, DIGITS, NONE, NONE)
+    failed, later = step(masks, [0], [0]), step(masks, [0], [1])
+    failed.wait()
+    failed.abandon()
+    later.wait()
+    assert not later.failures
+
+
+def test_a_bad_grammar_fails_its_own_row(masks: SlotMasks) -> None:
+    masks.start(0, Constraint(LLMatcher.grammar_from_regex("(?=a)"), "", EOS), NONE, NONE)
+    masks.start(1, DIGITS, NONE, NONE)
+    both = step(masks, [0, 1], [0, 0])
+    found = both.wait()
+    assert [(failure.row, failure.retryable) for failure in both.failures] == [(0, False)]
+    assert "look-around" in both.failures[0].message
+    assert len(tokens_of(found.words[0])) == 4096
+    assert len(tokens_of(found.words[1])) < 4096
+
+
+def test_a_grammar_that_takes_too_long_fails_its_row_for_now(
+    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = threading.Event()
+
+    def compile_slowly(tokenizer, grammar):
+        compiled.wait()
+        return LLMatcher(tokenizer, grammar)
+
+    monkeypatch.setattr(
+        "pagewire.worker.protocol.constraints.grammars.compile_grammar", compile_slowly
+    )
+    masks.start(0, DIGITS, NONE, NONE)
+    masks.start(1, Constraint(LLMatcher.grammar_from_regex("x{2}"), "", EOS), NONE, NONE)
+    both = step(masks, [0, 1], [0, 0])
+    began = time.monotonic()
+    both.wait()
+    assert time.monotonic() - began < 5 * slot_masks.MAX_WAIT
+    compiled.set()
+    assert (1, True) in [(failure.row // 2, failure.retryable) for failure in both.failures]
+
+
+def test_a_sequence_that_left_its_slot_does_not_touch_the_next(masks: SlotMasks) -> None:
+    (four,) = GRAMMARS.tokenizer.tokenize_str("4")
+    masks.start(0, DIGITS, NONE, NONE)
+    old = step(masks, [0], [0])
+    old.wait()
+    masks.start(0, Constraint(LLMatcher.grammar_from_regex("x{2}"), "", EOS), NONE, NONE)
+    new = step(masks, [0], [0])
+    old.advance(np.array([four], np.int32))
+    names = [GRAMMARS.tokenizer.decode_bytes([token]) for token in tokens_of(new.wait().words[0])]
+    assert set(names) <= {b"x", b"xx"}
