@@ -54,8 +54,8 @@ class CommandBackend:
         self, command: Sequence[str], start_seconds: float, silence: float, longest: float
     ) -> None:
         """A program that sends nothing for `silence` seconds, although a step waits for it, hangs;
-        one that sends nothing for one sequence loses that sequence. A step takes `longest` seconds
-        at most."""
+        one that sends nothing for one sequence in twice that time loses that sequence. A step takes
+        `longest` seconds at most."""
         self._silence, self._longest = silence, longest
         self._program = Program(command, start_seconds, self._on_line, self._on_end)
         self._ready = Ready()
@@ -133,7 +133,7 @@ class CommandBackend:
             while missing := [each for each in handle.rows if not each.answerable]:
                 left = self._deadline(began) - time.monotonic()
                 if left <= 0:
-                    self._give_up(missing, began)
+                    self._give_up(missing)
                     break
                 self._changed.wait(left)
             tokens = np.full(len(handle.rows), -1, np.int32)
@@ -209,18 +209,21 @@ class CommandBackend:
         longest = began + self._longest
         if not self._program.started:
             return longest
-        return min(max(began, self._program.started_at) + self._silence, longest)
+        began = max(began, self._program.started_at)
+        # While lines come for others, it does not hang; but one sequence may not wait for ever.
+        silent = max(began, self._program.last_line_at) + self._silence
+        return min(silent, began + 2 * self._silence, longest)
 
-    def _give_up(self, missing: list[LiveSequence], began: float) -> None:
+    def _give_up(self, missing: list[LiveSequence]) -> None:
         """Fails the sequences that have got no token for too long."""
         what, retryable = f"wrote nothing for {self._silence:g} s", True
         if not self._program.started:
             what = f"has not started again within {self._longest:g} s"
-        elif self._program.last_line_at < began:
+        elif time.monotonic() >= self._program.last_line_at + self._silence:
             self._program.restart(what)
             missing = list(self._by_id.values())
-        else:  # it would hold up the others once more
-            what, retryable = f"{what} for this request, while it served others", False
+        else:  # running it again would hold up the others once more
+            what, retryable = "wrote nothing for this request, while it served others", False
         for sequence in missing:
             if not sequence.answerable:
                 sequence.failure = Failure(f"the program {what}", retryable)
