@@ -379,6 +379,21 @@ def costly_requests(full_size: bool) -> list[CostlyRequest]:
             **_accepted(COMPLETIONS, dumped(prompt=[[7] * 1900] * MAX_OUTPUTS, max_tokens=1)),
             "works": True,
         },
+        "log probabilities of long prompts": {
+            **_accepted(
+                COMPLETIONS,
+                dumped(prompt=[[7] * 1900] * 3, n=4, echo=True, logprobs=20, max_tokens=1),
+            ),
+            "works": True,
+        },
+        "too many log probabilities of prompts": {
+            **_refused(
+                COMPLETIONS,
+                dumped(prompt=[[7] * 1900] * 64, n=4, prompt_logprobs=20, max_tokens=1),
+                "max_prompt_logprobs",
+            ),
+            "works": True,
+        },
         "64 prompts with n": {
             **_accepted(COMPLETIONS, dumped(prompt=["a"] * 64, n=16, max_tokens=2)),
             "works": True,

@@ -77,7 +77,7 @@ class Answer:
 def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Question]:
     """Streamed requests with prompts of token ids, greedy and sampled.
 
-    Some have log probabilities, stop strings, two choices, or a shared prefix.
+    Some have log probabilities, an echoed prompt, stop strings, two choices, or a shared prefix.
     """
     rng = random.Random(seed)
     shared = [rng.randrange(256, vocab_size) for _ in range(48)]
@@ -96,6 +96,7 @@ def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Questio
         }
         if number % 3 == 0:
             body["logprobs"] = 2
+            body["echo"] = number % 2 == 1
         if number % 5 == 0:
             body["stop"] = ["qz", "the end of it"]
         if number % 7 == 0:
@@ -126,7 +127,7 @@ def mixed_questions(count: int, seed: int = 0) -> list[Question]:
 
 def _conversation(body: dict[str, Any], rng: random.Random) -> Question:
     """A chat request with the sampling parameters of a completion request."""
-    left_out = ("prompt", "logprobs")
+    left_out = ("prompt", "logprobs", "echo")
     chat = {name: value for name, value in body.items() if name not in left_out}
     words = " ".join(rng.choice(("red", "green", "blue", "seven")) for _ in range(20))
     chat["messages"] = [{"role": "user", "content": words}]
@@ -255,9 +256,9 @@ def _take(message: dict[str, Any], answer: Answer) -> None:
         message_or_delta = given.get("delta") or given.get("message") or {}
         choice.text += given["text"] if "text" in given else message_or_delta.get("content") or ""
         if given.get("logprobs"):
-            choice.logprobs += zip(
-                given["logprobs"]["tokens"], given["logprobs"]["token_logprobs"], strict=True
-            )
+            # The first token of an echoed prompt has none.
+            values = [value or 0.0 for value in given["logprobs"]["token_logprobs"]]
+            choice.logprobs += zip(given["logprobs"]["tokens"], values, strict=True)
         choice.finish_reason = given["finish_reason"] or choice.finish_reason
     if message.get("usage"):
         answer.tokens = message["usage"]["completion_tokens"]

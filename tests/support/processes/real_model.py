@@ -32,7 +32,10 @@ PROMPTS = [
 
 
 def questions(count: int) -> list[Question]:
-    """Greedy and sampled requests, some with log probabilities, penalties or stop strings."""
+    """Greedy and sampled requests.
+
+    Some have log probabilities, an echoed prompt, penalties or stop strings.
+    """
     made = []
     for number in range(count):
         body: dict[str, Any] = {
@@ -48,6 +51,8 @@ def questions(count: int) -> list[Question]:
             body["stream_options"] = {"include_usage": True}
         if number % 3 == 0:
             body["logprobs"] = 3
+        if number % 6 < 2:
+            body["echo"] = True  # half of them with log probabilities
         if number % 4 > 1:
             body |= {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
             body["logit_bias"] = {str(number): 2.0}

@@ -12,7 +12,7 @@ import pytest
 from pagewire.bench.results import figures_of, read_rows
 from support.rows import values
 
-MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_300.jsonl"
+MOONCAKE = Path(__file__).parents[2] / "data" / "mooncake_conversation_300.jsonl"
 
 
 def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:

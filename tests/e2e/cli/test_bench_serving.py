@@ -8,7 +8,7 @@ from pathlib import Path
 from support.models.tiny_models import save_model
 from support.rows import values
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "serving.py"
 
 
 def serving(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
