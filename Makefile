@@ -23,7 +23,7 @@ INSTALLED := .venv/installed
 # warp groups of Hopper's prefill attention wait for each other, and takes each hand-over for a race.
 SANITIZER := compute-sanitizer --error-exitcode 1
 
-.PHONY: help run demo test fuzz chaos soak sanitize check docs format protos bench clean
+.PHONY: help run demo test fuzz chaos soak sanitize check docs format protos bench structured clean
 
 help:
 	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
@@ -38,6 +38,7 @@ help:
 	@echo "make format  format the code, mend what lint can mend"
 	@echo "make protos  generate shared/pagewire/v1 from protos/"
 	@echo "make bench   16 requests at once on this CPU, against transformers"
+	@echo "make structured  10,000 outputs for random JSON schemas, checked by jsonschema"
 	@echo "make clean   remove .venv and caches"
 
 $(INSTALLED): pyproject.toml
@@ -92,6 +93,9 @@ protos: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.jsonl $(ARGS)
+
+structured: $(INSTALLED)
+	$(BIN)/python benchmarks/structured_output.py validity $(ARGS)
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

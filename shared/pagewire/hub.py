@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -46,8 +46,11 @@ SMALL_FILES = (
 )
 # Formats of weights that are not read, for error messages.
 _OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack")
-# Seconds between two lines about a download.
+# Seconds between two lines about a download, and between two states of the bar.
 _REPORT_INTERVAL = 10.0
+_BAR_INTERVAL = 0.2
+# Seconds without a byte after which no process writes to a part of a file any more.
+_STALE_AFTER = 3600.0
 
 Report = Callable[[str], None]
 
@@ -87,7 +90,8 @@ def fetch_model(
                 "HF_HUB_OFFLINE is set; unset it, copy the files there, or give the path of a "
                 "folder"
             )
-        folder = _download(hub_id, weights, report)
+        _remove_stale_parts(hub_id)
+        folder = _download(hub_id, folder, weights, report)
     return f"{hub_id.name}@{folder.name}"
 
 
@@ -114,22 +118,18 @@ def _has_small_files(hub_id: HubId, folder: Path) -> bool:
     return True
 
 
-def _download(hub_id: HubId, weights: bool, report: Report) -> Path:
+def _download(hub_id: HubId, begun: Path | None, weights: bool, report: Report) -> Path:
+    """Downloads the files of `hub_id`; of the commit of the folder `begun`, where a part is."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    report(f"downloading {hub_id} from {_endpoint()}")
+    started = time.monotonic()
+    folder = None
     try:
-        report(f"downloading {hub_id} from {_endpoint()}")
-        started = time.monotonic()
-        folder = _snapshot(hub_id, list(SMALL_FILES))
-        if not (folder / "config.json").is_file():
-            raise DownloadError(
-                f"{hub_id} has no config.json at {_endpoint()}; give a model in the format of "
-                "transformers"
-            )
-        if weights:
-            names = _weight_files(folder) or [SINGLE]
-            with _progress_lines(folder, names, hub_id, report):
-                _snapshot(HubId(hub_id.name, folder.name), names)
-            if not _has_weights(folder):
-                raise DownloadError(_no_weights(hub_id, folder))
+        if begun is not None and begun.name != hub_id.revision:
+            with suppress(RevisionNotFoundError):  # the branch may have been rewritten
+                folder = _files(HubId(hub_id.name, begun.name), weights, report)
+        folder = folder or _files(hub_id, weights, report)
     except DownloadError:
         raise
     except Exception as error:  # of the network, the hub or the disk, in many classes
@@ -142,12 +142,37 @@ def _download(hub_id: HubId, weights: bool, report: Report) -> Path:
     return folder
 
 
+def _files(hub_id: HubId, weights: bool, report: Report) -> Path:
+    """Downloads what is missing. Raises DownloadError, and what huggingface_hub raises."""
+    folder = _snapshot(hub_id, list(SMALL_FILES))
+    if not (folder / "config.json").is_file():
+        raise DownloadError(
+            f"{hub_id} has no config.json at {_endpoint()}; give a model in the format of "
+            "transformers"
+        )
+    if weights:
+        names = _weight_files(folder) or [SINGLE]
+        with _progress(folder, names, hub_id, report):
+            _snapshot(HubId(hub_id.name, folder.name), names)
+        if not _has_weights(folder):
+            raise DownloadError(_no_weights(hub_id, folder))
+    return folder
+
+
+def _remove_stale_parts(hub_id: HubId) -> None:
+    """Removes what processes left that were killed in a download: it is not continued."""
+    for part in (hub_id.cache_folder() / "blobs").glob("*.incomplete"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > _STALE_AFTER:
+                part.unlink()
+
+
 def _snapshot(hub_id: HubId, patterns: list[str]) -> Path:
     """Downloads the files that match; those that are complete in the cache are left as they are."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    with nullcontext() if sys.stderr.isatty() else disable_progress_bars():
+    with disable_progress_bars():
         folder = snapshot_download(
             hub_id.name,
             revision=hub_id.revision,
@@ -176,31 +201,70 @@ def _has_weights(folder: Path) -> bool:
 
 
 @contextmanager
-def _progress_lines(
-    folder: Path, names: list[str], hub_id: HubId, report: Report
-) -> Iterator[None]:
-    """Reports every few seconds how much there is, unless a terminal shows a progress bar."""
-    if sys.stderr.isatty():
-        yield
-        return
+def _progress(folder: Path, names: list[str], hub_id: HubId, report: Report) -> Iterator[None]:
+    """A progress bar on standard error if that is a terminal, else a line every few seconds.
+
+    It looks at the files, because huggingface_hub's own bars stay on the terminal.
+    """
     sizes = _sizes(hub_id.name, folder.name)
     total = sum(sizes.get(name, 0) for name in names)
     blobs = folder.parents[1] / "blobs"
-    done = threading.Event()
+    ended = threading.Event()
 
-    def follow() -> None:
-        while not done.wait(_REPORT_INTERVAL):
-            finished = sum(sizes.get(name, 0) for name in names if (folder / name).is_file())
-            partial = sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
-            report(f"downloading {hub_id}: {_size(finished + partial)} of {_size(total)}")
+    def loaded() -> int:
+        whole = sum(sizes.get(name, 0) for name in names if (folder / name).is_file())
+        return min(total, whole + sum(map(_size_of, blobs.glob("*.incomplete"))))
 
-    thread = threading.Thread(target=follow, name="download progress", daemon=True)
-    thread.start()
+    def follow(seconds: float, show: Callable[[int], object]) -> None:
+        while not ended.wait(seconds):
+            show(loaded())
+
+    with ExitStack() as stack:
+        if sys.stderr.isatty():
+            bar = stack.enter_context(_bar())
+            task = bar.add_task("weights", total=total)
+            shown = (_BAR_INTERVAL, lambda size: bar.update(task, completed=size))
+        else:
+            of_total = _size(total)
+            shown = (
+                _REPORT_INTERVAL,
+                lambda size: report(f"downloading {hub_id}: {_size(size)} of {of_total}"),
+            )
+        thread = threading.Thread(target=follow, args=shown, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _size_of(path: Path) -> int:
     try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # it is complete now
 
 
 def _sizes(name: str, commit: str) -> dict[str, int]:
@@ -250,8 +314,8 @@ def _explain(error: Exception, hub_id: HubId) -> str:
     if isinstance(error, hub.RepositoryNotFoundError):
         token = "the account of HF_TOKEN has no access" if has_token else "HF_TOKEN is not set"
         return (
-            f"there is no model {hub_id.name} at {endpoint}, or it is private and {token}; check "
-            "the name and the token"
+            f"there is no folder {hub_id.name} with a config.json, and no model of this name at "
+            f"{endpoint}, or it is private and {token}; check the name and the token"
         )
     if status == 401:
         return f"{endpoint} refuses the token in HF_TOKEN (401); set a valid one, or unset it"

@@ -1,6 +1,8 @@
 """Bounds on what a request may ask for, where several services must agree on them."""
 
 MAX_REQUEST_ID_LENGTH = 256
+# Of an id that a client gives over HTTP or in gRPC metadata, which is a part of a request_id.
+MAX_GIVEN_ID_LENGTH = 128
 # Of a chat template that comes with a request.
 MAX_CHAT_TEMPLATE_BYTES = 64 << 10
 # Of cache salts and tenants.
@@ -16,6 +18,10 @@ MAX_BIASES = 300
 MAX_LOGPROBS = 20
 # Outputs of one prompt, including candidates that are not returned.
 MAX_CHOICES = 16
+# Tokens that a request may restrict its output to, and words that it may ban.
+MAX_ALLOWED_TOKENS = 16_384
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_LENGTH = 128
 # Of a schema, a grammar or another text that constrains an output. It travels beside the prompt.
 MAX_GRAMMAR_BYTES = 64 << 10
 INT32_MAX = 2**31 - 1

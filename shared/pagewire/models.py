@@ -43,9 +43,13 @@ class HubId:
         suffix = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
         return self.name + suffix
 
+    def cache_folder(self) -> Path:
+        """The folder of all revisions in the hub's cache."""
+        return hub_cache() / f"models--{self.name.replace('/', '--')}"
+
     def cached_snapshot(self) -> Path | None:
         """The folder of this revision in the hub's cache. Files may be missing there."""
-        repo = hub_cache() / f"models--{self.name.replace('/', '--')}"
+        repo = self.cache_folder()
         commit = self.revision
         if _COMMIT.fullmatch(commit) is None:
             ref = repo / "refs" / self.revision
@@ -110,7 +114,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 def hub_cache() -> Path:
     """The folder in which huggingface_hub keeps the files of models."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    if given := os.environ.get("HF_HUB_CACHE"):
+        return Path(given).expanduser()
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return (Path(os.environ.get("HF_HOME") or default) / "hub").expanduser()

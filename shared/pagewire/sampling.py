@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from pagewire.errors import invalid
 from pagewire.limits import (
     INT32_MAX,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_STOP_STRING_LENGTH,
     MAX_STOP_STRINGS,
@@ -101,6 +104,8 @@ class SamplingParams(SamplingNumbers):
 
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for number in NUMBERS:
@@ -117,6 +122,24 @@ class SamplingParams(SamplingNumbers):
                 name = f"logit_bias.{token}"
                 raise invalid(name, f"{name} is {bias}; it must be between -100 and 100")
 
+        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKENS:
+            raise invalid(
+                "allowed_token_ids",
+                f"allowed_token_ids has {len(self.allowed_token_ids)} ids; at most "
+                f"{MAX_ALLOWED_TOKENS} are allowed",
+            )
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise invalid(
+                "bad_words",
+                f"bad_words has {len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed",
+            )
+        if not all(word.strip() and len(word) <= MAX_BAD_WORD_LENGTH for word in self.bad_words):
+            raise invalid(
+                "bad_words",
+                f"bad_words has a word that is blank or longer than {MAX_BAD_WORD_LENGTH} "
+                "characters",
+            )
+
     @classmethod
     def from_proto(
         cls, message: "pb.SamplingParams", defaults: "SamplingParams | None" = None
@@ -124,6 +147,8 @@ class SamplingParams(SamplingNumbers):
         """Checks a message, with `defaults` for absent fields; RequestError names the field."""
         given = {descriptor.name: value for descriptor, value in message.ListFields()}
         given["logit_bias"] = dict(message.logit_bias)
+        given["allowed_token_ids"] = tuple(message.allowed_token_ids)
+        given["bad_words"] = tuple(message.bad_words)
         return replace(defaults, **given) if defaults else cls(**given)
 
 

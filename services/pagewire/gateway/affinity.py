@@ -15,12 +15,16 @@ HEAD_CHARACTERS = 512
 HEAD_TOKENS = 128
 
 
-def prompt_head(request: pb.GenerateRequest) -> bytes:
+def prompt_head(request: pb.GenerateRequest, cache_key: str | None = None) -> bytes:
     """A digest of the beginning that a prompt shares with its continuations; empty if too short.
+
+    With a `cache_key`, in which a client says what its prompts share, a digest of that.
 
     For a conversation it covers the messages up to the user's first one, which every later request
     repeats. A system prompt alone would send all conversations to the same scheduler.
     """
+    if cache_key:
+        return _digest(f"{request.model}\0{request.cache_salt}\0key\0{cache_key}")
     kind = request.WhichOneof("input")
     if kind == "chat":
         parts = []
@@ -36,8 +40,7 @@ def prompt_head(request: pb.GenerateRequest) -> bytes:
         text = request.prompt[:HEAD_CHARACTERS] if len(request.prompt) >= HEAD_CHARACTERS else ""
     if not text:
         return b""
-    key = f"{request.model}\0{request.cache_salt}\0{text}".encode()
-    return blake2b(key, digest_size=16).digest()
+    return _digest(f"{request.model}\0{request.cache_salt}\0{text}")
 
 
 def by_preference(head: bytes, targets: Sequence[str]) -> list[str]:

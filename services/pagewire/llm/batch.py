@@ -8,6 +8,7 @@ from typing import Protocol
 from pagewire.errors import RequestError
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.routing.schedulers import Schedulers
 
@@ -28,8 +29,10 @@ def generations_of(
     job: Job, updates: UpdateQueue[Generation], eager: bool, arrived: float
 ) -> list[Generation]:
     """The generations of a job; those that are eager enter `updates` with each new token."""
+    budget = PromptBudget(job.max_prompt_logprobs, job.n)
+    prompt = PromptLog(job.prompts[0], budget) if job.prompts else None
     return [
-        Generation(request, index, 0, updates, eager, job.common[0], arrived)
+        Generation(request, index, 0, updates, eager, job.common[0], arrived, prompt)
         for index, request in enumerate(job.requests)
     ]
 

@@ -9,7 +9,6 @@ from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.http.choices import Choice, choices
-from pagewire.packing import unpack
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -135,8 +134,9 @@ def _end(output: RequestOutput, generations: Sequence[Generation]) -> None:
     assert finish is not None
     output.finished = True
     output.num_cached_tokens = finish.usage.cached_tokens
-    if output.prompt_token_ids is None:
-        output.prompt_token_ids = unpack(finish.prompt_token_ids).tolist()
+    prompt = generations[0].prompt
+    if output.prompt_token_ids is None and prompt is not None:
+        output.prompt_token_ids = prompt.token_ids
 
 
 def _whole(index: int, choice: Choice) -> CompletionOutput:

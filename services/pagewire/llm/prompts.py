@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 from pagewire.errors import RequestError, invalid
 from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.completions import CompletionRequest
-from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.job import Job, ask_for_prompt
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate_object
+from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.llm.outputs import Prompt
 from pagewire.llm.params import NAMES, SamplingParams, suggestion
 from pagewire.v1 import inference_pb2 as pb
@@ -75,9 +76,7 @@ def completion_task(
     request = validate_object(CompletionRequest, {**fields, "stream": stream, **params.fields()})
     check_extras(request, refuse_unknown=True)
     job = request.job(model.id, model.max_model_len)
-    if prompt.token_ids is None:
-        _ask_for_prompt(job)
-    return Task(prompt, job)
+    return Task(prompt, _asking_for_prompt(job) if prompt.token_ids is None else job)
 
 
 def chat_task(
@@ -103,8 +102,7 @@ def chat_task(
     request = validate_object(ChatRequest, {**body, **fields, **sampling})
     check_extras(request, refuse_unknown=True)
     job = request.job(model.id, limits)
-    _ask_for_prompt(job)
-    return Task(Prompt(), job)
+    return Task(Prompt(), _asking_for_prompt(job))
 
 
 def numbered(error: RequestError, index: int, count: int) -> RequestError:
@@ -149,7 +147,8 @@ def _prompt(given: PromptLike) -> Prompt:
     )
 
 
-def _ask_for_prompt(job: Job) -> None:
-    """The end of the job then has the token ids of the prompt."""
-    for request in job.requests:
-        request.return_prompt_token_ids = True
+def _asking_for_prompt(job: Job) -> Job:
+    """The job, whose generations then get the token ids of their prompt."""
+    wishes = replace(job.prompts[0], ids=True) if job.prompts else PromptWishes(ids=True)
+    ask_for_prompt(job.requests[0], wishes)
+    return replace(job, prompts=(wishes,))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pagewire.auth.costs import cost_of, usage_of
-from pagewire.errors import Code, RequestError
+from pagewire.errors import Code, RequestError, invalid
+from pagewire.limits import MAX_GIVEN_ID_LENGTH
 from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
 from pagewire.rpc.key_interceptor import current_caller
@@ -36,6 +38,8 @@ LOAD_INTERVAL = 0.1
 LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+REQUEST_ID_METADATA = "x-request-id"
 
 # Methods whose large requests reach them serialized.
 _RAW_METHODS = ("Generate", "Tokenize", "Detokenize")
@@ -76,6 +80,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         caller, owner = current_caller(), ""
         try:
             incoming = _incoming(request)
+            await _take_given_id(incoming.message, context)
             if caller is not None:
                 owner, incoming.message.tenant = caller.key.name, caller.key.tenant
                 caller.admit(
@@ -247,6 +252,28 @@ def _read(data: bytes, decode: Callable[[bytes], Any]) -> Any:
         return data
     message = decode(data)
     return data if not isinstance(message, pb.DetokenizeRequest) and expands(message) else message
+
+
+async def _take_given_id(message: pb.GenerateRequest, context: Context) -> None:
+    """Uses the id of the call's metadata for a request without one, and answers it.
+
+    The request's own id has a random end, because clients may use an id again while its request
+    runs.
+    """
+    if message.request_id:
+        return
+    for name, value in context.invocation_metadata() or ():
+        if name == REQUEST_ID_METADATA:
+            given = str(value)
+            if not 0 < len(given) <= MAX_GIVEN_ID_LENGTH or not given.isprintable():
+                raise invalid(
+                    REQUEST_ID_METADATA,
+                    f"{REQUEST_ID_METADATA} must have 1 to {MAX_GIVEN_ID_LENGTH} printable "
+                    "characters",
+                )
+            message.request_id = f"{given}.{secrets.token_hex(4)}"
+            await context.send_initial_metadata(((REQUEST_ID_METADATA, given),))
+            return
 
 
 def _incoming(request: pb.GenerateRequest | bytes) -> IncomingRequest:

@@ -33,6 +33,7 @@ def test_run_downloads_once_and_serves_the_model_by_its_id(hub: Hub) -> None:
     with running_stack(model=NAME) as stack:
         client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
         assert [model.id for model in client.models.list()] == [NAME]
+        assert client.models.retrieve(NAME).id == NAME
         answer = client.chat.completions.create(
             model=NAME,
             messages=[{"role": "user", "content": "What is seven plus five?"}],

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any, Literal
 
+import grpc
 import httpx
 import jsonschema
 import openai
@@ -159,6 +160,41 @@ def test_grpc(stub: inference_pb2_grpc.InferenceStub) -> None:
     )
     text = "".join(response.text for response in stub.Generate(request))
     jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_allowed_tokens_and_bad_words(stack: RunningStack) -> None:
+    digits = [str(each) for each in range(10)]
+    ids = [tokens(stack, each)[0] for each in digits]
+    text, reason = ask(stack, allowed_token_ids=ids, max_tokens=20)
+    assert set(text) <= set(digits)
+    assert reason == "length"
+    free, _ = ask(stack, temperature=0, max_tokens=40)
+    first, second = free.split()[:2]
+    banned, _ = ask(stack, temperature=0, max_tokens=40, bad_words=[f"{first} {second}"])
+    assert not banned.startswith(f"{first} {second}")
+    assert ask(stack, temperature=0, max_tokens=40, bad_words=["zebra crossing"])[0] == free
+
+
+def tokens(stack: RunningStack, text: str) -> list[int]:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        request = pb.TokenizeRequest(text=text)
+        return list(inference_pb2_grpc.InferenceStub(channel).Tokenize(request).token_ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [4096]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x"] * 65}, "bad_words"),
+    ],
+)
+def test_lists_that_are_refused(stack: RunningStack, fields: dict[str, Any], field: str) -> None:
+    answer = post(stack, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
 
 
 def test_a_beam_search_is_refused(stack: RunningStack) -> None:

@@ -559,6 +559,22 @@ async def test_the_trailers_of_an_error_have_its_field_and_reason(start) -> None
         assert trailers["pagewire-error-reason"] == "context_length_exceeded"
 
 
+async def test_the_metadata_of_a_call_may_have_its_id(start) -> None:
+    stack = await start(worker_info())
+    metadata = (("x-request-id", "trace-9"),)
+    calls = [stack.stub.Generate(request([n], 5), metadata=metadata) for n in (1, 2)]
+    for n, call in enumerate(calls, 1):
+        responses = [response async for response in call]
+        assert dict(await call.initial_metadata())["x-request-id"] == "trace-9"
+        assert responses[0].request_id.startswith("trace-9.")
+        assert [t for r in responses for t in r.token_ids] == expected([n], 5)
+    call = stack.stub.Generate(request([1], 5, request_id="own"), metadata=metadata)
+    assert (await call.read()).request_id == "own"
+    with pytest.raises(grpc.aio.AioRpcError, match="x-request-id must have") as caught:
+        await collect(stack.stub.Generate(request([1], 5), metadata=(("x-request-id", "x" * 129),)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_unknown_model_is_not_found(start) -> None:
     stack = await start(worker_info())
     with pytest.raises(grpc.aio.AioRpcError) as caught:

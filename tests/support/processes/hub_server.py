@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Hub:
     # A file's name, and the bytes after which the connection breaks, once for each entry.
     breaks: list[tuple[str, int]] = field(default_factory=list)
     status: int | None = None  # answered to everything
+    delay: float = 0.0  # seconds before the last byte of a file
     refused_token: str | None = None
 
     def add(self, name: str, files: Files) -> Repository:
@@ -162,7 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         at = next((i for i, (broken, _) in enumerate(self.state.breaks) if broken == name), None)
         if at is None:
-            self.wfile.write(data[begin:])
+            self.wfile.write(data[begin:-1])
+            time.sleep(self.state.delay)
+            self.wfile.write(data[max(begin, len(data) - 1) :])
         else:
             _, size = self.state.breaks.pop(at)
             self.wfile.write(data[begin : begin + size])

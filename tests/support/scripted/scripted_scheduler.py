@@ -381,6 +381,8 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         candidates: list[tuple[int, float, bytes]],
     ) -> None:
         index = run.done
+        if index == len(run.request.resume_token_ids) and run.request.return_prompt_token_ids:
+            response.prompts.add(stream=stream, token_ids=pack(prompt_ids(run.prompt)))
         run.done += 1
         if run.script.get("skip") == index:
             return
@@ -397,6 +399,11 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 missing = len(response.token_counts) - 1 - len(response.candidate_counts)
                 response.candidate_counts.extend([0] * missing + [len(its_own)])
                 candidates += its_own
+
+
+def prompt_ids(prompt: str) -> list[int]:
+    """The tokens of a prompt: a token for each word."""
+    return [int(word) if word.isdigit() else len(word) for word in prompt.split()]
 
 
 def _entry(

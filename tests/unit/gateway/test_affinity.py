@@ -42,3 +42,13 @@ def test_a_target_that_leaves_changes_only_its_own_prompts() -> None:
     gone, rest = TARGETS[2], TARGETS[:2] + TARGETS[3:]
     for key in keys:
         assert by_preference(key, rest) == [target for target in before[key] if target != gone]
+
+
+def test_a_cache_key_takes_the_place_of_the_prompt() -> None:
+    def head(prompt: str, key: str | None, **fields: str) -> bytes:
+        return prompt_head(pb.GenerateRequest(prompt=prompt, **fields), key)
+
+    assert head("short", "agent") == head("another", "agent") != b""
+    assert len({head("x", "a"), head("x", "b"), head("x", "a", model="m"), head("x", None)}) == 4
+    assert head("x", "a", cache_salt="s") != head("x", "a")
+    assert head("x" * 600, "") == head("x" * 600, None)

@@ -35,6 +35,7 @@ def jobs(count, **params):
 
 
 def end(generation, tokens=2):
+    generation.receive_prompt(pb.PromptOutput(token_ids=bytes(8)))
     generation.extend(array("i", range(tokens)).tobytes(), b"", 0.0)
     generation.end(pb.Finish(reason=pb.FINISH_REASON_LENGTH))
 

@@ -41,8 +41,8 @@ def receive(generation: Generation, tokens, text, candidates=None):
 
 def finish(generation: Generation, reason=pb.FINISH_REASON_LENGTH, **fields):
     usage = pb.Usage(prompt_tokens=2, cached_tokens=1)
-    prompt = pack([8, 9])
-    generation.end(pb.Finish(reason=reason, usage=usage, prompt_token_ids=prompt, **fields))
+    generation.receive_prompt(pb.PromptOutput(token_ids=pack([8, 9])))
+    generation.end(pb.Finish(reason=reason, usage=usage, **fields))
 
 
 def test_a_whole_output():

@@ -2,8 +2,14 @@
 
 import subprocess
 import sys
+from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
 
 _IMPORT = """
 import sys
@@ -35,3 +41,36 @@ def test_the_check_can_fail() -> None:
     code = _IMPORT.format(module="pagewire.worker.server", absent=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ModuleNotFoundError: import of torch halted" in done.stderr
+
+
+def installed_with(extra: str) -> set[str]:
+    """The packages of the image that is made with an extra of pyproject.toml."""
+    wanted = subprocess.run(
+        [sys.executable, "deploy/requirements.py", extra],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    open_requirements = [Requirement(line) for line in wanted.splitlines()]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while open_requirements:
+        requirement = open_requirements.pop()
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key in seen:
+            continue
+        seen.add(key)
+        for line in requires(requirement.name) or []:
+            inner = Requirement(line)
+            extras = requirement.extras or {""}
+            if inner.marker is None or any(inner.marker.evaluate({"extra": e}) for e in extras):
+                open_requirements.append(inner)
+    return {name for name, _ in seen}
+
+
+def test_no_package_of_the_control_plane_brings_torch() -> None:
+    scheduler, gateway = installed_with("scheduler"), installed_with("gateway")
+    assert {"transformers", "tokenizers", "huggingface-hub", "regex"} <= scheduler
+    assert not {"torch", "triton", "accelerate"} & (scheduler | gateway)
+    assert not {"transformers", "tokenizers"} & gateway
+    assert "torch" in installed_with("worker")

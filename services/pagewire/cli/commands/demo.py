@@ -17,7 +17,8 @@ _QUESTION = "Hello! What can you do?"
 def demo(
     question: Annotated[str, typer.Argument(help="The question.")] = _QUESTION,
     model: Annotated[
-        str, typer.Option(help="Model folder; by default the model that comes with Pagewire.")
+        str,
+        typer.Option(help="Model folder or hub id; by default the model that comes with Pagewire."),
     ] = EMBEDDED,
 ) -> None:
     """Start everything on free ports, stream one chat answer, and stop everything."""

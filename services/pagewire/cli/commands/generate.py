@@ -23,8 +23,8 @@ def generate(
         str | None,
         typer.Option(
             help="For a running server: the name of a model that it serves, by default the first. "
-            "For a server that is started: a model folder, by default the model that comes with "
-            "Pagewire."
+            "For a server that is started: a model folder or hub id, by default the model that "
+            "comes with Pagewire."
         ),
     ] = None,
     raw: Annotated[

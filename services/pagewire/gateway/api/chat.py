@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
@@ -118,7 +118,7 @@ class ChatRequest(GenerationFields):
             "chatcmpl", "chat.completion.chunk" if self.stream else "chat.completion", model
         )
         self.check_prompt_logprobs()
-        wishes = PromptWishes(top=self.prompt_logprobs)
+        wishes = PromptWishes(top=self.prompt_logprobs, ids=bool(self.return_token_ids))
         logprobs = self._wanted_logprobs()
         stop = self.stop_conditions(self.given_max_tokens(), wishes.needs_scheduler)
         chat = self.chat_input(limits)
@@ -131,13 +131,15 @@ class ChatRequest(GenerationFields):
         n = self.num_choices()
         return Job(
             requests=candidates([request], n),
-            common=[CommonFields.of(parameters, prompt)],
+            common=[CommonFields.of(parameters, prompt, self.prompt_cache_key)],
             candidates=n,
             n=n,
-            formatter=ChatFormatter(envelope),
+            formatter=ChatFormatter(envelope, bool(self.return_tokens_as_token_ids)),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
+            request_id=self.request_id,
+            details=self.details(prompt_in_choice=False),
             input_field="messages",
             prompts=(wishes,) if wishes.needs_scheduler else (),
             max_prompt_logprobs=limits.max_prompt_logprobs,
@@ -268,6 +270,11 @@ class ChatFormatter:
     prompt_logprobs_in_choices: ClassVar[bool] = False
 
     envelope: Envelope
+    tokens_as_ids: bool = False
+
+    def under(self, envelope: Envelope) -> "ChatFormatter":
+        """The same formatter with another envelope."""
+        return replace(self, envelope=envelope)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The delta with the role, which comes before any text."""
@@ -289,18 +296,17 @@ class ChatFormatter:
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
         """One entry for each token, also for a stop token. A special token has its name as text."""
         content = [
-            {**_entry(each.token), "top_logprobs": [_entry(other) for other in each.top]}
+            {**self._entry(each.token), "top_logprobs": list(map(self._entry, each.top))}
             for each in tokens
         ]
         return {"content": content, "refusal": None}
 
-
-def _entry(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "token": candidate.text,
-        "logprob": json_logprob(candidate.logprob),
-        "bytes": list(candidate.data),
-    }
+    def _entry(self, candidate: Candidate) -> dict[str, Any]:
+        return {
+            "token": candidate.name if self.tokens_as_ids else candidate.text,
+            "logprob": json_logprob(candidate.logprob),
+            "bytes": list(candidate.data),
+        }
 
 
 def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:

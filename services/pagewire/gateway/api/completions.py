@@ -1,7 +1,7 @@
 """/v1/completions: the fields of a request, and the form of its answer."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
@@ -75,7 +75,7 @@ class CompletionRequest(GenerationFields):
         envelope = Envelope("cmpl", "text_completion", model)
         max_tokens = self.given_max_tokens()
         self.check_prompt_logprobs()
-        wants_prompt = bool(self.echo) or self.prompt_logprobs is not None
+        wants_prompt = bool(self.echo or self.return_token_ids) or self.prompt_logprobs is not None
         stop = self.stop_conditions(max_tokens, wants_prompt)
         n, count = self.num_choices(), self._num_candidates()
         beam_search = self._beam_search(n, count)
@@ -99,6 +99,7 @@ class CompletionRequest(GenerationFields):
                     **self.input_options(),
                     **_input(self._kept(prompt), index, max_model_len, max_tokens),
                 ),
+                self.prompt_cache_key,
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -114,10 +115,12 @@ class CompletionRequest(GenerationFields):
             common=common,
             candidates=requests_each,
             n=n,
-            formatter=CompletionFormatter(envelope),
+            formatter=CompletionFormatter(envelope, bool(self.return_tokens_as_token_ids)),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
+            request_id=self.request_id,
+            details=self.details(prompt_in_choice=True),
             prompts=wishes,
             max_prompt_logprobs=max_prompt_logprobs,
         )
@@ -131,6 +134,7 @@ class CompletionRequest(GenerationFields):
             text=prompt if whole and isinstance(prompt, str) else None,
             echoed_top=self.logprobs if self.echo else None,
             top=self.prompt_logprobs,
+            ids=bool(self.return_token_ids),
         )
 
     def given_max_tokens(self) -> int:
@@ -218,6 +222,11 @@ class CompletionFormatter:
     prompt_logprobs_in_choices: ClassVar[bool] = True
 
     envelope: Envelope
+    tokens_as_ids: bool = False
+
+    def under(self, envelope: Envelope) -> "CompletionFormatter":
+        """The same formatter with another envelope."""
+        return replace(self, envelope=envelope)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """None: nothing comes before the text."""
@@ -242,18 +251,20 @@ class CompletionFormatter:
         the likeliest one counts. The first token of an echoed prompt has null in both.
         """
         return {
-            "tokens": [each.token.text for each in tokens],
+            "tokens": [self._name(each.token) for each in tokens],
             "token_logprobs": [json_logprob(each.token.logprob) for each in tokens],
             "top_logprobs": [
-                None if each.token.logprob is None else _by_text((*each.top, each.token))
+                None if each.token.logprob is None else self._by_name((*each.top, each.token))
                 for each in tokens
             ],
             "text_offset": [each.offset for each in tokens],
         }
 
+    def _name(self, candidate: Candidate) -> str:
+        return candidate.name if self.tokens_as_ids else candidate.text
 
-def _by_text(candidates: Iterable[Candidate]) -> dict[str, float | None]:
-    logprobs: dict[str, float | None] = {}
-    for candidate in candidates:
-        logprobs.setdefault(candidate.text, json_logprob(candidate.logprob))
-    return logprobs
+    def _by_name(self, candidates: Iterable[Candidate]) -> dict[str, float | None]:
+        logprobs: dict[str, float | None] = {}
+        for candidate in candidates:
+            logprobs.setdefault(self._name(candidate), json_logprob(candidate.logprob))
+        return logprobs

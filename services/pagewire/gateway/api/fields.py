@@ -9,9 +9,17 @@ from pydantic import Discriminator, Field, Tag, create_model
 from pagewire.errors import invalid
 from pagewire.gateway.api.strict import Strict as Strict
 from pagewire.gateway.api.structured import StructuredFields, structured_output
-from pagewire.gateway.api.unsupported import STREAM_OPTIONS, STREAM_OPTIONS_HINTS
+from pagewire.gateway.api.unsupported import STREAM_OPTIONS_HINTS
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
-from pagewire.limits import INT32_MAX, MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_NAME_LENGTH
+from pagewire.gateway.details.details import Details
+from pagewire.limits import (
+    INT32_MAX,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_GIVEN_ID_LENGTH,
+    MAX_LOGPROBS,
+    MAX_NAME_LENGTH,
+)
 from pagewire.sampling import NUMBERS, SamplingParams, StopConditions, numbers_of
 from pagewire.v1 import inference_pb2 as pb
 
@@ -19,8 +27,12 @@ Int32 = Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+GivenId = Annotated[
+    str, Field(min_length=1, max_length=MAX_GIVEN_ID_LENGTH, pattern="^[\\x21-\\x7e]*$")
+]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
+MAX_CACHE_KEY_LENGTH = 1024
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
@@ -28,9 +40,9 @@ class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     hints = STREAM_OPTIONS_HINTS
-    refused = STREAM_OPTIONS
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 def _stop_kind(value: Any) -> str | None:
@@ -66,6 +78,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     seed: Int64 | None = None
     # Keyed by token id.
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     n: Int32 | None = None
     max_tokens: Int32 | None = None
     min_tokens: Count | None = None
@@ -76,6 +90,10 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    request_id: GivenId | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY_LENGTH)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Int32 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
@@ -85,6 +103,13 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with a chunk that has the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def details(self, prompt_in_choice: bool) -> Details | None:
+        """What the answer shows beside the text; None if nothing."""
+        options = self.stream_options
+        usage = bool(options and options.continuous_usage_stats)
+        ids = bool(self.return_token_ids)
+        return Details(ids, usage, prompt_in_choice) if ids or usage else None
 
     def check_stream_options(self) -> None:
         """RequestError for stream options without `stream`."""
@@ -158,6 +183,10 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
         if params.get("top_k") == -1:
             params["top_k"] = 0
         params["logit_bias"] = _by_token_id(self.logit_bias or {})
+        if self.allowed_token_ids == []:
+            raise invalid("allowed_token_ids", "allowed_token_ids is empty; remove it")
+        params["allowed_token_ids"] = tuple(self.allowed_token_ids or ())
+        params["bad_words"] = tuple(self.bad_words or ())
         SamplingParams(**params)
         request = pb.GenerateRequest(
             sampling=pb.SamplingParams(**params),

@@ -27,11 +27,12 @@ class Envelope:
     kind: str  # the beginning of the id: "cmpl" or "chatcmpl"
     object: str
     model: str
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     id: str = field(init=False)
     created: int = field(init=False)  # Unix time, seconds
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", f"{self.kind}-{uuid.uuid4().hex}")
+        object.__setattr__(self, "id", f"{self.kind}-{self.request_id}")
         object.__setattr__(self, "created", int(time.time()))
 
     def wrap(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -55,6 +56,9 @@ class Formatter(Protocol):
     @property
     def envelope(self) -> Envelope:
         """The keys beside the choices."""
+
+    def under(self, envelope: Envelope) -> "Formatter":
+        """The same formatter with another envelope."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The choice in the chunk before its text; None if there is no such chunk."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.gateway.api.formatting import Formatter
+from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.generation import generates_nothing
 from pagewire.gateway.generation.prompt_log import PromptWishes
@@ -18,7 +19,8 @@ class Job:
     `candidates` for each prompt, of which `n` become choices. They are small, because the fields
     that the candidates of a prompt share are in `common`, once for each prompt. `prompts` is what
     the answer has of each prompt, empty for nothing, and `max_prompt_logprobs` bounds it. `ignored`
-    names fields of the body that have no meaning here; `input_field` is the one with the prompt.
+    names fields of the body that have no meaning here; `details` are what the answer shows beside
+    the text; `input_field` is the one with the prompt, and `request_id` is the one of the body.
     """
 
     requests: list[pb.GenerateRequest]
@@ -30,6 +32,8 @@ class Job:
     include_usage: bool
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
+    details: Details | None = None
+    request_id: str | None = None
     input_field: str = "prompt"
     prompts: tuple[PromptWishes, ...] = ()
     max_prompt_logprobs: int = 0
@@ -64,6 +68,7 @@ def ask_for_prompt(request: pb.GenerateRequest, wishes: PromptWishes) -> None:
     if wishes.num_top is not None:
         request.prompt_logprobs = wishes.num_top
     request.prompt_text = wishes.echo and wishes.text is None
+    request.return_prompt_token_ids = wishes.ids
     _justify_no_tokens(request)
 
 
@@ -71,6 +76,7 @@ def leave_prompt_out(request: pb.GenerateRequest) -> None:
     """Lets a further candidate ask for nothing of its prompt: one sends it for all."""
     request.ClearField("prompt_logprobs")
     request.ClearField("prompt_text")
+    request.ClearField("return_prompt_token_ids")
     _justify_no_tokens(request)
 
 

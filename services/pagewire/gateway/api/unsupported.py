@@ -40,14 +40,10 @@ PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint
 # Field: the values that change nothing. null always changes nothing.
 COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "truncation_side": ("left",),
-    "return_token_ids": (False,),
     "return_token_offsets": (False,),
-    "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
     "thinking_token_budget": (-1,),
@@ -55,8 +51,6 @@ COMMON: Neutral = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
-    "request_id": (),
-    "prompt_cache_key": (),
 }
 CHAT: Neutral = {
     **COMMON,
@@ -102,9 +96,6 @@ TOKENIZATION: Neutral = {
     "chat_template": (),
     "tools": ([],),
     "documents": ([],),
-}
-STREAM_OPTIONS: Neutral = {
-    "continuous_usage_stats": (False,),
 }
 MESSAGE: Neutral = {
     "tool_calls": ([],),

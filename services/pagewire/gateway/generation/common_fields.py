@@ -21,11 +21,16 @@ class CommonFields:
     tokens: int = 0
 
     @classmethod
-    def of(cls, parameters: bytes, request: pb.GenerateRequest) -> "CommonFields":
-        """`parameters` are serialized fields; `request` has model, cache salt and prompt."""
+    def of(
+        cls, parameters: bytes, request: pb.GenerateRequest, cache_key: str | None = None
+    ) -> "CommonFields":
+        """`parameters` are serialized fields; `request` has model, cache salt and prompt.
+
+        Requests of the same `cache_key` prefer the same scheduler.
+        """
         return cls(
             parameters + request.SerializeToString(),
-            prompt_head(request),
+            prompt_head(request, cache_key),
             estimate_prompt(request),
         )
 

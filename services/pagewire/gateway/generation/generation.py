@@ -190,8 +190,10 @@ class Generation:
     def _asks_for_prompt(self) -> bool:
         """Whether it is the candidate that asks its scheduler for what the answer has of it."""
         assert self.prompt is not None
-        scored = self.prompt.wishes.num_top is not None
-        return self.request.HasField("prompt_logprobs") if scored else self.request.prompt_text
+        request = self.request
+        if self.prompt.wishes.num_top is not None:
+            return request.HasField("prompt_logprobs")
+        return request.return_prompt_token_ids or request.prompt_text
 
     def extend(self, token_bytes: bytes, text: bytes, now: float) -> None:
         """Adds new tokens (little-endian int32) and new text (UTF-8)."""
@@ -256,6 +258,7 @@ class Generation:
             if has_prompt and not generates_nothing(request):
                 request.ClearField("prompt_logprobs")
                 request.ClearField("prompt_text")
+                request.ClearField("return_prompt_token_ids")
         if request.HasField("deadline_ms"):
             request.deadline_ms = max(1, math.ceil(self.seconds_left * 1000))
         return request.SerializeToString() + self.common.data

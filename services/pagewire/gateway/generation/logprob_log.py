@@ -25,6 +25,11 @@ class Candidate(NamedTuple):
         """Its text, with U+FFFD for parts of characters."""
         return self.data.decode(errors="replace")
 
+    @property
+    def name(self) -> str:
+        """A text that stands for this token only, unlike `text`."""
+        return f"token_id:{self.token_id}"
+
 
 class TokenLogprobs(NamedTuple):
     """A token, and the likeliest tokens at its position, most likely first."""

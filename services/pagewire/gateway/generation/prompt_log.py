@@ -28,6 +28,8 @@ class PromptWishes:
     # has. None for no such log probabilities.
     echoed_top: int | None = None
     top: int | None = None
+    # Whether it has the ids of the tokens.
+    ids: bool = False
 
     @property
     def num_top(self) -> int | None:
@@ -38,7 +40,7 @@ class PromptWishes:
     @property
     def needs_scheduler(self) -> bool:
         """Whether anything of it comes from the scheduler."""
-        return self.num_top is not None or (self.echo and self.text is None)
+        return self.ids or self.num_top is not None or (self.echo and self.text is None)
 
 
 class PromptBudget:
@@ -113,6 +115,12 @@ class PromptLog:
     def num_tokens(self) -> int:
         """Tokens of the prompt; 0 before they have arrived."""
         return len(self._tokens)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt's tokens; none before they have arrived."""
+        ids: list[int] = self._tokens.tolist()
+        return ids
 
     def tell(self, reader: PromptReader) -> None:
         """Tells `reader` once it has arrived; it has not yet."""

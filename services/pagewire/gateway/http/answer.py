@@ -10,6 +10,7 @@ from pagewire.errors import RequestError
 from pagewire.gateway.api.formatting import json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
+from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.http.choices import Choice, choices
@@ -47,7 +48,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, job.formatter, job.include_usage)
+            return EventStream(run, updated, job.formatter, job.include_usage, job.details)
         while not run.finished:
             await run.next_updates()
     except BaseException as error:
@@ -65,10 +66,18 @@ async def _body(job: Job, run: Run) -> list[bytes]:
     envelope = job.formatter.envelope.wrap([], usage=usage(run.generations))
     first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
     pieces = [first.encode()]
+    if job.details is not None:
+        beside = await details_beside_choices(job.details, run.generations[0], pacer)
+        pieces = ["".join(["{", *beside, first.removeprefix("{")]).encode()]
     strings: list[str] = []
     for index, choice in enumerate(choices(job, run.generations)):
         strings.append("," if index else "")
-        for string in await _choice_strings(job, index, choice, pacer):
+        written = await _choice_strings(job, index, choice, pacer)
+        if job.details is not None:
+            written = await detailed_choice(
+                job.details, written, choice.token_ids, choice.prompt, pacer
+            )
+        for string in written:
             strings.append(string)
             if len(strings) >= _STRINGS_A_PIECE or len(string) > _LARGE_STRING:
                 pieces.append("".join(strings).encode())

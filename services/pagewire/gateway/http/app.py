@@ -27,6 +27,7 @@ from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Gateway:
         served = {name: model.max_model_len for name, model in self.schedulers.models().items()}
         job = await self.parser.parse(route, body, served, request.receive)
         del body
+        job = identified(job, request.scope["state"])
         model = job.formatter.envelope.model
         charge = self.access.charge(request.scope, job, served[model])
         response = await answer(job, self.schedulers, request.receive, charge, arrived)
@@ -202,4 +204,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
+    log.error("request %s: the gateway failed", request.scope["state"].get(STATE) or "without id")
     return ApiError.of(RequestError(Code.INTERNAL, "the gateway failed; see its log")).response()

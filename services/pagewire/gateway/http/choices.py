@@ -1,5 +1,6 @@
 """Which generations of a job become choices of its answer."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class Choice(NamedTuple):
     text: str
     finish: pb.Finish
     logprobs: LogprobLog | None
-    token_ids: Sequence[int]
+    token_ids: "Sequence[int] | array[int]"
     prompt: PromptLog | None = None
 
 
@@ -46,7 +47,7 @@ def _choices_of(job: Job, generation: Generation) -> Iterator[Choice]:
     for hypothesis in finish.hypotheses:
         stop_id = hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
         ended = pb.Finish(reason=hypothesis.reason, stop_token_id=stop_id)
-        yield Choice(hypothesis.text, ended, None, hypothesis.token_ids)
+        yield Choice(hypothesis.text, ended, None, hypothesis.token_ids, generation.prompt)
     if not finish.hypotheses:
         logprobs = generation.logprobs if job.shows_logprobs else None
         yield Choice(generation.take_text(), finish, logprobs, generation.tokens, generation.prompt)

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from pagewire.gateway import request_ids
 from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 
 _EXPOSED = [
     "retry-after",
     IGNORED_HEADER,
+    request_ids.HEADER,
     *(
         f"x-ratelimit-{name}-{kind}"
         for kind in ("requests", "tokens")
@@ -26,7 +28,7 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type"],
+        allow_headers=["authorization", "content-type", request_ids.HEADER],
         expose_headers=_EXPOSED,
         max_age=600,
     )

@@ -9,6 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
+from pagewire.gateway.details.details import Details
+from pagewire.gateway.details.written_details import DetailedEvents
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
@@ -125,16 +127,23 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, run: Run, first: list[Generation], formatter: Formatter, include_usage: bool
+        self,
+        run: Run,
+        first: list[Generation],
+        formatter: Formatter,
+        include_usage: bool,
+        details: Details | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
-        self._writer = ChunkWriter(formatter, include_usage)
+        shows_usage = details is not None and details.usage
+        self._writer = ChunkWriter(formatter, include_usage and not shows_usage)
+        self._details = None if details is None else DetailedEvents(details)
         self._include_usage = include_usage
         plain = [g.logprobs is None and g.prompt is None for g in run.generations]
-        self._plain = plain == [True]
+        self._plain = plain == [True] and details is None
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +184,10 @@ class EventStream(Response):
                 continue
             if generation.finish is not None:
                 self._ended.add(generation.index)
-            for piece in await self._writer.write_paced(generation, pacer):
+            written = await self._writer.write_paced(generation, pacer)
+            if self._details is not None:
+                written = await self._details.add_to(written, generation, pacer)
+            for piece in written:
                 pieces.append(piece)
                 if len(piece) > _LARGE_PIECE:
                     await _send_text(send, "".join(pieces), more=True)

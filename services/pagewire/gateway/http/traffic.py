@@ -11,6 +11,7 @@ from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.gateway.request_ids import STATE, answered_header, given_id
 
 
 class Traffic:
@@ -58,6 +59,7 @@ class Traffic:
             async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     state.setdefault("outcome", str(message["status"]))
+                    message["headers"] = [*message.get("headers", ()), answered_header(state)]
                 await send(message)
 
             body_bytes = 0
@@ -76,6 +78,10 @@ class Traffic:
             generating = posts and scope["path"] in self._generating
             other = posts and scope["path"] in self._others
             refusal = self._refusal(generating) if generating or other else None
+            try:
+                state[STATE] = given_id(scope)
+            except RequestError as error:
+                refusal = error
             answering = app if refusal is None else ApiError.of(refusal).response()
             began = time.perf_counter()
             if not self.num_generating:

@@ -17,6 +17,7 @@ from pagewire.scheduler.core.beam_search import (
     num_candidates,
 )
 from pagewire.scheduler.core.sequence import Sampling, Sequence
+from pagewire.scheduler.structured.constraint import constraining_field
 from pagewire.v1 import inference_pb2 as pb
 
 # Renders tokens as text.
@@ -165,6 +166,7 @@ def check_beam_search(message: pb.GenerateRequest, num_stop_ids: int) -> None:
         ("prompt_logprobs", message.HasField("prompt_logprobs")),
         ("prompt_text", message.prompt_text),
         ("resume_token_ids", len(message.resume_token_ids) > 0),
+        (field := constraining_field(message), bool(field)),
     ):
         if given:
             raise invalid(name, f"{name} cannot be used with beam search; remove it")

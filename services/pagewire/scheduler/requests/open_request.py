@@ -32,8 +32,6 @@ class Request:
     # Prompt tokens that the first delta reports; 0 after it.
     unreported_prompt: int = 0
     include_stop_token: bool = False
-    # Whether the prompt's tokens are sent with the end.
-    return_prompt: bool = False
     skip_special_tokens: bool = True
     # What its client wants of the prompt and has not got; None for nothing.
     awaited_prompt: AwaitedPrompt | None = None

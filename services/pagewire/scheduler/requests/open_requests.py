@@ -3,7 +3,6 @@
 import asyncio
 
 from pagewire.errors import Code, RequestError
-from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.requests.beam_request import BeamRequest
@@ -112,8 +111,6 @@ class OpenRequests:
             finish.usage.cached_tokens = request.sequence.cached_tokens or 0
             if request.sequence.sampling.logprobs is not None:
                 finish.cumulative_logprob = request.cumulative_logprob
-        if request.return_prompt and request.sequence is not None:
-            finish.prompt_token_ids = pack(request.sequence.prompt)
         if request.queue_seconds is not None:
             finish.queue_seconds = request.queue_seconds
         rest = "" if request.beams is not None else request.flush(finish)

@@ -22,7 +22,7 @@ from pagewire.scheduler.requests.prompt import (
     no_room,
     tokenize_request,
 )
-from pagewire.scheduler.structured.constraint import structured_constraint
+from pagewire.scheduler.structured.constraint import constraint_of
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.tokenizer import NO_TOKENIZER, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
@@ -51,7 +51,7 @@ class ParsedRequest:
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether the client wants something of its prompt."""
+        """Whether the client wants more of its prompt than its token ids."""
         return self.prompt_text or self.prompt_logprobs is not None
 
 
@@ -107,9 +107,8 @@ def parse_request(
         )
     eos = () if stop.ignore_eos and not grammar else tokenizer.eos_token_ids
     stop_ids = tuple(dict.fromkeys(eos + stop.stop_token_ids))
-    constraint = b""
-    if grammar:
-        constraint = structured_constraint(message, grammar, stop, stop_ids)
+    check_vocabulary(params.allowed_token_ids, "allowed_token_ids", limits.vocab_size)
+    constraint = constraint_of(message, grammar, params, stop, stop_ids, tokenizer)
     if message.HasField("beam_search"):
         check_beam_search(message, len(stop_ids))
     return ParsedRequest(

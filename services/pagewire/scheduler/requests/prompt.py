@@ -11,7 +11,6 @@ from pagewire.context_length import context_length_exceeded
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import Int32Array
 from pagewire.scheduler.text.chat_template import RESERVED, ChatTemplate
-from pagewire.scheduler.text.final_message import render_open_ended
 from pagewire.scheduler.text.tokenizer import (
     NO_TOKENIZER,
     TextBounds,
@@ -154,17 +153,14 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
     variables = _template_variables(chat, bounds.max_template_nodes)
     if chat.documents:
         variables["documents"] = _documents(chat, template, bounds)
-    if not chat.continue_final_message:
-        return template.render(messages, default_true(chat, "add_generation_prompt"), variables)
-    if chat.add_generation_prompt:
+    continued = chat.continue_final_message
+    if continued and chat.add_generation_prompt:
         raise invalid(
             "continue_final_message",
             "continue_final_message and add_generation_prompt exclude each other; give one",
         )
-    return render_open_ended(
-        lambda tagged: template.render(tagged, add_generation_prompt=False, variables=variables),
-        messages,
-    )
+    opens_turn = not continued and default_true(chat, "add_generation_prompt")
+    return template.render(messages, opens_turn, variables, continue_final_message=continued)
 
 
 def _documents(

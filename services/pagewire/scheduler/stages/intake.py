@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
@@ -32,7 +33,7 @@ from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
-from pagewire.scheduler.structured.grammars import field_of
+from pagewire.scheduler.structured.constraint import constraining_field
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.suspicion import Suspicion
@@ -186,24 +187,29 @@ class Intake:
             raise failures.parsing_failed() from error
 
     async def _grammar(self, message: pb.GenerateRequest, limits: ModelLimits) -> str:
-        """The grammar of a request's structured output; empty if it has none."""
-        if not message.HasField("structured_output"):
-            return ""
-        output = message.structured_output
-        if not limits.constraints:
-            field = field_of(output)
+        """The grammar of a request's structured output; empty if it has none.
+
+        RequestError if a worker takes no constraint and the request has one.
+        """
+        field = constraining_field(message)
+        if field and not limits.constraints:
             raise invalid(
                 field,
-                f"{field}: a worker of this model takes no structured output, because it has no "
-                "tokenizer or is simulated; remove it",
+                f"{field}: a worker of this model takes no constraints, because it is simulated or "
+                "the model has no tokenizer.json; remove it",
             )
-        return await self.grammars.grammar(output)
+        if not message.HasField("structured_output"):
+            return ""
+        return await self.grammars.grammar(message.structured_output)
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
         sequence = new_sequence(request, parsed)
         if (losses := request.worker_losses) is not None:
             suspicion = Suspicion.from_report(losses.workers, list(losses.alone), time.monotonic())
             self._admission.set_suspicion(sequence, suspicion)
+        if parsed.return_prompt and not parsed.wants_prompt:
+            ids = pack(parsed.tokens.prompt)
+            request.buffer.add_prompt(pb.PromptOutput(stream=request.stream, token_ids=ids))
         ended = await _replay(request, parsed)
         if not request.open:
             return
@@ -267,7 +273,6 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
     request.sequence = sequence
     request.text = parsed.text
     request.include_stop_token = parsed.include_stop_token
-    request.return_prompt = parsed.return_prompt
     request.skip_special_tokens = parsed.skip_special_tokens
     request.generates = parsed.max_tokens > 0
     request.unreported_prompt = len(parsed.tokens.prompt)

@@ -61,10 +61,12 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt text; RequestError with the template's own message if it raises an error.
 
         `variables` have none of the names in RESERVED, and may give `tools` and `documents`, too.
+        With `continue_final_message` the text ends with the content of the last message.
         """
         given = {**self._special_tokens, "tools": tools, "documents": documents, **variables}
         named = TOOL_USE if given["tools"] and TOOL_USE in self.sources else DEFAULT
@@ -73,6 +75,7 @@ class ChatTemplate:
                 [messages],
                 chat_template=self.sources[named],
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 **given,
             )
         except Exception as error:  # the template computes with the client's values only

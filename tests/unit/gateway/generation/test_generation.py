@@ -3,6 +3,10 @@
 import pytest
 
 from pagewire.errors import Code
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog, PromptWishes
+from pagewire.gateway.generation.updates import UpdateQueue
+from pagewire.packing import pack
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.routing import scripted_generation
@@ -35,3 +39,14 @@ def test_a_token_clears_suspicion() -> None:
     assert run.losses == 0
     run.record_loss(Loss("process", True))
     assert run.losses == 1
+
+
+def test_a_later_attempt_does_not_ask_for_the_prompt_again() -> None:
+    request = pb.GenerateRequest(request_id="r", return_prompt_token_ids=True)
+    prompt = PromptLog(PromptWishes(ids=True), PromptBudget(0, 1))
+    run = Generation(request, 0, 0, UpdateQueue(), eager=True, prompt=prompt)
+    assert pb.GenerateRequest.FromString(run.next_attempt()).return_prompt_token_ids
+    assert pb.GenerateRequest.FromString(run.next_attempt()).return_prompt_token_ids, "it was lost"
+    run.receive_prompt(pb.PromptOutput(token_ids=pack([4, 5])))
+    assert prompt.token_ids == [4, 5]
+    assert not pb.GenerateRequest.FromString(run.next_attempt()).return_prompt_token_ids

@@ -1,5 +1,6 @@
 """Tokenizers without a tokenizer.json: ids and text are those of the libraries that made them."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_a_tiktoken_file_gives_its_own_ids_and_text(ranks: Path) -> None:
         assert ids == wanted.encode(text)
         assert streamed(tokenizer, ids) == text
     assert tokenizer.encode("<|end|>", add_special_tokens=False).tolist() == [265]
+
+
+def test_a_vocabulary_with_merges_gives_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
+    given = byte_level_folder(tmp_path / "given")
+    model = json.loads((given / "tokenizer.json").read_text())["model"]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [" ".join(pair) for pair in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    wanted, tokenizer = Tokenizer(given), Tokenizer(folder)
+    for text in ("The quick brown fox", "Grüße"):
+        ids = tokenizer.encode(text).tolist()
+        assert ids == wanted.encode(text).tolist()
+        assert streamed(tokenizer, ids) == text
 
 
 def test_a_conversion_is_kept(

@@ -1,12 +1,15 @@
 """Downloads from a hub on this machine: which files, resumption, revisions, and every refusal."""
 
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pagewire import hub as hub_module
 from pagewire.cli.launch.model_files import with_model_files
 from pagewire.hub import DownloadError, fetch_model
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
@@ -75,6 +78,28 @@ def test_only_the_files_that_are_read_are_downloaded(hub: Hub, tmp_path: Path) -
     assert str(folder) in lines[-1]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_shown(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    """Lines where there is no terminal, and a bar where there is one."""
+    monkeypatch.setattr(hub_module, "_REPORT_INTERVAL", 0.01)
+    monkeypatch.setattr(hub_module, "_BAR_INTERVAL", 0.01)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    hub.add(NAME, SMALL | {"model.safetensors": bytes(50_000_000)})
+    hub.delay = 0.3
+    _, lines = fetch()
+    shown = capsys.readouterr().err
+    if terminal:
+        assert "weights" in shown
+        assert "50.0 MB" in shown
+        assert len(lines) == 2
+    else:
+        assert shown == ""
+        assert any(line.startswith(f"downloading {NAME}: ") for line in lines[1:-1])
+        assert all(line.endswith(" of 50.0 MB") for line in lines[1:-1])
+
+
 def test_a_service_downloads_what_it_needs(hub: Hub) -> None:
     hub.add(NAME, SMALL | SINGLE | UNREAD)
     fetch(weights=False)
@@ -134,6 +159,30 @@ def test_a_second_try_keeps_complete_files(hub: Hub, monkeypatch: pytest.MonkeyP
     assert (resolve_model(pinned) / whole).read_bytes() == SHARDS[whole]
 
 
+def test_a_download_that_was_begun_keeps_its_commit(hub: Hub) -> None:
+    """Another process may run on it; only a branch that was rewritten has no other choice."""
+    repository = hub.add(NAME, SMALL | SINGLE)
+    begun, _ = fetch(weights=False)
+    newer = repository.commit(SMALL | {"model.safetensors": b"newer"})
+    assert fetch()[0] == begun
+    (resolve_model(begun) / "model.safetensors").unlink()
+    del repository.commits[begun.partition("@")[2]]
+    assert fetch()[0] == f"{NAME}@{newer}"
+
+
+def test_parts_that_a_killed_process_left_are_removed(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, SMALL)
+    blobs = tmp_path / "home" / "hub" / "models--acme--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    old, new = blobs / "a.1.incomplete", blobs / "a.2.incomplete"
+    for part in (old, new):
+        part.write_bytes(b"a part")
+    os.utime(old, (0, 0))
+    fetch(weights=False)
+    assert new.exists()
+    assert not old.exists()
+
+
 def test_an_incomplete_cache_is_completed(hub: Hub) -> None:
     hub.add(NAME, SMALL | SINGLE)
     pinned, _ = fetch()
@@ -172,7 +221,8 @@ def test_without_the_hub_the_error_says_what_to_check(
 def test_unknown_models_and_revisions_are_named(hub: Hub) -> None:
     hub.add(NAME, SMALL | SINGLE)
     assert refusal("acme/unknown").startswith(
-        f"there is no model acme/unknown at {hub.url}, or it is private and HF_TOKEN is not set"
+        "there is no folder acme/unknown with a config.json, and no model of this name at "
+        f"{hub.url}, or it is private and HF_TOKEN is not set; check"
     )
     assert refusal(f"{NAME}@v9").startswith(f"{NAME} has no revision 'v9' at {hub.url}; give")
 

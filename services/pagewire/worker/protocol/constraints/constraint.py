@@ -1,8 +1,16 @@
 """The constraint of a sequence as it arrives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from pagewire.errors import invalid
+from pagewire.packing import Int32Array, unpack
 from pagewire.v1 import worker_pb2 as pb
+
+
+def _none() -> Int32Array:
+    return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,23 +21,46 @@ class Constraint:
     begin_after: str = ""
     end_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    allowed_token_ids: Int32Array = field(default_factory=_none)  # [allowed]; empty: all
+    banned_token_ids: Int32Array = field(default_factory=_none)  # [sum of lengths]
+    banned_lengths: Int32Array = field(default_factory=_none)  # [sequences]
 
     @classmethod
     def from_proto(cls, message: pb.Constraint) -> "Constraint":
-        """Decodes a message; its grammar is not compiled yet."""
+        """Decodes a message; its grammar is not compiled yet.
+
+        RequestError INVALID_ARGUMENT if its arrays are malformed.
+        """
+        arrays = {}
+        for name in ("allowed_token_ids", "banned_token_ids", "banned_lengths"):
+            data = getattr(message, name)
+            if len(data) % 4:
+                raise invalid(name, f"{name} has {len(data)} bytes; it must be a multiple of 4")
+            arrays[name] = unpack(data)
         return cls(
             grammar=message.grammar,
             begin_after=message.begin_after,
             end_token_ids=tuple(message.end_token_ids),
             min_tokens=message.min_tokens,
+            **arrays,
         )
 
     def fault(self, vocab_size: int) -> str | None:
         """The reason why it is invalid, as far as that is known without compiling; or None."""
-        if any(token >= vocab_size for token in self.end_token_ids):
-            return f"an end token id is not in the vocabulary of {vocab_size}"
+        ends = np.array(self.end_token_ids, np.int64)
+        ids = np.concatenate((ends, self.allowed_token_ids, self.banned_token_ids))
+        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+            return f"a token id of the constraint is not in the vocabulary of {vocab_size}"
+        lengths = self.banned_lengths
+        if (lengths < 1).any() or lengths.sum() != len(self.banned_token_ids):
+            return "banned_lengths must be at least 1 and add up to the banned_token_ids"
         if self.grammar and not self.end_token_ids:
             return "a grammar needs end_token_ids, or its sequence could not end"
         if self.begin_after and not self.grammar:
             return "begin_after needs a grammar"
         return None
+
+    def banned(self) -> list[list[int]]:
+        """The sequences of tokens that must not come."""
+        ends = np.cumsum(self.banned_lengths)[:-1]
+        return [tokens.tolist() for tokens in np.split(self.banned_token_ids, ends) if len(tokens)]

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from llguidance import LLExecutor, LLMatcher
 
 from pagewire.worker.protocol.constraints.grammars import Grammars
-from pagewire.worker.protocol.constraints.masked_sequence import Words
+from pagewire.worker.protocol.constraints.token_bans import Words
 from pagewire.worker.protocol.queue_thread import QueueThread
 
 # Grammars that are compiled at the same time, so that a slow one delays few others.

@@ -2,13 +2,16 @@
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, first_line
-
-Words = NDArray[np.int32]  # bit i % 32 of word i // 32 is set if token i may come
+from pagewire.worker.protocol.constraints.token_bans import (
+    TokenBans,
+    Words,
+    clear_bits,
+    set_bits,
+)
 
 # Prompt tokens that are looked at for `begin_after`.
 _PROMPT_TAIL = 64
@@ -24,25 +27,29 @@ class MaskedSequence:
         self, constraint: Constraint, grammars: Grammars, prompt: Int32Array, output: Int32Array
     ) -> None:
         """GrammarError if the grammar does not compile or does not allow `output [generated]`."""
-        tokenizer = grammars.tokenizer
         self.index = 0  # of the next token of the output
         self.ended = False
-        self._tokenizer = tokenizer
         self._ends = frozenset(constraint.end_token_ids)
         self._end_ids = np.array(sorted(self._ends), np.int64)
         self._min_tokens = constraint.min_tokens
-        self._eos_ids = np.array(tokenizer.eos_tokens, np.int64)
+        self._bans: TokenBans | None = None
+        if len(constraint.allowed_token_ids) or len(constraint.banned_lengths):
+            self._bans = TokenBans(constraint, grammars.words)
+        self._tokenizer: LLTokenizer | None = None
         self._matcher: LLMatcher | None = None
         # The text after which the matcher begins; None once it has begun.
         self._awaited: bytes | None = constraint.begin_after.encode() or None
         self._tail = b""
-        if constraint.grammar:
-            self._matcher = grammars.matcher(constraint.grammar)
-        if self._awaited is not None and _ends_with(tokenizer, prompt, self._awaited):
-            self._awaited = None
         # Whether the matcher's own mask is the whole truth.
-        same_ends = self._ends == set(tokenizer.eos_tokens)
-        self._plain = same_ends and not constraint.min_tokens
+        self._plain = False
+        if constraint.grammar:
+            tokenizer = self._tokenizer = grammars.tokenizer
+            self._matcher = grammars.matcher(constraint.grammar)
+            self._eos_ids = np.array(tokenizer.eos_tokens, np.int64)
+            same_ends = self._ends == set(tokenizer.eos_tokens)
+            self._plain = same_ends and not constraint.min_tokens and self._bans is None
+            if self._awaited is not None and _ends_with(tokenizer, prompt, self._awaited):
+                self._awaited = None
         for token in output.tolist():
             self.advance(token)
 
@@ -56,6 +63,8 @@ class MaskedSequence:
         self.index += 1
         if self.ended:
             return
+        if self._bans is not None:
+            self._bans.advance(token)
         if token in self._ends:
             self.ended = True
         elif self._awaited is not None:
@@ -79,20 +88,26 @@ class MaskedSequence:
         complete = False
         if matcher is not None:
             complete = matcher.is_accepting()
-            _clear(mask, self._eos_ids)
+            clear_bits(mask, self._eos_ids)
+        if self._bans is not None:
+            self._bans.narrow(mask)
         may_end = self._awaited is None and (complete or self._matcher is None)
         if self._awaited is not None or self.index < self._min_tokens:
-            _clear(mask, self._end_ids)
+            clear_bits(mask, self._end_ids)
         elif complete:
-            _set(mask, self._end_ids)
+            set_bits(mask, self._end_ids)
         if mask.any():
             return
-        if not may_end:
-            raise GrammarError(f"no token may come at index {self.index} of the output")
-        _set(mask, self._end_ids)
+        if not may_end or not self._ends:
+            raise GrammarError(
+                f"no token may come at index {self.index} of the output: grammar, "
+                "allowed_token_ids and bad_words exclude all"
+            )
+        set_bits(mask, self._end_ids)
 
     def _await(self, token: int, awaited: bytes) -> None:
         """Looks for the text after which the matcher begins."""
+        assert self._tokenizer is not None
         self._tail += self._tokenizer.decode_bytes([token])
         at = self._tail.find(awaited)
         if at < 0:
@@ -117,15 +132,3 @@ class MaskedSequence:
 def _ends_with(tokenizer: LLTokenizer, prompt: Int32Array, text: bytes) -> bool:
     """Whether a prompt ends with a text, white space aside."""
     return tokenizer.decode_bytes(prompt[-_PROMPT_TAIL:].tolist()).rstrip().endswith(text.rstrip())
-
-
-def _clear(mask: Words, ids: NDArray[np.int64]) -> None:
-    np.bitwise_and.at(mask.view(np.uint32), ids >> 5, ~_bits(ids))
-
-
-def _set(mask: Words, ids: NDArray[np.int64]) -> None:
-    np.bitwise_or.at(mask.view(np.uint32), ids >> 5, _bits(ids))
-
-
-def _bits(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-    return np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))

@@ -16,7 +16,8 @@ from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
-from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence, Words
+from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
+from pagewire.worker.protocol.constraints.token_bans import Words
 
 # Seconds that sampling waits for the masks of a step. A row that has none by then fails, so that a
 # grammar which takes long to compile does not hold up the other rows for longer.

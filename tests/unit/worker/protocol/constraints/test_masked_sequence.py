@@ -111,6 +111,49 @@ def test_a_constraint_begins_after_a_text(grammars: Grammars) -> None:
     assert allowed(at_once) == allowed(after)
 
 
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_allowed_tokens_and_bans(grammars: Grammars) -> None:
+    some = Constraint(end_token_ids=EOS, allowed_token_ids=ints(5, 9, 40, EOS[0]))
+    assert allowed(begin(grammars, some)) == {5, 9, 40, EOS[0]}
+    bans = Constraint(
+        end_token_ids=EOS,
+        allowed_token_ids=ints(5, 9, 40),
+        banned_token_ids=ints(5, 9, 40, 9, 9, 40),
+        banned_lengths=ints(1, 3, 2),
+    )
+    assert allowed(begin(grammars, bans)) == {9, 40}
+    assert allowed(begin(grammars, bans, ints(40))) == {9, 40}
+    assert allowed(begin(grammars, bans, ints(9))) == {9}
+    assert allowed(begin(grammars, bans, ints(9, 40))) == {40}
+    assert allowed(begin(grammars, bans, ints(9, 40), prompt=ints(9, 40))) == {40}
+    assert allowed(begin(grammars, bans, prompt=ints(9))) == {9, 40}  # of the output only
+
+
+def test_bans_within_a_grammar(grammars: Grammars) -> None:
+    (four, five) = ids(grammars, "4")[0], ids(grammars, "5")[0]
+    fields = {"banned_token_ids": ints(four), "banned_lengths": ints(1)}
+    assert allowed(begin(grammars, regex("[45]", **fields))) == {five}
+    # A complete grammar ends, even where the end is not among the allowed tokens.
+    only = regex("[45]", allowed_token_ids=ints(five))
+    assert allowed(begin(grammars, only, ints(five))) == set(EOS)
+    with pytest.raises(GrammarError, match="bad_words"):
+        allowed(begin(grammars, regex("4", **fields)))
+
+
+def test_arrays_of_a_constraint_are_checked() -> None:
+    for fields in (
+        {"allowed_token_ids": ints(VOCAB)},
+        {"banned_token_ids": ints(-1), "banned_lengths": ints(1)},
+        {"banned_token_ids": ints(1, 2), "banned_lengths": ints(1)},
+        {"banned_token_ids": ints(1), "banned_lengths": ints(0, 1)},
+        {"begin_after": "x"},
+    ):
+        assert Constraint(end_token_ids=EOS, **fields).fault(VOCAB) is not None
+
+
 def test_faults_name_what_is_wrong(grammars: Grammars) -> None:
     with pytest.raises(GrammarError, match="does not allow token"):
         begin(grammars, regex("[0-9]+"), ids(grammars, "x"))

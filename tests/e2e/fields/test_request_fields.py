@@ -6,6 +6,10 @@ import openai
 import pytest
 
 from pagewire.models import EMBEDDED_NAME
+from pagewire.packing import unpack
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+from support.processes.stack_process import RunningStack
 
 HELLO = [{"role": "user", "content": "Hello! Who are you?"}]
 
@@ -82,3 +86,33 @@ def test_a_template_of_a_request_needs_the_setting(client: openai.OpenAI) -> Non
     with pytest.raises(openai.BadRequestError, match="--trust-request-chat-template") as refused:
         chat(client, extra_body={"chat_template": "{{ messages }}"})
     assert refused.value.param == "chat_template"
+
+
+def test_a_killed_worker_changes_no_token_id(stack: RunningStack, client: openai.OpenAI) -> None:
+    asked = {"max_tokens": 100, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+    whole = chat(client, **asked)
+    prompt, ids, text = [], [], ""
+    for chunk in chat(client, stream=True, **asked):
+        prompt += getattr(chunk, "prompt_token_ids", None) or []
+        ids += getattr(chunk.choices[0], "token_ids", None) or []
+        text += chunk.choices[0].delta.content or ""
+        if len(ids) == 10:
+            stack.kill_worker()
+    assert len(ids) == 100
+    assert ids == whole.choices[0].token_ids
+    assert prompt == whole.prompt_token_ids
+    assert text == whole.choices[0].message.content
+
+
+def test_token_ids_of_prompts_over_http_and_grpc(
+    client: openai.OpenAI, stub: inference_pb2_grpc.InferenceStub
+) -> None:
+    over_http = complete(client, "A fox", max_tokens=3, extra_body={"return_token_ids": True})
+    ids = stub.Tokenize(pb.TokenizeRequest(text="A fox")).token_ids
+    assert over_http.choices[0].prompt_token_ids == list(ids)
+    request = pb.GenerateRequest(prompt="A fox", return_prompt_token_ids=True)
+    request.sampling.temperature, request.stop.max_tokens = 0, 3
+    responses = list(stub.Generate(request))
+    assert [unpack(r.prompt.token_ids).tolist() for r in responses if r.HasField("prompt")] == [ids]
+    tokens = [token for response in responses for token in response.token_ids]
+    assert tokens == over_http.choices[0].token_ids

@@ -1,0 +1,172 @@
+"""Structured output with the embedded model: its cost, and whether every output is valid.
+
+`cost` compares constrained requests with free ones: the same numbers of tokens, round by round in
+turns, by the time that passes and, for a busy machine, by the time that all processes compute. Each
+constrained output is a list of objects of ten fields.
+
+`validity` draws outputs for random schemas and checks those that end with `jsonschema`. Ends with
+status 1 if one is not valid.
+
+    python benchmarks/structured_output.py cost --output benchmarks/results/structured-cpu.jsonl
+    python benchmarks/structured_output.py validity --requests 10000 --schemas 250
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema
+
+from pagewire.bench.http_load import words
+from pagewire.bench.results import command_line, figures_of, write_rows
+from pagewire.bench.schemas import Schema, random_schema, wide_schema
+from pagewire.cli.launch.launch import launch, quiet
+from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
+
+# An output that cannot end before its last token.
+LISTS = {"type": "array", "items": wide_schema(10), "minItems": 50}
+
+
+class Client:
+    """Sends requests to the gateway of a stack."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = f"{url}/v1/completions"
+        self._session = session
+
+    async def ask(self, prompt: str, schema: Schema | None, **fields: Any) -> dict[str, Any]:
+        """The body of an answer; exits if the request is refused."""
+        body = {"prompt": prompt, **fields}
+        if schema is not None:
+            kind = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            body["response_format"] = kind
+        async with self._session.post(self._url, json=body) as response:
+            answer: dict[str, Any] = await response.json()
+            if response.status != 200:
+                sys.exit(f"a request failed: {answer['error']['message']}")
+            return answer
+
+
+async def cost(client: Client, args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of free and of constrained requests, and their ratio."""
+    draw = random.Random(0)
+
+    async def seconds(schema: Schema | None) -> tuple[float, float]:
+        """Seconds of a round, and those that the processes of the stack computed."""
+        prompts = [words(draw, 32) for _ in range(args.concurrency)]
+        fields = {"max_tokens": args.max_tokens, "ignore_eos": True, "temperature": 1}
+        began, computed = time.perf_counter(), cpu_seconds()
+        answers = await asyncio.gather(*(client.ask(each, schema, **fields) for each in prompts))
+        taken = time.perf_counter() - began, cpu_seconds() - computed
+        assert all(a["usage"]["completion_tokens"] == args.max_tokens for a in answers)
+        return taken
+
+    await seconds(None)
+    await seconds(LISTS)
+    free, constrained = [], []
+    for _ in range(args.rounds):
+        free.append(await seconds(None))
+        constrained.append(await seconds(LISTS))
+    tokens = args.concurrency * args.max_tokens
+
+    def over(which: int) -> float:
+        """The median over the rounds of constrained over free."""
+        pairs = zip(constrained, free, strict=True)
+        return statistics.median(a[which] / b[which] for a, b in pairs)
+
+    return {
+        "requests_at_once": args.concurrency,
+        "free": {"tokens/s": tokens / statistics.median(taken for taken, _ in free)},
+        "constrained": {"tokens/s": tokens / statistics.median(taken for taken, _ in constrained)},
+        "constrained_time_over_free": over(0),
+        "constrained_cpu_time_over_free": over(1),
+    }
+
+
+def cpu_seconds() -> float:
+    """Seconds that the descendants of this process have computed so far."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents:
+            pid = parents[pid]
+            if pid == os.getpid():
+                return True
+        return False
+
+    return sum(each for pid, each in ticks.items() if is_ours(pid)) / os.sysconf("SC_CLK_TCK")
+
+
+async def validity(client: Client, args: argparse.Namespace) -> dict[str, Any]:
+    """Numbers of outputs that ended, of those that are not valid, and of those that were cut."""
+    places = asyncio.Semaphore(args.concurrency)
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    found = {"complete": 0, "invalid": 0, "cut": 0}
+
+    async def one(number: int) -> None:
+        schema = random_schema(number % args.schemas)
+        fields = {"max_tokens": args.max_tokens, "seed": number, "temperature": 1}
+        async with places:
+            answer = await client.ask("An example of JSON:", schema, **fields)
+        (choice,) = answer["choices"]
+        if choice["finish_reason"] != "stop":
+            assert answer["usage"]["completion_tokens"] == args.max_tokens
+            found["cut"] += 1
+            return
+        found["complete"] += 1
+        try:
+            validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
+            validator.validate(json.loads(choice["text"]))
+        except (ValueError, jsonschema.ValidationError) as error:
+            found["invalid"] += 1
+            print(f"not valid: {choice['text']!r} for {json.dumps(schema)}: {error}")
+
+    await asyncio.gather(*map(one, range(args.requests)))
+    return {"schemas": args.schemas, "outputs": args.requests, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("figures", choices=["cost", "validity"])
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at once")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--schemas", type=int, default=250)
+    parser.add_argument("--output", type=Path, help="write the figures as rows")
+    args = parser.parse_args()
+
+    async def measure(stack: Stack) -> dict[str, Any]:
+        assert stack.url is not None
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            task = cost if args.figures == "cost" else validity
+            return await task(Client(stack.url, session), args)
+
+    figures = launch(full_stack, temporary_stack(model="embedded"), quiet, measure)
+    if figures is None:
+        sys.exit(130)
+    print(json.dumps(figures, indent=2))
+    if args.output:
+        write_rows(args.output, figures_of({args.figures: figures}), command_line())
+    if figures.get("invalid"):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

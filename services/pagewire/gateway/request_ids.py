@@ -1,0 +1,57 @@
+"""Ids of requests: chosen by the client, or made here; answered in a header, and part of logs."""
+
+import re
+import secrets
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from starlette.types import Scope
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.job import Job
+from pagewire.limits import MAX_GIVEN_ID_LENGTH
+
+HEADER = "x-request-id"
+_ENCODED = HEADER.encode()
+_VALID = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_GIVEN_ID_LENGTH)
+# Where the state of a request has its id.
+STATE = "request_id"
+
+
+def given_id(scope: Scope) -> str | None:
+    """The id in a request's header; None without one, RequestError if it is not valid."""
+    for name, value in scope.get("headers", ()):
+        if name == _ENCODED:
+            if not _VALID.fullmatch(value):
+                raise invalid(
+                    "X-Request-Id",
+                    "the header X-Request-Id must have 1 to "
+                    f"{MAX_GIVEN_ID_LENGTH} visible ASCII characters; change it or leave it out",
+                )
+            return str(value.decode())
+    return None
+
+
+def answered_header(state: dict[str, Any]) -> tuple[bytes, bytes]:
+    """The header of an answer; makes an id for a request that has none."""
+    return _ENCODED, (state.get(STATE) or uuid.uuid4().hex).encode()
+
+
+def identified(job: Job, state: dict[str, Any]) -> Job:
+    """The job under its client's id: that of the body, otherwise that of the header, if any.
+
+    `state` then has the id. Schedulers get it with a random end, because clients may use an id
+    again while its request runs.
+    """
+    envelope = job.formatter.envelope
+    given = job.request_id or state.get(STATE)
+    if given is None:
+        state[STATE] = envelope.request_id
+        return job
+    state[STATE] = given
+    named = replace(envelope, request_id=given)
+    unique = f"{named.id}.{secrets.token_hex(4)}"
+    for request in job.requests:
+        request.request_id = unique + request.request_id.removeprefix(envelope.id)
+    return replace(job, formatter=job.formatter.under(named))
