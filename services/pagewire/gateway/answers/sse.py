@@ -44,11 +44,18 @@ class Writer(Protocol):
 
 
 class ChunkWriter:
-    """Formats the chunks of one answer. The JSON around a choice's text is made once."""
+    """Formats the chunks of one answer. The JSON around a choice's text is made once.
 
-    def __init__(self, formatter: Formatter, include_usage: bool) -> None:
+    With `include_usage` the token counts come last, and with `announce_usage` every chunk before
+    says so.
+    """
+
+    def __init__(
+        self, formatter: Formatter, include_usage: bool, announce_usage: bool = True
+    ) -> None:
         self._formatter = formatter
-        self._usage = {"usage": None} if include_usage else {}
+        self._include_usage = include_usage
+        self._usage = {"usage": None} if include_usage and announce_usage else {}
         self._around: dict[int, tuple[str, str]] = {}
         self._echoed: set[int] = set()  # choices whose prompts were written
 
@@ -113,7 +120,7 @@ class ChunkWriter:
 
     def closing(self, generations: Sequence[Generation]) -> str:
         """The event with the token counts, if they are wanted, and the mark of the end."""
-        if not self._usage:
+        if not self._include_usage:
             return DONE
         chunk = self._formatter.envelope.wrap([], usage=usage(generations))
         return event(json_ascii(chunk)) + DONE

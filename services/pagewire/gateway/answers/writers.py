@@ -13,7 +13,7 @@ def writer_of(job: Job) -> Writer:
     if isinstance(job.formatter, AnswerForm):
         return NamedEventWriter(job.formatter, job.output)
     # With token counts in every chunk there is no chunk that says that they come later.
-    announces_usage = job.include_usage and not (job.details and job.details.usage)
+    announces = not (job.details and job.details.usage)
     if job.output is not None and isinstance(job.formatter, ChatFormatter):
-        return ParsedChunkWriter(job.formatter, job.output, announces_usage)
-    return ChunkWriter(job.formatter, announces_usage)
+        return ParsedChunkWriter(job.formatter, job.output, job.include_usage, announces)
+    return ChunkWriter(job.formatter, job.include_usage, announces)
