@@ -11,7 +11,7 @@ from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
-from pagewire.models import resolve_model, served_name
+from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.protocol.auth import worker_credentials
@@ -81,7 +81,11 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    grammars = grammars_of(resolve_model(config.model), loaded.limits.vocab_size)
+    grammars = grammars_of(
+        resolve_model(config.model),
+        loaded.limits.vocab_size,
+        resolve_tokenizer(config.model, config.tokenizer),
+    )
     masks = None if grammars is None else MaskThreads(grammars, end_process)
     info = worker_info(
         name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None

@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pagewire.grammar_limits import parser_limits
 from pagewire.models import eos_token_ids
+from pagewire.tokenizer_conversion import has_tokenizer, tokenizer_file
 
-TOKENIZER = "tokenizer.json"
 # Compiled grammars that are kept. One takes some 100 KB.
 MAX_COMPILED = 256
 
@@ -22,9 +22,13 @@ class GrammarError(Exception):
 class Grammars:
     """Compiles each grammar once. Threads may share it."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Reads nothing yet: the tokenizer of `folder` is loaded when the first grammar comes."""
+    def __init__(self, folder: Path, vocab_size: int, tokenizer: Path | None = None) -> None:
+        """Reads nothing yet: the tokenizer is loaded when the first grammar comes.
+
+        `folder` is the model's, and `tokenizer` that of its tokenizer, if it is another one.
+        """
         self._folder = folder
+        self._tokenizer_folder = tokenizer or folder
         self._vocab_size = vocab_size
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -41,7 +45,9 @@ class Grammars:
         """The tokenizer of the model; the first call takes about a second."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = read_tokenizer(self._folder, self._vocab_size)
+                self._tokenizer = read_tokenizer(
+                    self._folder, self._tokenizer_folder, self._vocab_size
+                )
             return self._tokenizer
 
     def matcher(self, grammar: str) -> LLMatcher:
@@ -63,17 +69,21 @@ class Grammars:
         return compiled.result().deep_copy()
 
 
-def grammars_of(folder: Path, vocab_size: int) -> Grammars | None:
-    """The grammars of the model in a folder; None if it has no tokenizer."""
-    if not (folder / TOKENIZER).is_file():
+def grammars_of(folder: Path, vocab_size: int, tokenizer: Path | None = None) -> Grammars | None:
+    """The grammars of the model in a folder; None if it has no tokenizer.
+
+    `tokenizer` is the folder of its tokenizer, if that is another one.
+    """
+    if not has_tokenizer(tokenizer or folder):
         return None
-    return Grammars(folder, vocab_size)
+    return Grammars(folder, vocab_size, tokenizer)
 
 
-def read_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
-    """The tokenizer of a model folder, padded to the model's vocabulary."""
-    eos = list(eos_token_ids(folder))
-    return LLTokenizer(str(folder / TOKENIZER), n_vocab=vocab_size, eos_token=eos or None)
+def read_tokenizer(model: Path, tokenizer: Path, vocab_size: int) -> LLTokenizer:
+    """The tokenizer of a model, padded to the model's vocabulary."""
+    eos = list(eos_token_ids(model))
+    file = tokenizer_file(tokenizer)
+    return LLTokenizer(str(file), n_vocab=vocab_size, eos_token=eos or None)
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
