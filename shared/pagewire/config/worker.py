@@ -18,6 +18,23 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "GPU; on a CPU, whose steps may take long, --step-timeout.",
         minimum=0.1,
     )
+    backend: Literal["torch", "command"] = setting(
+        "torch", "What computes: the model itself, or the external program of --command."
+    )
+    command: str | None = setting(
+        None,
+        "The external program with its arguments, as in a shell but without one. It reads and "
+        "writes JSON lines.",
+    )
+    command_timeout: float = setting(
+        30.0,
+        "Seconds that the external program may take for the next token of a sequence. A program "
+        "that writes nothing in this time is started again.",
+        minimum=0.1,
+    )
+    command_start_timeout: float = setting(
+        600.0, "Seconds that the external program may take for its first line.", minimum=0.1
+    )
     device: str = setting(
         "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."
     )
