@@ -36,6 +36,7 @@ class Connected:
     """What a started stack offers to coroutines on its loop."""
 
     def __init__(self, address: str, credentials: Credentials, schedulers: Schedulers) -> None:
+        self.address = address
         self.schedulers = schedulers
         self.metadata = credentials.metadata
         self.channel = open_channel(address, credentials)
