@@ -9,10 +9,10 @@ from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job, ask_for_prompt
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate_object
 from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.llm.outputs import Prompt
 from pagewire.llm.params import NAMES, SamplingParams, suggestion
 from pagewire.v1 import inference_pb2 as pb

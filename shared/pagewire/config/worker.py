@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pagewire.config.fields import setting
-from pagewire.config.shared import WorkerLimitsConfig
+from pagewire.config.shared import TokenizerConfig, WorkerLimitsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig(WorkerLimitsConfig):
+class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     """Settings of a worker, the process that holds the weights and the KV cache."""
 
     unready_after: float | None = setting(
