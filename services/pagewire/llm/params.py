@@ -17,6 +17,7 @@ _OTHERS = (
     "n",
     "best_of",
     "logprobs",
+    "prompt_logprobs",
     "use_beam_search",
     "length_penalty",
     "early_stopping",
