@@ -19,8 +19,8 @@ from schemathesis import GenerationMode
 
 from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.completions import CompletionRequest
-from pagewire.gateway.api.openapi import PATH
 from pagewire.gateway.api.unsupported import CHAT, COMPLETION
+from pagewire.gateway.http.openapi import PATH
 from support.clients.mutation import mutated_bytes, mutated_json
 from support.processes.stack_process import RunningStack
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.gateway.answers.sse import DONE, ChunkWriter
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.updates import UpdateQueue
-from pagewire.gateway.http.sse import DONE, ChunkWriter
 from pagewire.models import EMBEDDED, resolve_model
 from pagewire.packing import pack
 from pagewire.scheduler.text.text_stream import TextStream

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagewire.errors import RequestError
+from pagewire.gateway.answers.choices import Choice, choices
 from pagewire.gateway.api.formatting import ended_by
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.generation.prompt_log import ScoredToken
-from pagewire.gateway.http.choices import Choice, choices
 from pagewire.v1 import inference_pb2 as pb
 
 

@@ -12,6 +12,7 @@ from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate_object
 from pagewire.gateway.generation.prompt_log import PromptWishes
+from pagewire.gateway.models import ServedModel
 from pagewire.llm.outputs import Prompt
 from pagewire.llm.params import NAMES, SamplingParams, suggestion
 from pagewire.v1 import inference_pb2 as pb
@@ -101,7 +102,7 @@ def chat_task(
     body = {"messages": [dict(message) for message in messages], "stream": stream}
     request = validate_object(ChatRequest, {**body, **fields, **sampling})
     check_extras(request, refuse_unknown=True)
-    job = request.job(model.id, limits)
+    job = request.job(model.id, ServedModel.of(model), limits)
     return Task(Prompt(), _asking_for_prompt(job))
 
 

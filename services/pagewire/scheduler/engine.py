@@ -23,6 +23,7 @@ from pagewire.scheduler.stages.intake import Intake
 from pagewire.scheduler.stages.losses import WorkerLosses
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.stages.results import Results
+from pagewire.scheduler.text.output_formats import find_formats
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
@@ -52,6 +53,12 @@ class Engine:
         self.created = int(time.time())
         self.instance_id = uuid.uuid4().hex
         self._config = config
+        self._formats = find_formats(
+            tokenizer.chat_template,
+            config.tool_parser,
+            config.reasoning_parser,
+            tokenizer.token_id,
+        )
         self._on_readiness = on_readiness
         self._on_fatal = on_fatal
         self._plan_scheduled = False
@@ -88,7 +95,12 @@ class Engine:
     def models(self) -> pb.ListModelsResponse:
         """The model, once a worker has been ready to serve it."""
         return load.list_models(
-            self.model, self._config.model, self.created, self.tokenizer, self._workers
+            self.model,
+            self._config.model,
+            self.created,
+            self.tokenizer,
+            self._workers,
+            self._formats,
         )
 
     def load(self) -> pb.Load:

@@ -11,6 +11,7 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.requests.open_requests import OpenRequests
 from pagewire.scheduler.requests.queue_bounds import QueueBounds
+from pagewire.scheduler.text.output_formats import OutputFormats
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.v1 import inference_pb2 as pb
@@ -32,7 +33,12 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
 
 
 def list_models(
-    name: str, root: str, created: int, tokenizer: Tokenizer | TokenIdsOnly, workers: ReadyWorkers
+    name: str,
+    root: str,
+    created: int,
+    tokenizer: Tokenizer | TokenIdsOnly,
+    workers: ReadyWorkers,
+    formats: OutputFormats,
 ) -> pb.ListModelsResponse:
     """The model, once a worker has been ready to serve it; `root` is what it was read from."""
     limits = workers.limits
@@ -44,6 +50,10 @@ def list_models(
         max_model_len=limits.max_tokens,
         vocab_size=limits.vocab_size,
         has_chat_template=tokenizer.chat_template is not None,
+        tool_parser=formats.tools,
+        reasoning_parser=formats.reasoning,
+        reasoning_starts=formats.reasoning_starts,
+        reasoning_end_token_id=formats.reasoning_end_token,
         root=root,
     )
     return pb.ListModelsResponse(models=[model])

@@ -20,6 +20,30 @@ class SchedulerConfig(RequestConfig, ModelConfig):
         "Serve token ids only: prompts are token ids, and answers have no text. No tokenizer is "
         "needed then.",
     )
+    tool_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "llama3_json",
+        "qwen3_coder",
+        "mistral",
+        "pythonic",
+        "deepseek_v3",
+        "deepseek_v31",
+        "kimi_k2",
+        "granite",
+        "glm45",
+        "seed_oss",
+    ] = setting(
+        "auto",
+        "Format in which the model calls tools. By default it is detected from the chat template.",
+    )
+    reasoning_parser: Literal[
+        "auto", "none", "think", "mistral", "granite", "seed_oss", "kimi", "command_a"
+    ] = setting(
+        "auto",
+        "Format of the model's reasoning. By default it is detected from the chat template.",
+    )
     chat_template: str | None = setting(
         None, "File with a Jinja chat template, used instead of the model's own."
     )

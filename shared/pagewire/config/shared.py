@@ -60,6 +60,13 @@ class RequestConfig(ProcessConfig):
     max_template_nodes: int = setting(
         4096, "Most values in chat_template_kwargs, nested ones included.", minimum=1
     )
+    max_tools: int = setting(512, "Most tools of a request.", minimum=0)
+    max_tool_bytes: int = setting(
+        1 << 20, "Most bytes of the JSON of a request's tools, and of the calls in it.", minimum=1
+    )
+    max_tool_nodes: int = setting(
+        1 << 16, "Most values in a request's tools, and in the calls in it.", minimum=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,16 @@ import pytest
 
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser
 from pagewire.gateway.errors import ClientGoneError
-from pagewire.gateway.http.parser_pool import INLINE_BYTES, ParserPool
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import JobParser
+from pagewire.gateway.parsing.parser_pool import INLINE_BYTES, ParserPool
 from support.jobs import requests_of
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text
 
 CHAT = "/v1/chat/completions"
-MODELS = {"m": 4096}
+MODELS = {"m": ServedModel(4096)}
 
 
 async def never() -> dict[str, Any]:
@@ -124,7 +125,7 @@ async def test_a_body_that_takes_too_long_to_parse_is_an_error() -> None:
     ids = json.dumps({"prompt": [7] * 1_900_000}).encode()
     try:
         with pytest.raises(RequestError, match="it took longer than") as failed:
-            await parser.parse("completions", ids, {"m": 2_000_000}, never)
+            await parser.parse("completions", ids, {"m": ServedModel(2_000_000)}, never)
         assert failed.value.code is Code.INTERNAL
     finally:
         await parser.close()

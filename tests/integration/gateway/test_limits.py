@@ -18,7 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
-from pagewire.gateway.http.paced_json import PacedJson
+from pagewire.gateway.answers.paced_json import PacedJson
 from pagewire.gateway.http.protocol import HEAD_BYTES, HttpProtocol
 from support.processes.certificates import Authority
 from support.processes.gateway_process import GatewayProcess, gateway

@@ -8,7 +8,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from pagewire.gateway.http.parser_pool import INLINE_BYTES
+from pagewire.gateway.parsing.parser_pool import INLINE_BYTES
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
 

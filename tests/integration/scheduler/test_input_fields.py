@@ -5,6 +5,7 @@ import pytest
 
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.scheduler_stack import (
+    TEXT_VOCAB,
     StartStack,
     collect,
     expected,
@@ -60,7 +61,7 @@ async def test_the_last_tokens_of_a_prompt_are_kept(
 
 
 async def test_a_text_is_cut_after_tokenization(start: StartStack) -> None:
-    stack = await start(worker_info())
+    stack = await start(worker_info(vocab_size=TEXT_VOCAB))
     for words in (50, 240):  # above 200 tokens the whole text would be refused
         text = "The quick brown fox " * words
         ids = stack.engine.tokenizer.encode(text).tolist()
@@ -68,7 +69,7 @@ async def test_a_text_is_cut_after_tokenization(start: StartStack) -> None:
         message.sampling.temperature = 0
         tokens, _, finish = await collect(stack.stub.Generate(message))
         assert finish.usage.prompt_tokens == min(150, len(ids))
-        assert tokens == expected(ids[-150:], 5)
+        assert tokens == expected(ids[-150:], 5, TEXT_VOCAB)
 
 
 @pytest.mark.parametrize("kept", [0, -2])
@@ -90,23 +91,23 @@ async def test_a_cut_must_leave_tokens(start: StartStack, kept: int) -> None:
     ],
 )
 async def test_conversations_are_rendered(start: StartStack, chat: pb.ChatInput, text: str) -> None:
-    stack = await start(worker_info())
+    stack = await start(worker_info(vocab_size=TEXT_VOCAB))
     ids = stack.engine.tokenizer.encode(text, False).tolist()
     tokens, _, _ = await collect(stack.stub.Generate(pb.GenerateRequest(chat=chat, stop=SHORT)))
-    assert tokens == expected(ids, 5)
+    assert tokens == expected(ids, 5, TEXT_VOCAB)
 
 
 DOCUMENTS = "{% for d in documents %}{{ d.title }}{% endfor %}"
 
 
 async def test_a_request_may_bring_its_template(start: StartStack) -> None:
-    stack = await start(worker_info(), trust_request_chat_template=True)
+    stack = await start(worker_info(vocab_size=TEXT_VOCAB), trust_request_chat_template=True)
     chat = pb.ChatInput(messages=TURNS, chat_template="{{ messages | length }} quick " + DOCUMENTS)
     for title in ("fox", "dog"):
         chat.documents.add().update({"title": title})
     ids = stack.engine.tokenizer.encode("2 quick foxdog", False).tolist()
     tokens, _, _ = await collect(stack.stub.Generate(pb.GenerateRequest(chat=chat, stop=SHORT)))
-    assert tokens == expected(ids, 5)
+    assert tokens == expected(ids, 5, TEXT_VOCAB)
     await stack.settle()
 
 

@@ -22,17 +22,20 @@ from support.models.tokenizer_folders import byte_level_folder
 from support.scripted.scripted_worker import ScriptedWorker, token_at
 
 VOCAB = 300
+TEXT_VOCAB = 4096  # of workers for prompts that are text: as many as the tokenizer has
 MODEL = "scripted"
 
 
-def worker_info(num_blocks: int = 64, num_slots: int = 8, budget: int = 64) -> worker_pb.WorkerInfo:
+def worker_info(
+    num_blocks: int = 64, num_slots: int = 8, budget: int = 64, vocab_size: int = VOCAB
+) -> worker_pb.WorkerInfo:
     return worker_pb.WorkerInfo(
         model=MODEL,
         block_size=4,
         num_blocks=num_blocks,
         num_slots=num_slots,
         max_model_len=200,
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         max_num_batched_tokens=budget,
     )
 
@@ -127,8 +130,8 @@ def request(prompt: list[int], max_tokens: int, **fields: object) -> pb.Generate
     return message
 
 
-def expected(prompt: list[int], count: int) -> list[int]:
-    return [token_at(prompt, index, VOCAB) for index in range(count)]
+def expected(prompt: list[int], count: int, vocab_size: int = VOCAB) -> list[int]:
+    return [token_at(prompt, index, vocab_size) for index in range(count)]
 
 
 async def read_all(call: grpc.aio.StreamStreamCall) -> None:

@@ -28,7 +28,7 @@ OTHER_FLAGS = frozenset({"config", "output", "trace"})
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_paths_exist(page: Path) -> None:
     named = re.findall(
-        r"`([\w./-]+(?:\.(?:py|json|proto|toml|yml|yaml|svg|md)|/))`", page.read_text()
+        r"`(?!/)([\w./-]+(?:\.(?:py|json|proto|toml|yml|yaml|svg|md)|/))`", page.read_text()
     )
     missing = [name for name in named if not any((base / name).exists() for base in BASES)]
     bare = [name for name in missing if "/" not in name and any(ROOT.glob(f"[!.]*/**/{name}"))]

@@ -8,10 +8,17 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Discriminator, Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, Strict
+from pagewire.gateway.api.fields import Count, GenerationFields, Int32, NumLogprobs, Strict
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.structured import structured_output
+from pagewire.gateway.api.tool_fields import (
+    MessageToolCalls,
+    ToolChoiceField,
+    ToolDefinitions,
+    to_tool_choice,
+)
 from pagewire.gateway.api.unsupported import (
     CHAT,
     CHAT_HINTS,
@@ -19,17 +26,28 @@ from pagewire.gateway.api.unsupported import (
     MESSAGE_HINTS,
     PART_HINTS,
 )
+from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+from pagewire.gateway.conversation.tools import ToolOptions
+from pagewire.gateway.conversation.turns import Turn
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.generation.prompt_log import PromptWishes
+from pagewire.gateway.models import ServedModel
 from pagewire.limits import MAX_CHAT_TEMPLATE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/chat/completions"
 
-# The role that the chat template gets. `tool` needs tools, which are not supported yet.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED_ROLES = ("tool", "function")
+# The role that the chat template gets.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_UNSUPPORTED_ROLES = ("function",)
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _UNSUPPORTED_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal")
 # One level of JSON takes three of protobuf's, whose parsers stop at 100.
 _MAX_KWARGS_DEPTH = 16
@@ -68,13 +86,38 @@ class Message(Strict):
     refused = MESSAGE
 
     role: str
-    content: Content
+    content: Content | None = None
     name: str | None = None
+    tool_calls: MessageToolCalls | None = None
+    tool_call_id: str | None = None
+    # Of an assistant; the two names mean the same.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
-    def to_proto(self, path: str) -> pb.ChatMessage:
-        """The message as the chat template gets it; RequestError for content other than text."""
-        return pb.ChatMessage(
-            role=self._template_role(path), content=self._text(path), name=self.name
+    def to_turn(self, path: str) -> Turn:
+        """The turn as the chat template gets it; RequestError for content other than text."""
+        role = self._template_role(path)
+        for field, owner in (
+            ("tool_calls", "assistant"),
+            ("reasoning_content", "assistant"),
+            ("reasoning", "assistant"),
+            ("tool_call_id", "tool"),
+        ):
+            if getattr(self, field) and role != owner:
+                raise invalid(
+                    f"{path}.{field}", f"{path}.{field} belongs to messages of role {owner} only"
+                )
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if self.content is None and not self.tool_calls and not reasoning:
+            raise invalid(f"{path}.content", f"{path}.content is required")
+        calls = self.tool_calls or ()
+        return Turn(
+            role,
+            None if self.content is None else self._text(self.content, path),
+            self.name,
+            tuple(call.to_call(f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)),
+            self.tool_call_id,
+            reasoning,
         )
 
     def _template_role(self, path: str) -> str:
@@ -87,12 +130,11 @@ class Message(Strict):
             )
         return _ROLES[self.role]
 
-    def _text(self, path: str) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(
-            _part_text(part, f"{path}.content[{i}]") for i, part in enumerate(self.content)
-        )
+    @staticmethod
+    def _text(content: str | list[ContentPart], path: str) -> str:
+        if isinstance(content, str):
+            return content
+        return "\n".join(_part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
 
 
 class ChatRequest(GenerationFields):
@@ -110,8 +152,14 @@ class ChatRequest(GenerationFields):
     chat_template: str | None = None
     documents: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
 
-    def job(self, model: str, limits: BodyLimits) -> Job:
+    def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
         self.check_stream_options()
         envelope = Envelope(
@@ -121,12 +169,20 @@ class ChatRequest(GenerationFields):
         wishes = PromptWishes(top=self.prompt_logprobs, ids=bool(self.return_token_ids))
         logprobs = self._wanted_logprobs()
         stop = self.stop_conditions(self.given_max_tokens(), wishes.needs_scheduler)
-        chat = self.chat_input(limits)
+        conversation = self.conversation(limits)
+        chat = self._chat_input(conversation, limits)
+        output = conversation.output_format(served)
+        constraint = conversation.constraint(served, structured_output(self))
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         ask_for_prompt(request, wishes)
         parameters = self.common_parameters(stop)
         prompt = pb.GenerateRequest(
-            model=model, cache_salt=self.cache_salt or "", chat=chat, **self.input_options()
+            model=model,
+            cache_salt=self.cache_salt or "",
+            chat=chat,
+            visible_special_tokens=output.tags if output is not None else (),
+            structured_output=constraint,
+            **self.input_options(),
         )
         n = self.num_choices()
         return Job(
@@ -140,6 +196,7 @@ class ChatRequest(GenerationFields):
             shows_logprobs=logprobs is not None,
             request_id=self.request_id,
             details=self.details(prompt_in_choice=False),
+            output=output,
             input_field="messages",
             prompts=(wishes,) if wishes.needs_scheduler else (),
             max_prompt_logprobs=limits.max_prompt_logprobs,
@@ -163,19 +220,39 @@ class ChatRequest(GenerationFields):
             )
         return None
 
+    def conversation(self, limits: BodyLimits) -> Conversation:
+        """The conversation; RequestError names a field that is not valid."""
+        if self.reasoning_effort is not None and self.reasoning_effort not in _EFFORTS:
+            raise invalid(
+                "reasoning_effort",
+                f"reasoning_effort is {self.reasoning_effort[:60]!r}; it must be one of "
+                f"{', '.join(_EFFORTS)}",
+            )
+        kwargs = self.chat_template_kwargs or {}
+        _check_variable("chat_template_kwargs", kwargs, limits)
+        tools = self.tools or ()
+        return Conversation(
+            [message.to_turn(f"messages[{i}]") for i, message in enumerate(self.messages)],
+            ToolOptions(
+                tuple(tool.to_tool(f"tools[{i}]") for i, tool in enumerate(tools)),
+                to_tool_choice(self.tool_choice),
+                self.parallel_tool_calls is not False,
+                self.max_tool_calls,
+            ),
+            ReasoningOptions(self.include_reasoning is not False, self.reasoning_effort),
+            kwargs,
+            self._adds_generation_prompt(),
+        )
+
     def chat_input(self, limits: BodyLimits) -> pb.ChatInput:
         """The conversation for the chat template; RequestError names what is not valid."""
-        if not self.messages:
-            raise invalid("messages", "messages is empty; give at least one")
-        chat = pb.ChatInput(
-            messages=[m.to_proto(f"messages[{i}]") for i, m in enumerate(self.messages)],
-            add_generation_prompt=self._adds_generation_prompt(),
-            continue_final_message=bool(self.continue_final_message),
-            chat_template=self._template(),
-        )
-        if self.chat_template_kwargs:
-            _check_variable("chat_template_kwargs", self.chat_template_kwargs, limits)
-            chat.template_kwargs.update(self.chat_template_kwargs)
+        return self._chat_input(self.conversation(limits), limits)
+
+    def _chat_input(self, conversation: Conversation, limits: BodyLimits) -> pb.ChatInput:
+        chat = conversation.chat_input(limits.tools)
+        chat.continue_final_message = bool(self.continue_final_message)
+        if (template := self._template()) is not None:
+            chat.chat_template = template
         if self.documents:
             _check_variable("documents", {"documents": [*self.documents]}, limits)
             for document in self.documents:
@@ -284,13 +361,20 @@ class ChatFormatter:
         """A delta with text."""
         return _chunk(index, {"content": text})
 
+    def delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        """Any delta."""
+        return _chunk(index, delta)
+
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The last delta, with the finish reason."""
         return {**_chunk(index, {"content": text} if text else {}), **ended_by(finish)}
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The complete message."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        return self.message(index, {"role": "assistant", "content": text, "refusal": None}, finish)
+
+    def message(self, index: int, message: dict[str, Any], finish: pb.Finish) -> dict[str, Any]:
+        """The choice with a complete message."""
         return {"index": index, "message": message, "logprobs": None, **ended_by(finish)}
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
@@ -309,5 +393,5 @@ class ChatFormatter:
         }
 
 
-def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:
+def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

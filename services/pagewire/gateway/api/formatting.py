@@ -86,8 +86,11 @@ def ended_by(finish: pb.Finish) -> dict[str, Any]:
     return {"finish_reason": _REASONS[finish.reason], "stop_reason": stop}
 
 
-def usage(generations: Iterable[Generation]) -> dict[str, Any]:
-    """The token counts of an answer; each prompt counts once, each candidate's output too."""
+def usage(generations: Iterable[Generation], reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """The token counts of an answer; each prompt counts once, each candidate's output too.
+
+    `reasoning_tokens` are those of the output; None if they are not known.
+    """
     ended = [(g.prompt_index, g.finish.usage) for g in generations if g.finish is not None]
     counts = [count for _, count in ended]
     # The first candidate computed the prompt; the others found it in the cache.
@@ -95,12 +98,15 @@ def usage(generations: Iterable[Generation]) -> dict[str, Any]:
     prompt = sum(count.prompt_tokens for count in prompts)
     completion = sum(count.completion_tokens for count in counts)
     cached = sum(count.cached_tokens for count in prompts)
-    return {
+    counted = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if reasoning_tokens is not None:
+        counted["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return counted
 
 
 def new_logprobs(formatter: Formatter, generation: Generation) -> dict[str, Any] | None:

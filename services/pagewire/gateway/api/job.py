@@ -8,6 +8,7 @@ from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.generation import generates_nothing
 from pagewire.gateway.generation.prompt_log import PromptWishes
+from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -34,6 +35,8 @@ class Job:
     ignored: tuple[str, ...] = ()
     details: Details | None = None
     request_id: str | None = None
+    # How the text is read; None if all of it is content.
+    output: OutputFormat | None = None
     input_field: str = "prompt"
     prompts: tuple[PromptWishes, ...] = ()
     max_prompt_logprobs: int = 0

@@ -1,8 +1,9 @@
 """Bounds on the content of a request's body, checked before the work that they bound."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.config import GatewayConfig
+from pagewire.gateway.conversation.limits import ToolLimits
 
 # JSON values of a message with its fields and parts. They bound the memory of parsing.
 _NODES_A_MESSAGE = 32
@@ -18,6 +19,7 @@ class BodyLimits:
     max_template_bytes: int = GatewayConfig.max_template_bytes
     max_template_nodes: int = GatewayConfig.max_template_nodes
     max_prompt_logprobs: int = GatewayConfig.max_prompt_logprobs
+    tools: ToolLimits = field(default_factory=ToolLimits)
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "BodyLimits":
@@ -28,10 +30,12 @@ class BodyLimits:
             config.max_template_bytes,
             config.max_template_nodes,
             config.max_prompt_logprobs,
+            ToolLimits(config.max_tools, config.max_tool_bytes, config.max_tool_nodes),
         )
 
     @property
     def chat_nodes(self) -> int:
         """The maximum number of JSON values in the body of a chat request."""
         needed = _NODES_A_MESSAGE * self.max_messages + self.max_template_nodes + _OTHER_NODES
+        needed += self.tools.max_tool_nodes
         return min(self.max_json_nodes, needed)

@@ -10,6 +10,7 @@ from pagewire.gateway.api.chat import ChatRequest, Message
 from pagewire.gateway.api.fields import Strict, TokenId
 from pagewire.gateway.api.formatting import json_utf8
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.tool_fields import ToolDefinitions
 from pagewire.gateway.api.unsupported import TOKENIZATION, TOKENIZATION_HINTS
 from pagewire.v1 import inference_pb2 as pb
 
@@ -53,6 +54,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    tools: ToolDefinitions | None = None
     return_token_strs: bool | None = None
 
     def call(self, model: str, limits: BodyLimits) -> TextCall:
@@ -76,13 +78,14 @@ class TokenizeRequest(Strict):
             messages=self.messages or [],
             add_generation_prompt=self.add_generation_prompt,
             chat_template_kwargs=self.chat_template_kwargs,
+            tools=self.tools,
         )
         return chat.chat_input(limits)
 
     def _text(self) -> str:
         if self.prompt is None:
             raise invalid("prompt", "prompt is required, or messages")
-        for field in ("add_generation_prompt", "chat_template_kwargs"):
+        for field in ("add_generation_prompt", "chat_template_kwargs", "tools"):
             if getattr(self, field) is not None:
                 raise invalid(field, f"{field} needs messages; remove it or send a chat")
         return self.prompt

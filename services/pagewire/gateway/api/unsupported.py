@@ -58,21 +58,15 @@ CHAT: Neutral = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "parallel_tool_calls": (True, False),  # has no effect without tools
-    "max_tool_calls": (),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "web_search_options": (),
     "moderation": (),
     "store": (False,),
     "echo": (False,),
-    "include_reasoning": (),
     "return_prompt_text": (False,),
     # Fields of /v1/completions.
     "prompt": (),
@@ -94,15 +88,10 @@ COMPLETION: Neutral = {
 TOKENIZATION: Neutral = {
     "continue_final_message": (False,),
     "chat_template": (),
-    "tools": ([],),
     "documents": ([],),
 }
 MESSAGE: Neutral = {
-    "tool_calls": ([],),
     "function_call": (),
-    "tool_call_id": (),
     "refusal": (),
     "audio": (),
-    "reasoning": (),
-    "reasoning_content": (),
 }

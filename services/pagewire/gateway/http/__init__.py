@@ -1,6 +1,5 @@
-"""HTTP: the server's protocol, the routes, and how an answer is written to a connection.
+"""HTTP: the server's protocol, the routes, and what the gateway says of itself.
 
-What a field of a request means belongs to `api`, and how a scheduler is reached to `routing`.
-A request becomes a Job (`parser_pool`), the job a Run (`run`), and its generations become choices
-(`choices`) of an answer (`answer`), which is JSON (`paced_json`) or a stream of events (`sse`).
+What a field of a request means belongs to `api`, how an answer is written to `answers`, and how a
+scheduler is reached to `routing`. A body becomes a Job or a call in `parsing`, which `app` runs.
 """

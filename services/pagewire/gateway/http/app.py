@@ -12,21 +12,23 @@ from starlette.types import ASGIApp
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api import chat, completions, models, tokenization
+from pagewire.gateway.answers.answer import answer
+from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import Route, TextRoute
 from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
-from pagewire.gateway.http.answer import answer
+from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
-from pagewire.gateway.http.parser_pool import ParserPool
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import Route, TextRoute
+from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
 
@@ -96,12 +98,12 @@ class Gateway:
     async def _generate(self, request: Request, route: Route) -> Response:
         body = await self._body(request)
         arrived = time.perf_counter()
-        served = {name: model.max_model_len for name, model in self.schedulers.models().items()}
+        served = {name: ServedModel.of(model) for name, model in self.schedulers.models().items()}
         job = await self.parser.parse(route, body, served, request.receive)
         del body
         job = identified(job, request.scope["state"])
         model = job.formatter.envelope.model
-        charge = self.access.charge(request.scope, job, served[model])
+        charge = self.access.charge(request.scope, job, served[model].max_model_len)
         response = await answer(job, self.schedulers, request.receive, charge, arrived)
         return _naming_ignored(response, job.ignored)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from pagewire.gateway.api import openapi
+from pagewire.gateway.http import openapi
 
 Handler = Callable[..., Awaitable[Response]]
 

@@ -8,8 +8,8 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from pagewire.gateway.api.models import model_card
 from pagewire.gateway.errors import RETRY_AFTER
+from pagewire.gateway.http.models import model_card
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.routing.schedulers import Schedulers
 

@@ -3,10 +3,10 @@
 from starlette.responses import Response
 from starlette.types import Receive
 
+from pagewire.gateway.answers.disconnect import while_connected
+from pagewire.gateway.answers.paced_json import PacedJson
 from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.http.disconnect import while_connected
-from pagewire.gateway.http.paced_json import PacedJson
-from pagewire.gateway.http.parser_pool import ParserPool
+from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.routing.schedulers import Schedulers
 
 

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from pagewire.auth.costs import estimate_prompt, kept_tokens, text_tokens
 from pagewire.errors import RequestError, invalid
+from pagewire.scheduler.text.tool_input import json_values
 from pagewire.v1 import inference_pb2 as pb
 
 # Measured with 8 KiB: 4 ms for a text of combining characters, 2 ms for one of a single word.
@@ -17,6 +18,8 @@ INLINE_TEXT_BYTES = 8 << 10
 # A template may add a hundred bytes of text to a message of two bytes: 128 messages take 3 ms.
 INLINE_MESSAGES = 128
 INLINE_TEMPLATE_BYTES = 1 << 10
+# A template may indent JSON of 32 levels: a value of two bytes becomes 130 bytes of text.
+INLINE_TOOL_VALUES = 256
 # An id takes 30 ns.
 INLINE_IDS_BYTES = 64 << 10
 # Of all fields but the input and the tokens to resume from.
@@ -93,6 +96,7 @@ def expands(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
     return (
         len(chat.messages) > INLINE_MESSAGES
         or chat.HasField("chat_template")  # it may run for any time
+        or json_values(chat) > INLINE_TOOL_VALUES
         or chat.template_kwargs.ByteSize() > INLINE_TEMPLATE_BYTES
     )
 

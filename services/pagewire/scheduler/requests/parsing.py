@@ -27,6 +27,8 @@ from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.scheduler.text.tokenizer import NO_TOKENIZER, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
+_MAX_VISIBLE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
@@ -182,7 +184,15 @@ def _text_stream(
             )
         return None
     if default_true(message, "detokenize"):
-        detokenizer = tokenizer.detokenizer(default_true(message, "skip_special_tokens"))
+        if len(message.visible_special_tokens) > _MAX_VISIBLE:
+            raise invalid(
+                "visible_special_tokens",
+                f"visible_special_tokens has {len(message.visible_special_tokens)} entries; give "
+                f"{_MAX_VISIBLE} at most",
+            )
+        detokenizer = tokenizer.detokenizer(
+            default_true(message, "skip_special_tokens"), message.visible_special_tokens
+        )
         return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output)
     if stop.stop:
         raise invalid("stop", "stop strings need the text; leave detokenize on or remove stop")

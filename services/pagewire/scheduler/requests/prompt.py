@@ -18,6 +18,11 @@ from pagewire.scheduler.text.tokenizer import (
     Tokenizer,
     TooManyTokensError,
 )
+from pagewire.scheduler.text.tool_input import (
+    check_tool_input,
+    template_message,
+    template_tools,
+)
 from pagewire.v1 import inference_pb2 as pb
 
 # A number of two characters in JSON takes eleven bytes in a Struct.
@@ -144,13 +149,11 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
             f"(max_template_bytes, and {_STRUCT_BYTES_A_NODE} bytes for each of "
             "max_template_nodes)",
         )
-    messages = []
-    for message in chat.messages:
-        entry = {"role": message.role, "content": message.content}
-        if message.HasField("name"):
-            entry["name"] = message.name
-        messages.append(entry)
+    check_tool_input(chat, bounds)
+    messages = [template_message(message, i) for i, message in enumerate(chat.messages)]
     variables = _template_variables(chat, bounds.max_template_nodes)
+    if chat.tools:
+        variables["tools"] = template_tools(chat.tools, bounds.max_tools)
     if chat.documents:
         variables["documents"] = _documents(chat, template, bounds)
     continued = chat.continue_final_message

@@ -57,6 +57,9 @@ def bounds_of(config: SchedulerConfig) -> TextBounds:
         max_messages=config.max_messages,
         max_template_bytes=config.max_template_bytes,
         max_template_nodes=config.max_template_nodes,
+        max_tools=config.max_tools,
+        max_tool_bytes=config.max_tool_bytes,
+        max_tool_nodes=config.max_tool_nodes,
         trust_request_chat_template=config.trust_request_chat_template,
     )
 

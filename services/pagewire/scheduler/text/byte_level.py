@@ -2,7 +2,6 @@
 
 import json
 from codecs import utf_8_decode
-from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -26,18 +25,6 @@ def byte_level_table(
         if index not in special_ids:
             token_bytes[index] = _token_bytes(token, byte_of)
     return token_bytes, [_whole_text(data) for data in token_bytes]
-
-
-def with_names(
-    table: tuple[list[bytes], list[str | None]], names: Mapping[int, str]
-) -> tuple[list[bytes], list[str | None]]:
-    """A copy of a table in which the special tokens stand for their `names`."""
-    token_bytes, texts = table[0].copy(), table[1].copy()
-    byte_of = _bytes_of_characters()
-    for token, name in names.items():
-        token_bytes[token] = _token_bytes(name, byte_of)
-        texts[token] = _whole_text(token_bytes[token])
-    return token_bytes, texts
 
 
 def byte_fallback_ids(backend: Backend) -> frozenset[int]:

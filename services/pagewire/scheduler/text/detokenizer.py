@@ -1,6 +1,8 @@
 """Incremental detokenization: the text of one sequence, token by token."""
 
 from codecs import utf_8_decode
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from tokenizers import Tokenizer as Backend
@@ -26,31 +28,35 @@ class Detokenizer(Protocol):
 class ByteLevelDetokenizer:
     """For byte-level BPE, where a token is a fixed string of bytes whatever its neighbours."""
 
-    __slots__ = ("_by_table", "_bytes", "_held", "_texts")
+    __slots__ = ("_bytes", "_held", "_names", "_texts")
 
     def __init__(
-        self, token_bytes: list[bytes], token_texts: list[str | None], by_table: bool = True
+        self,
+        token_bytes: list[bytes],
+        token_texts: list[str | None],
+        names: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """`token_texts` has the text of each token where a character may begin, None for tokens
-        that end within one. `by_table`: they are those of TokenTexts."""
-        self._by_table = by_table
+        that end within one. `names` has the special tokens that are text, which have none there."""
+        self._names = names
         self._bytes = token_bytes
         self._texts = token_texts
         self._held = b""  # the beginning of a character
 
     @property
     def at_character(self) -> bool:
-        """Whether no part of a character is held back, and TokenTexts has the same texts."""
-        return self._by_table and not self._held
+        """Whether no part of a character is held back."""
+        return not self._held
 
     def feed(self, token: int) -> str:
         """The text that this token completes; empty for ids outside the vocabulary."""
         if token >= len(self._texts):
             return ""
-        text = self._texts[token]
+        text = self._names.get(token, self._texts[token]) if self._names else self._texts[token]
         if text is not None and not self._held:
             return text
-        data = self._held + self._bytes[token]
+        name = self._names.get(token)
+        data = self._held + (self._bytes[token] if name is None else name.encode())
         piece, size = utf_8_decode(data, "replace", False)
         self._held = data[size:]
         return piece

@@ -13,12 +13,12 @@ PARTIAL = -1
 class TokenTexts:
     """The UTF-8 text of each token of a byte-level vocabulary, where a character may begin.
 
-    Tokens that end within a character are partial: they have no text here. Ids outside the
+    Tokens that end within a character are partial, and so are special tokens. Ids outside the
     vocabulary have the empty text, as in decoding.
     """
 
     def __init__(self, texts: Sequence[str | None]) -> None:
-        """`texts` are by token id, None for tokens that end within a character."""
+        """`texts` are by token id, None for partial ones."""
         data = [b"" if text is None else text.encode() for text in texts]
         # One more entry for ids outside the vocabulary.
         self._bytes = np.array([*data, b""], object)

@@ -24,7 +24,6 @@ from pagewire.scheduler.text.byte_level import (
     byte_fallback_ids,
     byte_level_table,
     keeps_all_text,
-    with_names,
 )
 from pagewire.scheduler.text.conversion import converted_tokenizer
 from pagewire.scheduler.text.detokenizer import (
@@ -55,6 +54,9 @@ class TextBounds:
     max_messages: int = SchedulerConfig.max_messages
     max_template_bytes: int = SchedulerConfig.max_template_bytes
     max_template_nodes: int = SchedulerConfig.max_template_nodes
+    max_tools: int = SchedulerConfig.max_tools
+    max_tool_bytes: int = SchedulerConfig.max_tool_bytes
+    max_tool_nodes: int = SchedulerConfig.max_tool_nodes
     trust_request_chat_template: bool = SchedulerConfig.trust_request_chat_template
 
 
@@ -107,7 +109,7 @@ class Tokenizer:
         keeps_all = not self._strips and keeps_all_text(self._backend)
         self._keeps_all = bool(self._all_bytes) and keeps_all
         self._token_bytes: dict[int, bytes] = {}
-        self.token_texts = TokenTexts(self._table[1] if self._table is not None else ())
+        self.token_texts = TokenTexts(self._texts_in_table())
 
     def encode(
         self, text: str, add_special_tokens: bool = True, limit: int | None = None
@@ -153,21 +155,37 @@ class Tokenizer:
             known = self._token_bytes[token] = self._bytes_of(token)
         return known
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental decoder, by default one that leaves special tokens out."""
-        if self._table is None:
-            hidden = self._special_ids if skip_special_tokens else frozenset[int]()
-            return PrefixDetokenizer(self._backend, hidden, self._fallback_ids)
-        if skip_special_tokens:
-            return ByteLevelDetokenizer(*self._table)
-        return ByteLevelDetokenizer(*self._table_with_names, by_table=False)
+    def detokenizer(
+        self, skip_special_tokens: bool = True, visible: Iterable[str] = ()
+    ) -> Detokenizer:
+        """A fresh incremental decoder, whose text has special tokens if it does not skip them, or
+        if they are among the `visible` ones."""
+        found = {self._backend.token_to_id(name): name for name in visible}
+        names = {i: name for i, name in found.items() if i in self._special_ids}
+        if not skip_special_tokens:
+            names = self._special_names
+        if self._table is not None:
+            return ByteLevelDetokenizer(*self._table, names)
+        hidden = self._special_ids - names.keys()
+        return PrefixDetokenizer(self._backend, hidden, self._fallback_ids)
+
+    def token_id(self, text: str) -> int | None:
+        """The token that stands for a whole text; None if there is none."""
+        found = self._backend.token_to_id(text)
+        return None if found is None else int(found)
 
     @cached_property
-    def _table_with_names(self) -> tuple[list[bytes], list[str | None]]:
-        """As `_table`, with the names of special tokens."""
-        assert self._table is not None
-        names = {i: self._backend.id_to_token(i) or "" for i in self._special_ids}
-        return with_names(self._table, names)
+    def _special_names(self) -> dict[int, str]:
+        return {i: self._backend.id_to_token(i) or "" for i in self._special_ids}
+
+    def _texts_in_table(self) -> list[str | None]:
+        """The texts for TokenTexts: special tokens have none, because requests may ask for them."""
+        if self._table is None:
+            return []
+        texts = self._table[1].copy()
+        for token in self._special_ids:
+            texts[token] = None
+        return texts
 
     def _min_tokens(self, text: str) -> int:
         """A lower bound: the bytes of the text over those of the longest token that it may have.
@@ -248,7 +266,13 @@ class TokenIdsOnly:
         """Empty: no token has a text."""
         return b""
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+    def token_id(self, text: str) -> int | None:
+        """None: no token has a text."""
+        return None
+
+    def detokenizer(
+        self, skip_special_tokens: bool = True, visible: Iterable[str] = ()
+    ) -> Detokenizer:
         """Raises RequestError."""
         raise invalid("detokenize", f"{NO_TOKENIZER}; set detokenize to false, or leave it out")
 

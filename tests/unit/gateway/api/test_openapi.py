@@ -6,9 +6,9 @@ import httpx
 from schemathesis import openapi
 
 from pagewire.gateway.api.chat import ChatRequest
-from pagewire.gateway.api.openapi import PATH
 from pagewire.gateway.api.tokenization import TokenizeRequest
 from pagewire.gateway.http.app import Gateway, create_app
+from pagewire.gateway.http.openapi import PATH
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
 

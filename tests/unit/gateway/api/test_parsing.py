@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser, node_bound
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import JobParser, node_bound
 from support.jobs import requests_of
 
-MODELS = {"m": 4096}
+MODELS = {"m": ServedModel(4096)}
 SMALL = BodyLimits(
     max_json_nodes=600, max_messages=30, max_template_bytes=100, max_template_nodes=9
 )
@@ -52,7 +53,7 @@ def test_the_request_made_of_a_chat() -> None:
         chat_template="{{ messages }}",
         documents=[{"title": "t", "text": "x"}, {}],
     )
-    job = JobParser(BodyLimits()).parse("chat", body, {"m": 100})
+    job = JobParser(BodyLimits()).parse("chat", body, {"m": ServedModel(100)})
     (request,) = requests_of(job)
     messages = [(each.role, each.content, each.name) for each in request.chat.messages]
     assert messages == [("system", "be brief", ""), ("user", "a\nb", "ann"), ("assistant", "", "")]
@@ -102,7 +103,7 @@ def test_a_continued_message_has_no_generation_prompt() -> None:
 def test_the_last_tokens_of_a_prompt_are_kept(fields: dict[str, int], kept: list[int]) -> None:
     body = json.dumps({"prompt": [1, 2, 3, 4, 5], **fields}).encode()
     job = JobParser(BodyLimits()).parse(
-        "completions", body, {"m": 10 if "-" in str(fields) else 99}
+        "completions", body, {"m": ServedModel(10 if "-" in str(fields) else 99)}
     )
     (request,) = requests_of(job)
     assert list(request.prompt_token_ids.ids) == kept
@@ -116,7 +117,7 @@ def test_an_estimate_counts_the_tokens_that_are_kept() -> None:
 
 def test_the_requests_made_of_several_prompts() -> None:
     body = json.dumps({"prompt": [[1, 2], [3]], "cache_salt": "tenant"}).encode()
-    job = JobParser(BodyLimits()).parse("completions", body, {"m": 100})
+    job = JobParser(BodyLimits()).parse("completions", body, {"m": ServedModel(100)})
     requests = requests_of(job)
     assert [list(r.prompt_token_ids.ids) for r in requests] == [[1, 2], [3]]
     assert [r.stop.max_tokens for r in requests] == [16, 16]

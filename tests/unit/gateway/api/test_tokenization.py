@@ -7,8 +7,8 @@ import pytest
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser
 from pagewire.gateway.api.tokenization import TextCall
+from pagewire.gateway.parsing.job_parser import JobParser
 from pagewire.v1 import inference_pb2 as pb
 
 MODELS = ["m"]

@@ -8,11 +8,12 @@ import pytest
 
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import JobParser, Route
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import JobParser, Route
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
 
-MODELS = {"m": 4096}
+MODELS = {"m": ServedModel(4096)}
 PART = {"type": "text", "text": "a", "colour": "red"}
 
 

@@ -45,6 +45,24 @@ def nested(depth: int) -> Any:
 
 
 # The path with the body, the status, and the parameter that the error names.
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DEEP: dict[str, Any] = {}
+for _ in range(40):
+    DEEP = {"properties": DEEP}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {**CALL, "function": {"name": "f", "arguments": arguments}}
+
+
+def tools(*functions: dict[str, Any], **fields: Any) -> tuple[str, str]:
+    return chat(tools=[{"type": "function", "function": each} for each in functions], **fields)
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     # not JSON, or not an object
     ((CHAT, ""), 400, None),
@@ -98,9 +116,41 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (chat(messages=[{"role": "user"}]), 400, "messages[0].content"),
     (chat(messages=[{"content": "hi"}]), 400, "messages[0].role"),
     (message(role="robot"), 400, "messages[0].role"),
-    (message(role="tool", tool_call_id="1"), 400, "messages[0].role"),
+    (message(role="function"), 400, "messages[0].role"),
     (message(tool_call_id="1"), 400, "messages[0].tool_call_id"),
-    (message(role="tool"), 400, "messages[0].role"),
+    (message(reasoning="because"), 400, "messages[0].reasoning"),
+    (message(tool_calls=[CALL]), 400, "messages[0].tool_calls"),
+    (message(role="assistant", content=None), 400, "messages[0].content"),
+    (
+        message(role="assistant", tool_calls=[{"id": "1"}]),
+        400,
+        "messages[0].tool_calls[0].function",
+    ),
+    (
+        message(role="assistant", tool_calls=[{**CALL, "type": "custom"}]),
+        400,
+        "messages[0].tool_calls[0].type",
+    ),
+    (
+        message(role="assistant", tool_calls=[called("{")]),
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        message(role="assistant", tool_calls=[called("[1]")]),
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        message(role="assistant", tool_calls=[called('{"a":' * 50 + "1" + "}" * 50)]),
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        message(role="assistant", tool_calls=[called('{"a":' * 5_000)]),
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+    ),
     (message(content=None), 400, "messages[0].content"),
     (message(content=5), 400, "messages[0].content"),
     (message(content=["a"]), 400, "messages[0].content[0]"),
@@ -119,7 +169,6 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     ),
     (message(content=[{"type": "smell"}]), 400, "messages[0].content[0].type"),
     (message(name=1), 400, "messages[0].name"),
-    (message(tool_calls=[{"id": "1"}]), 400, "messages[0].tool_calls"),
     (chat(prompt="hi"), 400, "prompt"),
     # sampling
     ((COMPLETION, '{"prompt": "x", "temperature": NaN}'), 400, "temperature"),
@@ -239,7 +288,26 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs"),
     (chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs"),
     (chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools"),
-    (chat(tool_choice="auto"), 400, "tool_choice"),
+    (chat(tools=[{"type": "function"}]), 400, "tools[0].function"),
+    (chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), 400, "tools[0].type"),
+    (tools({"name": ""}), 400, "tools[0].function.name"),
+    (tools({"name": "f g"}), 400, "tools[0].function.name"),
+    (tools({"name": "f" * 129}), 400, "tools[0].function.name"),
+    (tools({"name": "f"}, {"name": "f"}), 400, "tools[1].function.name"),
+    (tools({"name": "f", "parameters": []}), 400, "tools[0].function.parameters"),
+    (tools({"name": "f", "description": 1}), 400, "tools[0].function.description"),
+    (tools({"name": "f", "parameters": DEEP}), 400, "tools[0].function.parameters"),
+    (tools({"name": "f"}, tool_choice=named("g")), 400, "tool_choice"),
+    (tools({"name": "f"}, tool_choice="some"), 400, "tool_choice"),
+    (tools({"name": "f"}, tool_choice=5), 400, "tool_choice"),
+    (tools({"name": "f"}, tool_choice={"type": "function"}), 400, "tool_choice.function"),
+    (tools({"name": "f"}, tool_choice={"type": "allowed_tools"}), 400, "tool_choice.type"),
+    (tools({"name": "f"}, tool_choice="required", max_tool_calls=0), 400, "max_tool_calls"),
+    (tools({"name": "f"}, max_tool_calls=-1), 400, "max_tool_calls"),
+    (tools({"name": "f"}, parallel_tool_calls="no"), 400, "parallel_tool_calls"),
+    (tools(*[{"name": f"f{i}"} for i in range(513)]), 400, "tools"),
+    (chat(tool_choice="required"), 400, "tool_choice"),
+    (chat(tool_choice=named("f")), 400, "tool_choice"),
     (chat(functions=[{"name": "f"}]), 400, "functions"),
     (chat(response_format={"type": "xml"}), 400, "response_format.type"),
     (chat(structured_outputs={}), 400, "structured_outputs"),
@@ -247,7 +315,8 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (chat(modalities=["text", "audio"]), 400, "modalities"),
     (chat(prediction={"type": "content", "content": "x"}), 400, "prediction"),
     (chat(store=True), 400, "store"),
-    (chat(reasoning_effort="high"), 400, "reasoning_effort"),
+    (chat(reasoning_effort="much"), 400, "reasoning_effort"),
+    (chat(include_reasoning=1), 400, "include_reasoning"),
     (complete(spaces_between_special_tokens=False), 400, "spaces_between_special_tokens"),
     (complete(skip_special_tokens=0), 400, "skip_special_tokens"),
     (complete(truncate_prompt_tokens=0), 400, "truncate_prompt_tokens"),

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.scheduler.text.detokenizer import ByteLevelDetokenizer, PrefixDetokenizer
+from pagewire.scheduler.text.token_texts import PARTIAL
 from pagewire.scheduler.text.tokenizer import (
     Tokenizer,
 )
@@ -64,5 +66,20 @@ def test_special_tokens_have_no_text(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("<|start|>hi<|end|>").tolist()
     assert "".join(pieces_of(byte_level, ids)) == "hi"
     assert "".join(pieces_of(byte_level, ids, skip=False)) == "<|start|>hi<|end|>"
-    shown = byte_level.detokenizer(skip_special_tokens=False)
-    assert not shown.at_character, "the table of texts has no special tokens"
+    start = np.array(ids[:1], np.int32)
+    assert byte_level.token_texts.lookup(start)[1].tolist() == [PARTIAL], "each request decides"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_a_request_may_ask_for_some_special_tokens(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    special = sorted(tokenizer._special_names.items())
+    (shown, name), (hidden, _) = special[0], special[-1]
+    (word,) = tokenizer.encode("hello", add_special_tokens=False).tolist()[:1]
+    detokenizer = tokenizer.detokenizer(visible=[name, "no token at all"])
+    ids = [word, shown, hidden, word, shown]
+    text = "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+    hello = tokenizer.decode([word])
+    assert text.replace(" ", "") == f"{hello}{name}{hello}{name}"

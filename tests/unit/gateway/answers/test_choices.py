@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from pagewire.gateway.answers.choices import choices
 from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.updates import UpdateQueue
-from pagewire.gateway.http.choices import choices
 from pagewire.v1 import inference_pb2 as pb
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler, expected_text

@@ -20,7 +20,7 @@ from pagewire.gateway.api.tokenization import (
 )
 from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate
-from pagewire.gateway.models import find_model
+from pagewire.gateway.models import ServedModel, find_model
 from pagewire.v1 import inference_pb2 as pb
 
 Route = Literal["chat", "completions"]
@@ -52,24 +52,26 @@ class JobParser:
         self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
         self._tokenize: type[TokenizeRequest] = tokenize_request_model(limits.max_messages)
 
-    def parse(self, route: Route, body: bytes, models: Mapping[str, int]) -> Job:
+    def parse(self, route: Route, body: bytes, models: Mapping[str, ServedModel]) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
-        `models` has the served models with their maximum lengths.
+        `models` has the served models.
         """
         limits = self._limits
         if route == "chat":
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
             chat = validate(self._chat, body)
             model = find_model(chat.model, models)
-            chat.resolve_truncation(models[model], chat.given_max_tokens())
-            job = chat.job(model, limits)
+            served = models[model]
+            chat.resolve_truncation(served.max_model_len, chat.given_max_tokens())
+            job = chat.job(model, served, limits)
             return replace(job, ignored=check_extras(chat, self._strict_fields))
         _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
         completion = validate(CompletionRequest, body)
         model = find_model(completion.model, models)
-        completion.resolve_truncation(models[model], completion.given_max_tokens())
-        job = completion.job(model, models[model], limits.max_prompt_logprobs)
+        max_model_len = models[model].max_model_len
+        completion.resolve_truncation(max_model_len, completion.given_max_tokens())
+        job = completion.job(model, max_model_len, limits.max_prompt_logprobs)
         return replace(job, ignored=check_extras(completion, self._strict_fields))
 
     def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:

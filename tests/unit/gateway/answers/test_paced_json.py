@@ -2,12 +2,12 @@
 
 import pytest
 
+from pagewire.gateway.answers.paced_json import paced_logprobs
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope, Formatter, json_utf8
 from pagewire.gateway.generation.logprob_log import CandidateReader, LogprobLog
 from pagewire.gateway.generation.pacer import Pacer
-from pagewire.gateway.http.paced_json import paced_logprobs
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import inference_pb2 as pb
 

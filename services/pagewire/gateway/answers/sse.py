@@ -2,29 +2,39 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.errors import RequestError
-from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
-from pagewire.gateway.details.details import Details
-from pagewire.gateway.details.written_details import DetailedEvents
-from pagewire.gateway.errors import ApiError, ClientGoneError
-from pagewire.gateway.generation.generation import Generation
-from pagewire.gateway.generation.pacer import Pacer
-from pagewire.gateway.generation.prompt_log import PromptLog
-from pagewire.gateway.http.paced_json import (
+from pagewire.gateway.answers.paced_json import (
     TOKENS_A_PIECE,
     object_pieces,
     paced_logprobs,
 )
-from pagewire.gateway.http.run import Run
+from pagewire.gateway.answers.run import Run
+from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
+from pagewire.gateway.errors import ApiError, ClientGoneError
+from pagewire.gateway.generation.generation import Generation
+from pagewire.gateway.generation.pacer import Pacer
+from pagewire.gateway.generation.prompt_log import PromptLog
 
 DONE = "data: [DONE]\n\n"
 _LARGE_PIECE = 4096  # characters
 _PLACEHOLDER = "\x00"  # stands for the text while the rest of a chunk is formatted
+
+
+class Writer(Protocol):
+    """Formats the events of one answer."""
+
+    async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
+        """The events for a generation's new output and its end, in pieces."""
+        ...
+
+    def usage(self, generations: Sequence[Generation]) -> str:
+        """The event with the token counts, after all choices have ended; empty for none."""
+        ...
 
 
 class ChunkWriter:
@@ -127,23 +137,16 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        run: Run,
-        first: list[Generation],
-        formatter: Formatter,
-        include_usage: bool,
-        details: Details | None = None,
+        self, run: Run, first: list[Generation], writer: Writer, include_usage: bool
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
-        shows_usage = details is not None and details.usage
-        self._writer = ChunkWriter(formatter, include_usage and not shows_usage)
-        self._details = None if details is None else DetailedEvents(details)
+        self._writer = writer
         self._include_usage = include_usage
-        plain = [g.logprobs is None and g.prompt is None for g in run.generations]
-        self._plain = plain == [True] and details is None
+        plain = [g.logprobs is None and g.prompt is None for g in run.generations] == [True]
+        self._plain = writer.write if plain and isinstance(writer, ChunkWriter) else None
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,9 +165,9 @@ class EventStream(Response):
             self._run.close()
 
     async def _send_output(self, send: Send) -> None:
-        updated, write = self._first, self._writer.write
+        updated, write = self._first, self._plain
         while True:
-            if self._plain:
+            if write is not None:
                 text = write(updated[0])
                 if text:
                     await _send_text(send, text, more=True)
@@ -184,10 +187,7 @@ class EventStream(Response):
                 continue
             if generation.finish is not None:
                 self._ended.add(generation.index)
-            written = await self._writer.write_paced(generation, pacer)
-            if self._details is not None:
-                written = await self._details.add_to(written, generation, pacer)
-            for piece in written:
+            for piece in await self._writer.write_paced(generation, pacer):
                 pieces.append(piece)
                 if len(piece) > _LARGE_PIECE:
                     await _send_text(send, "".join(pieces), more=True)

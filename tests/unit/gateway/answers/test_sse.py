@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from pagewire.gateway.answers.sse import ChunkWriter, EventStream
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope, Formatter
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.updates import UpdateQueue
-from pagewire.gateway.http.sse import ChunkWriter, EventStream
 from pagewire.packing import pack
 from pagewire.v1 import inference_pb2 as pb
 

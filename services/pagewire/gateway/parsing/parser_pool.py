@@ -7,9 +7,12 @@ from starlette.types import Receive
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.answers.disconnect import while_connected
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.parsing import (
+from pagewire.gateway.api.tokenization import TextCall
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import (
     HelperSetup,
     JobParser,
     Route,
@@ -19,8 +22,6 @@ from pagewire.gateway.api.parsing import (
     unpack_call,
     unpack_job,
 )
-from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.http.disconnect import while_connected
 from pagewire.helpers.pool import HelperError, HelperPool
 
 # The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
@@ -44,7 +45,7 @@ class ParserPool:
         self._inline = JobParser(limits, strict_fields)
         self._helpers = HelperPool(
             "the gateway's parser",
-            "pagewire.gateway.api.parsing:load_helper",
+            "pagewire.gateway.parsing.job_parser:load_helper",
             HelperSetup(limits, max_body_bytes, strict_fields),
             size=processes,
             timeout=timeout,
@@ -59,11 +60,11 @@ class ParserPool:
         await self._helpers.close()
 
     async def parse(
-        self, route: Route, body: bytes, models: Mapping[str, int], receive: Receive
+        self, route: Route, body: bytes, models: Mapping[str, ServedModel], receive: Receive
     ) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
-        `models` has the served models with their maximum lengths. ClientGoneError as soon as the
+        `models` has the served models. ClientGoneError as soon as the
         client closes its connection.
         """
         if _is_small(body):

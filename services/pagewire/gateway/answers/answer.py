@@ -1,20 +1,12 @@
 """From a job to its HTTP answer."""
 
-from typing import TypeGuard
-
 from starlette.responses import Response
 from starlette.types import Receive
 
 from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
-from pagewire.gateway.api.formatting import json_utf8, usage
-from pagewire.gateway.api.job import Job
-from pagewire.gateway.auth.charge import Charge
-from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
-from pagewire.gateway.generation.pacer import Pacer
-from pagewire.gateway.generation.prompt_log import PromptLog
-from pagewire.gateway.http.choices import Choice, choices
-from pagewire.gateway.http.paced_json import (
+from pagewire.gateway.answers.choices import Choice, choices
+from pagewire.gateway.answers.paced_json import (
     PacedJson,
     TokenSource,
     object_of_pieces,
@@ -22,8 +14,16 @@ from pagewire.gateway.http.paced_json import (
     paced_logprobs,
     paced_prompt_logprobs,
 )
-from pagewire.gateway.http.run import Run
-from pagewire.gateway.http.sse import EventStream
+from pagewire.gateway.answers.parsed_body import parsed_body
+from pagewire.gateway.answers.prompt_logprobs import has_logprobs, last_strings
+from pagewire.gateway.answers.run import Run
+from pagewire.gateway.answers.sse import EventStream
+from pagewire.gateway.answers.writers import writer_of
+from pagewire.gateway.api.formatting import json_utf8, usage
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.auth.charge import Charge
+from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
+from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.routing.schedulers import Schedulers
 
 # Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
@@ -48,7 +48,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, job.formatter, job.include_usage, job.details)
+            return EventStream(run, updated, writer_of(job), job.include_usage)
         while not run.finished:
             await run.next_updates()
     except BaseException as error:
@@ -57,7 +57,7 @@ async def answer(
             error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()
-    return PacedJson(await _body(job, run))
+    return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:
@@ -83,7 +83,7 @@ async def _body(job: Job, run: Run) -> list[bytes]:
                 pieces.append("".join(strings).encode())
                 strings.clear()
                 await pacer.pause_if_due()
-    strings += await _last_strings(job, run, last, pacer)
+    strings += await last_strings(job, run, last, pacer)
     return [*pieces, *(string.encode() for string in strings)]
 
 
@@ -100,21 +100,7 @@ async def _choice_strings(job: Job, index: int, choice: Choice, pacer: Pacer) ->
         sources.append(choice.logprobs)
     if any(source.waiting for source in sources):
         large["logprobs"] = await paced_logprobs(job.formatter, sources, pacer)
-    if job.formatter.prompt_logprobs_in_choices and _has_logprobs(prompt):
+    if job.formatter.prompt_logprobs_in_choices and has_logprobs(prompt):
         fields["prompt_logprobs"] = None
         large["prompt_logprobs"] = await paced_prompt_logprobs(prompt, pacer)
     return object_of_pieces(fields, large) if large else [json_utf8(fields)]
-
-
-async def _last_strings(job: Job, run: Run, last: str, pacer: Pacer) -> list[str]:
-    """The end of a body, `last`, with the log probabilities of the prompt if they belong there."""
-    prompt = run.generations[0].prompt
-    if job.formatter.prompt_logprobs_in_choices or not _has_logprobs(prompt):
-        return [last]
-    written = await paced_prompt_logprobs(prompt, pacer)
-    return [last.removesuffix("}"), ',"prompt_logprobs":', *written, "}"]
-
-
-def _has_logprobs(prompt: PromptLog | None) -> TypeGuard[PromptLog]:
-    """Whether the answer has the field `prompt_logprobs` for a prompt."""
-    return prompt is not None and prompt.wishes.top is not None

@@ -6,13 +6,13 @@ from itertools import groupby
 from starlette.types import Receive
 
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.answers.disconnect import wait_for_disconnect
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.errors import ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
-from pagewire.gateway.http.disconnect import wait_for_disconnect
 from pagewire.gateway.routing.schedulers import Schedulers
 
 

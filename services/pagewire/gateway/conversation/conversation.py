@@ -1,0 +1,125 @@
+"""A conversation, and what of its answer is reasoning and which are tool calls."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct
+
+from pagewire.errors import invalid
+from pagewire.gateway.conversation.enforcement import enforced_calls, enforced_format
+from pagewire.gateway.conversation.limits import ToolLimits
+from pagewire.gateway.conversation.tools import ToolOptions
+from pagewire.gateway.conversation.turns import Turn
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsers.output_format import OutputFormat
+from pagewire.output_formats import REASONING_FORMATS, TOOL_FORMATS
+from pagewire.v1 import inference_pb2 as pb
+
+# Variables of templates that turn reasoning on and off.
+_THINKING = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """`included` False drops the reasoning from the answer. `effort` goes to the chat template."""
+
+    included: bool = True
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the model is asked. `variables` are further variables of the chat template."""
+
+    turns: list[Turn]
+    tools: ToolOptions = field(default_factory=ToolOptions)
+    reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
+    variables: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+
+    def chat_input(self, limits: ToolLimits) -> pb.ChatInput:
+        """The scheduler's input; RequestError names a field that is not valid."""
+        if not self.turns:
+            raise invalid("messages", "messages is empty; give at least one")
+        self.tools.check(limits)
+        chat = pb.ChatInput(
+            messages=[turn.to_proto() for turn in self.turns],
+            add_generation_prompt=self.add_generation_prompt,
+            tools=self.tools.to_text(),
+        )
+        calls = [message.tool_calls for message in chat.messages if message.tool_calls]
+        if calls:
+            nodes = sum(text.count(mark) for text in calls for mark in ",[{")
+            limits.check("messages", sum(map(len, calls)), nodes)
+        if variables := self._variables():
+            struct = Struct()
+            struct.update(variables)
+            chat.template_kwargs.CopyFrom(struct)
+        return chat
+
+    def output_format(self, model: ServedModel) -> OutputFormat | None:
+        """How the answer's text is read; None if all of it is content.
+
+        RequestError for tools with a model whose format of calls is not known.
+        """
+        offered, forced = self.tools.offered, self.tools.forced
+        tools = enforced_format(model.tool_parser) if forced else model.tool_parser
+        if offered and tools not in TOOL_FORMATS:
+            raise invalid(
+                "tools",
+                f"the format in which this model calls tools is {tools or 'not known'}; start its "
+                "scheduler with --tool-parser, or send tool_choice: none",
+            )
+        reasoning = model.reasoning_parser if model.reasoning_parser in REASONING_FORMATS else ""
+        if not offered and not reasoning:
+            return None
+        start = model.reasoning_start(self._thinking()) if self.add_generation_prompt else 0
+        return OutputFormat(
+            reasoning=reasoning,
+            in_reasoning=start == pb.REASONING_START_IN_PROMPT,
+            shows_reasoning=self.reasoning.included,
+            reasoning_end_token=model.reasoning_end_token,
+            tools=tools if offered else "",
+            types={tool.name: tool.argument_types() for tool in offered},
+            max_calls=self.tools.call_limit,
+        )
+
+    def constraint(
+        self, model: ServedModel, given: pb.StructuredOutput | None = None
+    ) -> pb.StructuredOutput | None:
+        """What constrains the answer, to be merged with `given`, the request's own constraint.
+
+        It enforces the choice of tools and strict tools, and makes `given` begin after the
+        reasoning. None if there is nothing to add; RequestError where both exclude each other.
+        """
+        calls = enforced_calls(self.tools, model.tool_parser) if self.tools.offered else None
+        if given is not None and calls is not None:
+            raise invalid(
+                given.field_name,
+                f"{given.field_name} cannot be combined with {calls.field_name}; give one of them",
+            )
+        begin_after = self._reasoning_end(model)
+        if calls is not None:
+            calls.begin_after = begin_after
+            return calls
+        return pb.StructuredOutput(begin_after=begin_after) if given and begin_after else None
+
+    def _reasoning_end(self, model: ServedModel) -> str:
+        """The tag that ends the reasoning; empty if the model does not reason."""
+        spec = REASONING_FORMATS.get(model.reasoning_parser)
+        if spec is None or not self.add_generation_prompt:
+            return ""
+        start = model.reasoning_start(self._thinking())
+        return "" if start == pb.REASONING_START_NONE else spec.ends[0]
+
+    def _thinking(self) -> bool | None:
+        """Whether the request turns reasoning on or off; None if it says nothing."""
+        given = self._variables()
+        return next((given[name] for name in _THINKING if isinstance(given.get(name), bool)), None)
+
+    def _variables(self) -> dict[str, Any]:
+        effort = self.reasoning.effort
+        if effort is None:
+            return self.variables
+        off = dict.fromkeys(_THINKING, False) if effort == "none" else {}
+        return {"reasoning_effort": effort, **off, **self.variables}

@@ -1,0 +1,144 @@
+"""Tools, and which of them the model may or must call."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pagewire.errors import invalid
+from pagewire.gateway.conversation.limits import ToolLimits, count_nodes
+
+ToolMode = Literal["auto", "none", "required", "named"]
+
+# OpenAI's names, and the separators that servers of the Model Context Protocol use.
+_NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    `parameters` is a JSON schema, `field` is its name in errors.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+    field: str = "tools"
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool as chat templates get it from transformers."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        if self.parameters is not None:
+            function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the arguments; without parameters the empty object."""
+        return self.parameters or {"type": "object", "additionalProperties": False}
+
+    def argument_types(self) -> dict[str, frozenset[str]]:
+        """The JSON types that each argument may have; an empty set stands for any."""
+        properties = (self.parameters or {}).get("properties")
+        if not isinstance(properties, dict):
+            return {}
+        return {name: _types(schema) for name, schema in properties.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`auto` leaves it to the model; `required` asks for a call, `named` for one of this tool."""
+
+    mode: ToolMode = "auto"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """The tools of a conversation. `max_calls` None allows any number of calls."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel: bool = True
+    max_calls: int | None = None
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the model gets: none if it may call none."""
+        return () if self.choice.mode == "none" or self.max_calls == 0 else self.tools
+
+    @property
+    def forced(self) -> tuple[Tool, ...]:
+        """The tools of which the model must call one; empty if it need not call any."""
+        if self.choice.mode == "named":
+            return tuple(tool for tool in self.tools if tool.name == self.choice.name)
+        return self.tools if self.choice.mode == "required" else ()
+
+    @property
+    def call_limit(self) -> int | None:
+        """The most calls of an answer."""
+        if self.parallel and self.choice.mode != "named":
+            return self.max_calls
+        return 1 if self.max_calls is None else min(1, self.max_calls)
+
+    def check(self, limits: ToolLimits) -> None:
+        """RequestError names a field that is not valid."""
+        if len(self.tools) > limits.max_tools:
+            raise invalid(
+                "tools",
+                f"tools has {len(self.tools)} entries; at most {limits.max_tools} are allowed: "
+                "send fewer, or raise --max-tools",
+            )
+        names: set[str] = set()
+        nodes = 0
+        for tool in self.tools:
+            place = f"{tool.field}.name"
+            if not _NAME.fullmatch(tool.name):
+                raise invalid(
+                    place, f"{place} is {tool.name[:60]!r}; use 1 to 128 letters, digits and _-./:"
+                )
+            if tool.name in names:
+                raise invalid(place, f"{place} is {tool.name!r}, as another tool's; rename one")
+            names.add(tool.name)
+            nodes += count_nodes(tool.parameters, f"{tool.field}.parameters")
+        limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)
+        self._check_choice(names)
+
+    def _check_choice(self, names: set[str]) -> None:
+        mode, name = self.choice.mode, self.choice.name
+        if not self.tools and mode in ("required", "named"):
+            raise invalid("tool_choice", f"tool_choice {mode} needs tools; add them or remove it")
+        if mode == "named" and name not in names:
+            known = ", ".join(sorted(names))[:200]
+            raise invalid("tool_choice", f"tool_choice names {name[:60]!r}; tools are {known}")
+        if self.max_calls is not None and self.max_calls < 1 and mode in ("required", "named"):
+            raise invalid(
+                "max_tool_calls",
+                f"max_tool_calls is {self.max_calls} and tool_choice asks for a call",
+            )
+
+    def to_text(self) -> str:
+        """The offered tools as JSON; empty if there are none."""
+        offered = [tool.to_json() for tool in self.offered]
+        return json.dumps(offered, ensure_ascii=False, separators=(",", ":")) if offered else ""
+
+
+def _types(schema: Any, depth: int = 4) -> frozenset[str]:
+    """The types that a schema names; an empty set if it allows any, or names them elsewhere."""
+    if not isinstance(schema, dict) or depth == 0:
+        return frozenset()
+    given = schema.get("type")
+    if isinstance(given, str):
+        return frozenset({given})
+    if isinstance(given, list):
+        return frozenset(each for each in given if isinstance(each, str))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            found = [_types(each, depth - 1) for each in schema[key]]
+            return frozenset().union(*found) if all(found) else frozenset()
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+    return frozenset({"string"}) if all(isinstance(each, str) for each in values) else frozenset()

@@ -1,0 +1,68 @@
+"""Calls that a grammar enforces, by the embedded model, which never saw a tool."""
+
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from support.processes.stack_process import RunningStack
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now"}},
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ASKED = [{"role": "user", "content": "How is the weather?"}]
+
+
+@pytest.fixture
+def chats(stack: RunningStack) -> Any:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0).chat.completions
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_is_made_with_arguments_of_its_schema(chats: Any, choice: Any) -> None:
+    for seed in range(4):
+        answer = chats.create(
+            model="pagewire-chat",
+            messages=ASKED,
+            tools=TOOLS,
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            seed=seed,
+            max_tokens=200,
+        )
+        [made] = answer.choices[0].message.tool_calls
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].message.content is None
+        if made.function.name == "weather":
+            jsonschema.validate(json.loads(made.function.arguments), PARAMETERS)
+        else:
+            assert (choice, json.loads(made.function.arguments)) == ("required", {})
+
+
+def test_the_deltas_of_a_forced_call_add_up(chats: Any) -> None:
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "temperature": 0, "max_tokens": 200}
+    whole = chats.create(model="pagewire-chat", messages=ASKED, **fields)
+    [made] = whole.choices[0].message.tool_calls
+    stream = chats.create(model="pagewire-chat", messages=ASKED, stream=True, **fields)
+    parts = [part for chunk in stream for part in chunk.choices[0].delta.tool_calls or ()]
+    assert parts[0].function.name == made.function.name == "weather"
+    assert "".join(part.function.arguments for part in parts) == made.function.arguments
+
+
+def test_tools_of_a_model_without_a_format_are_refused(chats: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="--tool-parser"):
+        chats.create(model="pagewire-chat", messages=ASKED, tools=TOOLS)
