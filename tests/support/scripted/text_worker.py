@@ -74,6 +74,7 @@ def text_model_folder(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
         "intermediate_size": 64,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 8192,
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
     }
