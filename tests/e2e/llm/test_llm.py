@@ -97,6 +97,20 @@ def test_a_chat_with_several_outputs_and_log_probabilities(llm):
     assert len(one.prompt_token_ids) > 5
 
 
+def test_a_prompt_is_scored_without_an_output(llm: LLM) -> None:
+    greedy = llm.generate("Once upon a time", GREEDY)[0]
+    likely = [*greedy.prompt_token_ids, *greedy.outputs[0].token_ids]
+    scored = llm.generate(likely, SamplingParams(prompt_logprobs=1, max_tokens=0))[0]
+    assert (scored.outputs[0].token_ids, scored.outputs[0].finish_reason) == ([], "length")
+    assert scored.prompt_logprobs[0] is None
+    for token, place in zip(likely[1:], scored.prompt_logprobs[1:], strict=True):
+        assert next(iter(place)) == token
+    for place in scored.prompt_logprobs[len(greedy.prompt_token_ids) :]:
+        assert [value.rank for value in place.values()] == [1]
+    (chat,) = llm.chat(HELLO, SamplingParams(prompt_logprobs=0, max_tokens=1))
+    assert len(chat.prompt_logprobs) == len(chat.prompt_token_ids)
+
+
 def test_an_output_can_be_constrained(llm):
     digits = SamplingParams(structured_outputs={"regex": "[0-9]{3}"}, max_tokens=8)
     words = SamplingParams(structured_outputs={"choice": ["yes", "no"]}, max_tokens=8)
