@@ -138,9 +138,9 @@ class MessageEvents:
         """The error, as the last event."""
         return [*self._take(), named_event("error", json_ascii(error_body(error)))]
 
-    def body(self) -> str:
-        """The message."""
-        return self._body
+    def body(self) -> list[str]:
+        """The JSON of the message."""
+        return [self._body]
 
     def _stop_reason(self, finish: pb.Finish) -> tuple[str, str | None]:
         if finish.reason == pb.FINISH_REASON_LENGTH:
