@@ -208,7 +208,7 @@ async def test_thinking_is_turned_off_by_effort_and_by_variable(
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
-@pytest.mark.parametrize("text", [TWO_CALLS * 4, "<think>" + "and so on " * 60 + "</think>Yes."])
+@pytest.mark.parametrize("text", [TWO_CALLS * 2, "<think>" + "and so on " * 30 + "</think>Yes."])
 async def test_a_killed_process_changes_nothing(fleet: Fleet, victim: str, text: str) -> None:
     body = said(text, tools=TOOLS, stream=True, seed=1)
     async with httpx.AsyncClient(base_url=fleet.urls[0], timeout=120) as http:

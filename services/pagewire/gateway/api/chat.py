@@ -23,6 +23,7 @@ from pagewire.gateway.api.unsupported import (
     CHAT_HINTS,
     MESSAGE,
     MESSAGE_HINTS,
+    PART,
     PART_HINTS,
 )
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
@@ -56,6 +57,7 @@ class ContentPart(Strict):
     """One part of a message; only text is supported."""
 
     hints = PART_HINTS
+    refused = PART
 
     type: str
     text: str | None = None
@@ -193,9 +195,9 @@ class ChatRequest(GenerationFields):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
-            output=output,
             request_id=self.request_id,
             details=self.details(prompt_in_choice=False),
+            output=output,
             input_field="messages",
             prompts=(wishes,) if wishes.needs_scheduler else (),
             max_prompt_logprobs=limits.max_prompt_logprobs,
