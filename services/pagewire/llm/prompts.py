@@ -25,8 +25,19 @@ ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 Item = TypeVar("Item")
 
-# Fields of a chat request that are no variables of the call.
-_NOT_FOR_CHAT = {"messages", "model", "stream", "stream_options", *NAMES}
+# Fields of a chat request that are no variables of the call, or ask for what outputs do not have.
+_NOT_FOR_CHAT = {
+    "messages",
+    "model",
+    "stream",
+    "stream_options",
+    "max_completion_tokens",
+    "top_logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    *NAMES,
+}
 
 
 @dataclass(frozen=True, slots=True)
