@@ -25,11 +25,19 @@ class ParsedChunkWriter:
     The JSON around a piece is made once.
     """
 
-    def __init__(self, formatter: ChatFormatter, output: OutputFormat, include_usage: bool) -> None:
+    def __init__(
+        self,
+        formatter: ChatFormatter,
+        output: OutputFormat,
+        include_usage: bool,
+        counts_come_last: bool = True,
+    ) -> None:
+        """See `ChunkWriter` for the last two."""
         self._formatter = formatter
         self._has_tools = bool(output.tools)
         self._parsed = ParsedOutput(output)
-        self._usage = {"usage": None} if include_usage else {}
+        self._include_usage = include_usage
+        self._usage = {"usage": None} if include_usage and counts_come_last else {}
         self._around: dict[tuple[int, str, int], list[str]] = {}
         self._opened: set[int] = set()
 
@@ -60,7 +68,7 @@ class ParsedChunkWriter:
 
     def closing(self, generations: Sequence[Generation]) -> str:
         """The event with the token counts, if they are wanted, and the mark of the end."""
-        if not self._usage:
+        if not self._include_usage:
             return DONE
         counts = usage(generations, self._parsed.reasoning_tokens(generations))
         return event(json_ascii(self._formatter.envelope.wrap([], usage=counts))) + DONE
