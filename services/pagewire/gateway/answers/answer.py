@@ -48,7 +48,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, writer_of(job), job.include_usage, job.details)
+            return EventStream(run, updated, writer_of(job), job.include_usage)
         while not run.finished:
             await run.next_updates()
     except BaseException as error:

@@ -1,7 +1,7 @@
 """Answers as server-sent events."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -15,8 +15,6 @@ from pagewire.gateway.answers.paced_json import (
 )
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
-from pagewire.gateway.details.details import Details
-from pagewire.gateway.details.written_details import DetailedEvents
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
@@ -139,24 +137,16 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        run: Run,
-        first: list[Generation],
-        writer: Writer,
-        include_usage: bool,
-        details: Details | None = None,
+        self, run: Run, first: list[Generation], writer: Writer, include_usage: bool
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
         self._writer = writer
-        self._details = None if details is None else DetailedEvents(details)
         self._include_usage = include_usage
         plain = [g.logprobs is None and g.prompt is None for g in run.generations] == [True]
-        self._plain: Callable[[Generation], str] | None = None
-        if plain and details is None and isinstance(writer, ChunkWriter):
-            self._plain = writer.write
+        self._plain = writer.write if plain and isinstance(writer, ChunkWriter) else None
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,10 +187,7 @@ class EventStream(Response):
                 continue
             if generation.finish is not None:
                 self._ended.add(generation.index)
-            written = await self._writer.write_paced(generation, pacer)
-            if self._details is not None:
-                written = await self._details.add_to(written, generation, pacer)
-            for piece in written:
+            for piece in await self._writer.write_paced(generation, pacer):
                 pieces.append(piece)
                 if len(piece) > _LARGE_PIECE:
                     await _send_text(send, "".join(pieces), more=True)

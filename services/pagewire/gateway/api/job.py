@@ -33,10 +33,10 @@ class Job:
     include_usage: bool
     shows_logprobs: bool
     ignored: tuple[str, ...] = ()
-    # How the text is read; None if all of it is content.
-    output: OutputFormat | None = None
     details: Details | None = None
     request_id: str | None = None
+    # How the text is read; None if all of it is content.
+    output: OutputFormat | None = None
     input_field: str = "prompt"
     prompts: tuple[PromptWishes, ...] = ()
     max_prompt_logprobs: int = 0
