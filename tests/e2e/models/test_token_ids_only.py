@@ -40,7 +40,8 @@ def test_completions_of_token_ids_have_no_text(
     stack: RunningStack, client: openai.OpenAI, stub: inference_pb2_grpc.InferenceStub
 ) -> None:
     [model] = client.models.list()
-    fields = {"temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    fields = {"temperature": 0, "max_tokens": 8, "extra_body": extra}
     whole = client.completions.create(model=model.id, prompt=PROMPT, logprobs=1, **fields)
     assert whole.choices[0].text == ""
     assert whole.choices[0].finish_reason == "length"
@@ -61,6 +62,9 @@ def test_completions_of_token_ids_have_no_text(
         for token in response.token_ids
     ]
     assert len(ids) == 8
+    assert whole.choices[0].token_ids == ids
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert [token for choice in choices for token in choice.token_ids or []] == ids
     stopped = client.completions.create(
         model=model.id,
         prompt=PROMPT,

@@ -24,6 +24,7 @@ from pagewire.gateway.api.unsupported import (
     CHAT_HINTS,
     MESSAGE,
     MESSAGE_HINTS,
+    PART,
     PART_HINTS,
 )
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
@@ -57,6 +58,7 @@ class ContentPart(Strict):
     """One part of a message; only text is supported."""
 
     hints = PART_HINTS
+    refused = PART
 
     type: str
     text: str | None = None

@@ -18,6 +18,7 @@ COMMON_HINTS = frozenset(
         "metadata",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "return_mm_kwargs",  # images and sounds are refused
         "safety_identifier",
         "service_tier",
         "session_id",
@@ -28,7 +29,6 @@ COMMON_HINTS = frozenset(
 CHAT_HINTS = COMMON_HINTS | {
     "media_io_kwargs",  # images and sounds are refused
     "mm_processor_kwargs",
-    "return_mm_kwargs",
     "verbosity",
 }
 COMPLETION_HINTS = COMMON_HINTS
@@ -49,6 +49,7 @@ COMMON: Neutral = {
     "thinking_token_budget": (-1,),
     "watermarking": (False,),
     "kv_transfer_params": ({},),
+    "store": (False,),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
 }
@@ -65,7 +66,6 @@ CHAT: Neutral = {
     "prediction": (),
     "web_search_options": (),
     "moderation": (),
-    "store": (False,),
     "echo": (False,),
     "return_prompt_text": (False,),
     # Fields of /v1/completions.
@@ -90,6 +90,9 @@ TOKENIZATION: Neutral = {
     "chat_template": (),
     "documents": ([],),
 }
+PART: Neutral = dict.fromkeys(
+    ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal"), ()
+)
 MESSAGE: Neutral = {
     "function_call": (),
     "refusal": (),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pagewire.worker.errors import SetupError
+from pagewire.worker.model.stored_dtype import stored_dtype
 
 RopeKind = Literal["default", "linear", "llama3"]
 
@@ -128,7 +129,10 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The configuration in `folder/config.json`; SetupError names what is not supported."""
+    """The configuration in `folder/config.json`; SetupError names what is not supported.
+
+    Without a data type there, it is that of the weights.
+    """
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -136,6 +140,8 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise SetupError(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise SetupError(f"{path} cannot be read: it is not a JSON object")
+    if not (raw.get("dtype") or raw.get("torch_dtype")):
+        raw["dtype"] = stored_dtype(folder)
     return parse_model_config(raw)
 
 
