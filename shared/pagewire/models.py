@@ -82,8 +82,11 @@ def resolve_model(model: str) -> Path:
     )
 
 
-def resolve_tokenizer(tokenizer: str) -> Path:
-    """The folder of a tokenizer, which needs no config.json, given as `resolve_model` takes it."""
+def resolve_tokenizer(model: str, tokenizer: str | None) -> Path:
+    """The folder of a model's tokenizer: of the model, unless `tokenizer` is another model or a
+    folder, which needs no config.json then."""
+    if tokenizer is None:
+        return resolve_model(model)
     folder = Path(tokenizer).expanduser()
     return folder if folder.is_dir() else resolve_model(tokenizer)
 

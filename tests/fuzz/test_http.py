@@ -19,6 +19,8 @@ from schemathesis import GenerationMode
 
 from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api.messages.request import MessagesRequest
+from pagewire.gateway.api.responses.request import ResponsesRequest
 from pagewire.gateway.api.unsupported import CHAT, COMPLETION
 from pagewire.gateway.http.openapi import PATH
 from support.clients.mutation import mutated_bytes, mutated_json
@@ -45,6 +47,47 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "reasoning", "summary": [], "content": []},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+            ],
+            "instructions": "x",
+            "max_output_tokens": 2,
+            "text": {"format": {"type": "text"}},
+            "reasoning": {"effort": "low"},
+        },
+    ),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 2, "stream": True}),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "x"}],
+            "messages": [
+                TURN,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "a", "signature": ""},
+                        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}],
+                },
+            ],
+            "stop_sequences": ["e"],
+            "thinking": {"type": "adaptive"},
+        },
+    ),
+    ("/v1/messages", {"max_tokens": 2, "messages": [TURN], "stream": True}),
+    ("/v1/messages/count_tokens", {"messages": [TURN], "tool_choice": {"type": "none"}}),
     ("/tokenize", {"prompt": "a b", "add_special_tokens": False, "return_token_strs": True}),
     ("/tokenize", {"messages": [TURN], "add_generation_prompt": False, "chat_template_kwargs": {}}),
     ("/detokenize", {"model": "pagewire-chat", "tokens": [1, 2, 3]}),
@@ -70,7 +113,8 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
 ]
 # Their answers are no JSON.
 NOT_JSON = ("/health", "/ping", "/metrics")
-FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT, *COMPLETION})
+_MODELS = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
+FIELDS = sorted({*CHAT, *COMPLETION, *(name for model in _MODELS for name in model.model_fields)})
 
 
 def assert_serves(stack: RunningStack) -> None:
@@ -87,6 +131,8 @@ def verdict(status: int, kind: str, body: bytes) -> str:
     assert 200 <= status < 500, f"{status}: {body[:500]!r}"
     if status == 200 and kind.startswith("text/event-stream"):
         events = body.decode().split("\n\n")
+        if events[0].startswith("event: "):
+            return verdict_of_named_events(events)
         if '"code":"deadline_exceeded"' in events[-2]:
             assert "its deadline_ms" in events[-2], body[-300:]
             return "streamed until its own deadline"
@@ -98,6 +144,20 @@ def verdict(status: int, kind: str, body: bytes) -> str:
     if status != 200:
         assert answer["error"]["message"], body
     return str(status)
+
+
+def verdict_of_named_events(events: list[str]) -> str:
+    """The same for a stream whose events have names."""
+    assert events[-1] == ""
+    pairs = [event.partition("\n") for event in events[:-1]]
+    for name, _, data in pairs:
+        assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+    last = pairs[-1][0].removeprefix("event: ")
+    if last in ("error", "response.failed"):
+        assert "its deadline_ms" in events[-2], events[-2]
+        return "streamed until its own deadline"
+    assert last in ("message_stop", "response.completed", "response.incomplete"), last
+    return "streamed"
 
 
 def test_schemathesis(stack: RunningStack, inputs: Inputs, tally: Tally) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import Scope
 
 from pagewire.errors import invalid
+from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.job import Job
 from pagewire.limits import MAX_GIVEN_ID_LENGTH
 
@@ -44,8 +45,10 @@ def identified(job: Job, state: dict[str, Any]) -> Job:
     `state` then has the id. Schedulers get it with a random end, because clients may use an id
     again while its request runs.
     """
-    envelope = job.formatter.envelope
     given = job.request_id or state.get(STATE)
+    if isinstance(job.formatter, AnswerForm):
+        return _identified_answer(job, job.formatter, state, given)
+    envelope = job.formatter.envelope
     if given is None:
         state[STATE] = envelope.request_id
         return job
@@ -55,3 +58,12 @@ def identified(job: Job, state: dict[str, Any]) -> Job:
     for request in job.requests:
         request.request_id = unique + request.request_id.removeprefix(envelope.id)
     return replace(job, formatter=job.formatter.under(named))
+
+
+def _identified_answer(job: Job, form: AnswerForm, state: dict[str, Any], given: str | None) -> Job:
+    """The same for an answer that keeps the id of its API's form; only its request is renamed."""
+    state[STATE] = given or form.request_id
+    if given is not None:
+        for request in job.requests:
+            request.request_id = f"{given}.{secrets.token_hex(4)}"
+    return job

@@ -11,12 +11,18 @@ from pagewire.errors import invalid
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.validation import validate_object
 
-# Besides those that `pagewire.sampling` declares: how many outputs, what comes with them, and how
-# the request is scheduled. The API's requests give each its type and range.
+# Besides those that `pagewire.sampling` declares: how many outputs, their form and what comes with
+# them, how the prompt is read, and how the request is scheduled. The API's requests give each its
+# type and range.
 _OTHERS = (
     "n",
     "best_of",
     "logprobs",
+    "response_format",
+    "structured_outputs",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "add_special_tokens",
     "use_beam_search",
     "length_penalty",
     "early_stopping",

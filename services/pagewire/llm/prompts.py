@@ -9,10 +9,10 @@ from pagewire.gateway.api.chat import ChatRequest
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job, ask_for_prompt
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.unknown_fields import check_extras
 from pagewire.gateway.api.validation import validate_object
 from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.llm.outputs import Prompt
 from pagewire.llm.params import NAMES, SamplingParams, suggestion
 from pagewire.v1 import inference_pb2 as pb
@@ -25,8 +25,19 @@ ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 Item = TypeVar("Item")
 
-# Fields of a chat request that are no variables of the call.
-_NOT_FOR_CHAT = {"messages", "model", "stream", "stream_options", *NAMES}
+# Fields of a chat request that are no variables of the call, or ask for what outputs do not have.
+_NOT_FOR_CHAT = {
+    "messages",
+    "model",
+    "stream",
+    "stream_options",
+    "max_completion_tokens",
+    "top_logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    *NAMES,
+}
 
 
 @dataclass(frozen=True, slots=True)

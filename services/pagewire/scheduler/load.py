@@ -50,11 +50,11 @@ def list_models(
         max_model_len=limits.max_tokens,
         vocab_size=limits.vocab_size,
         has_chat_template=tokenizer.chat_template is not None,
+        root=root,
         tool_parser=formats.tools,
         reasoning_parser=formats.reasoning,
         reasoning_starts=formats.reasoning_starts,
         reasoning_end_token_id=formats.reasoning_end_token,
-        root=root,
     )
     return pb.ListModelsResponse(models=[model])
 

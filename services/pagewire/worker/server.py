@@ -14,7 +14,9 @@ from pagewire.lifecycle.process import end_process, run_service
 from pagewire.models import resolve_model, served_name
 from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2_grpc
+from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
+from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.constraints.grammars import grammars_of
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
@@ -24,7 +26,6 @@ from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.worker_info import worker_info
 from pagewire.worker.startup.compile_pool import CompilePool
-from pagewire.worker.startup.loading import LoadedWorker, load_worker
 from pagewire.worker.startup.phases import StartupPhases
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         count_tasks()
         serve_metrics(config.metrics_host, config.worker_metrics_port)
         await server.start()
-        loaded = await _unless(stop, launcher.call(partial(load_worker, config, pool, phases)))
+        loaded = await _unless(stop, launcher.call(partial(_load, config, pool, phases)))
         if loaded is not None:
             await _unless(stop, launcher.call(loaded.backend.warm_up))
             # Later collections skip the objects that exist now, so they are short.
@@ -81,7 +82,9 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    grammars = grammars_of(resolve_model(config.model), loaded.limits.vocab_size)
+    grammars = None
+    if config.backend == "torch":  # a program draws its tokens itself
+        grammars = grammars_of(resolve_model(config.model), loaded.limits.vocab_size)
     masks = None if grammars is None else MaskThreads(grammars, end_process)
     info = worker_info(
         name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None
@@ -89,7 +92,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     service.serve(executor, loaded.limits, info, masks)
     _report(config, loaded, metrics, port, phases)
     worker_health = WorkerHealth(health, service)
-    default = None if loaded.backend.synchronous else GPU_UNREADY_SECONDS
+    on_gpu = config.backend == "torch" and not loaded.backend.synchronous
+    default = GPU_UNREADY_SECONDS if on_gpu else None
     watchdog = await worker_health.serve(
         executor, config.step_timeout, end_process, config.unready_after or default
     )
@@ -102,6 +106,21 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     watchdog.close()
     executor.close()
     log.info("stopped")
+
+
+def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases) -> LoadedWorker:
+    """Loads the backend, and imports only what it needs: a program needs no torch."""
+    if config.backend == "command":
+        from pagewire.worker.command.loading import load_command
+
+        loaded = load_command(config)
+        phases.end("program")
+        return loaded
+    if config.command is not None:
+        raise SetupError("--command needs --backend command; add it or leave --command out")
+    from pagewire.worker.startup.loading import load_worker
+
+    return load_worker(config, pool, phases)
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:

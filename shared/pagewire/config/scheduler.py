@@ -4,17 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pagewire.config.fields import metrics_port, setting
-from pagewire.config.shared import ModelConfig, RequestConfig
+from pagewire.config.shared import ModelConfig, RequestConfig, TokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig(RequestConfig, ModelConfig):
+class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     """Settings of a scheduler, the control plane of a group of workers."""
 
-    tokenizer: str | None = setting(
-        None,
-        "Folder or hub id of the tokenizer and chat template, if they are not those of the model.",
-    )
     skip_tokenizer: bool = setting(
         False,
         "Serve token ids only: prompts are token ids, and answers have no text. No tokenizer is "

@@ -101,6 +101,17 @@ class ModelConfig(ProcessConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(ProcessConfig):
+    """Settings of the services that read the tokenizer: schedulers, and workers for structured
+    output."""
+
+    tokenizer: str | None = setting(
+        None,
+        "Folder or hub id of the tokenizer and chat template, if they are not those of the model.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerLimitsConfig(ModelConfig):
     """Settings of workers and simulated workers: the address, and the limits that they announce to
     schedulers."""

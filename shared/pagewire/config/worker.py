@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pagewire.config.fields import setting
-from pagewire.config.shared import WorkerLimitsConfig
+from pagewire.config.shared import TokenizerConfig, WorkerLimitsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig(WorkerLimitsConfig):
+class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     """Settings of a worker, the process that holds the weights and the KV cache."""
 
     unready_after: float | None = setting(
@@ -17,6 +17,23 @@ class WorkerConfig(WorkerLimitsConfig):
         "is done. Running requests continue; new ones go to other workers. By default 1.5 on a "
         "GPU; on a CPU, whose steps may take long, --step-timeout.",
         minimum=0.1,
+    )
+    backend: Literal["torch", "command"] = setting(
+        "torch", "What computes: the model itself, or the external program of --command."
+    )
+    command: str | None = setting(
+        None,
+        "The external program with its arguments, as in a shell but without one. It reads and "
+        "writes JSON lines.",
+    )
+    command_timeout: float = setting(
+        30.0,
+        "Seconds that the external program may take for the next token of a sequence. A program "
+        "that writes nothing in this time is started again.",
+        minimum=0.1,
+    )
+    command_start_timeout: float = setting(
+        600.0, "Seconds that the external program may take for its first line.", minimum=0.1
     )
     device: str = setting(
         "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."

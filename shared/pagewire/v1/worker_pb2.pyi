@@ -101,7 +101,7 @@ class Step(_message.Message):
     def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ..., saved_blocks: _Optional[bytes] = ..., saved_host_blocks: _Optional[bytes] = ..., loaded_host_blocks: _Optional[bytes] = ..., loaded_blocks: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
-    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint", "prompt_logprobs", "first_prompt_logprob")
+    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint", "prompt_logprobs", "first_prompt_logprob", "max_new_tokens", "end_token_ids")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,8 @@ class SequenceStart(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FIRST_PROMPT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     token_ids: bytes
     num_generated: int
@@ -122,7 +124,9 @@ class SequenceStart(_message.Message):
     constraint: Constraint
     prompt_logprobs: int
     first_prompt_logprob: int
-    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ...) -> None: ...
+    max_new_tokens: int
+    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("grammar", "begin_after", "end_token_ids", "min_tokens", "allowed_token_ids", "banned_token_ids", "banned_lengths")
@@ -231,11 +235,13 @@ class PromptLogprobs(_message.Message):
     def __init__(self, slots: _Optional[bytes] = ..., begins: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SlotError(_message.Message):
-    __slots__ = ("slot", "message", "retryable")
+    __slots__ = ("slot", "message", "retryable", "field")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     slot: int
     message: str
     retryable: bool
-    def __init__(self, slot: _Optional[int] = ..., message: _Optional[str] = ..., retryable: bool = ...) -> None: ...
+    field: str
+    def __init__(self, slot: _Optional[int] = ..., message: _Optional[str] = ..., retryable: bool = ..., field: _Optional[str] = ...) -> None: ...

@@ -1,8 +1,9 @@
-"""Real processes whose model says what the prompt tells it to say, and a client."""
+"""Real processes whose model says what the prompt tells it to say, and the clients of two APIs."""
 
 import os
 from collections.abc import AsyncIterator
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -20,7 +21,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         "simulated-worker",
         *flags,
         "--profile=h200-qwen3-0.6b",
-        "--speedup=0.05",
+        "--speedup=0.15",
         "--num-blocks=2000",
         "--num-slots=32",
         "--max-model-len=8192",
@@ -36,3 +37,9 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 def client(fleet: Fleet) -> openai.AsyncOpenAI:
     """OpenAI's client."""
     return openai.AsyncOpenAI(base_url=f"{fleet.urls[0]}/v1", api_key="x", max_retries=0)
+
+
+@pytest.fixture
+def claude(fleet: Fleet) -> anthropic.AsyncAnthropic:
+    """Anthropic's client."""
+    return anthropic.AsyncAnthropic(base_url=fleet.urls[0], api_key="x", max_retries=0)

@@ -8,7 +8,15 @@ from pathlib import Path
 from support.processes.stack_process import RunningStack
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-TESTED = ("chat", "grpc_client", "offline_generation", "openai_client", "streaming")
+# command_model: see tests/e2e/command.
+TESTED = (
+    "chat",
+    "command_model",
+    "grpc_client",
+    "offline_generation",
+    "openai_client",
+    "streaming",
+)
 
 
 def output_of(name: str, *arguments: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,17 @@ def test_a_chat_with_several_outputs_and_log_probabilities(llm):
     total = sum(place[token].logprob for token, place in places)
     assert first.cumulative_logprob == pytest.approx(total)
     assert len(one.prompt_token_ids) > 5
+
+
+def test_an_output_can_be_constrained(llm):
+    digits = SamplingParams(structured_outputs={"regex": "[0-9]{3}"}, max_tokens=8)
+    words = SamplingParams(structured_outputs={"choice": ["yes", "no"]}, max_tokens=8)
+    number, word = (output.outputs[0] for output in llm.generate(["1 + 1 = "] * 2, [digits, words]))
+    assert re.fullmatch("[0-9]{3}", number.text)
+    assert word.text in ("yes", "no")
+    with pytest.raises(RequestError, match="regex") as caught:
+        SamplingParams(structured_outputs={"regex": 5})
+    assert "structured_outputs" in caught.value.field
 
 
 def test_beam_search_returns_the_best_outputs(llm):

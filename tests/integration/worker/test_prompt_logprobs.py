@@ -45,7 +45,7 @@ def sequences(wanted: bool = True) -> list[Sequence]:
 async def test_values_equal_those_of_transformers(
     tmp_path: Path, variant: str, chunk: int, run_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_logprobs, "MAX_PROMPT_LOGITS", 5 * VOCAB)  # 5 rows at a time
+    monkeypatch.setattr(device_logprobs, "MAX_PROMPT_LOGITS", 20 * VOCAB)  # 16 rows at a time
     model = save_model(tmp_path, variant, initializer_range=0.1)
     async with local_worker(tmp_path) as worker:
         driver = StepDriver(worker.stream(), worker.limits)

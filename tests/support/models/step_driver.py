@@ -14,6 +14,7 @@ from pagewire.config import WorkerConfig
 from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.constraints.grammars import grammars_of
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
@@ -21,7 +22,7 @@ from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.startup.loading import LoadedWorker, load_worker
+from pagewire.worker.startup.loading import load_worker
 
 
 class Stream(Protocol):

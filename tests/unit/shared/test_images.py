@@ -38,7 +38,7 @@ def test_a_service_starts_without(module: str, absent: tuple[str, ...]) -> None:
 
 
 def test_the_check_can_fail() -> None:
-    code = _IMPORT.format(module="pagewire.worker.server", absent=HEAVY)
+    code = _IMPORT.format(module="pagewire.worker.runtime.eager", absent=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ModuleNotFoundError: import of torch halted" in done.stderr
 

@@ -68,7 +68,12 @@ def scheduler(values: dict[str, Any]) -> None:
 
 @configured(settings_of(WorkerConfig))
 def worker(values: dict[str, Any]) -> None:
-    """Run a worker: a model on one device."""
+    """Run a worker: a model on one device, or an external program."""
+    if values["backend"] == "command":
+        from pagewire.worker.server import run_worker
+
+        run_worker(build(WorkerConfig, with_model_files(values, weights=False)))
+        return
     from pagewire.worker.startup.compile_pool import start_compile_pool
     from pagewire.worker.startup.cuda_context import open_cuda_context
 
@@ -77,6 +82,7 @@ def worker(values: dict[str, Any]) -> None:
     pool = start_compile_pool(config)
     open_cuda_context(config)
     with _no_collections():
+        import pagewire.worker.startup.loading  # noqa: F401 - torch, which takes seconds
         from pagewire.worker.server import run_worker
 
     run_worker(config, pool)

@@ -17,11 +17,12 @@ def with_model_files(
     CommandError if the files cannot be had.
     """
     given = values.get("tokenizer")
-    tokenizer &= not values.get("skip_tokenizer", False)
+    skipped = values.get("skip_tokenizer", False)
+    tokenizer &= not skipped
     weights &= values.get("load_format") != "dummy"
     try:
         model = fetch_model(values["model"], tokenizer=tokenizer and not given, weights=weights)
-        if given and tokenizer and not Path(given).expanduser().is_dir():
+        if given and not skipped and not Path(given).expanduser().is_dir():
             given = fetch_model(given, weights=False)
     except DownloadError as error:
         raise CommandError(str(error)) from error

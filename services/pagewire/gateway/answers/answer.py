@@ -6,6 +6,7 @@ from starlette.types import Receive
 from pagewire.context_length import CONTEXT_LENGTH_EXCEEDED
 from pagewire.errors import RequestError
 from pagewire.gateway.answers.choices import Choice, choices
+from pagewire.gateway.answers.named_events import named_body
 from pagewire.gateway.answers.paced_json import (
     PacedJson,
     TokenSource,
@@ -19,7 +20,8 @@ from pagewire.gateway.answers.prompt_logprobs import has_logprobs, last_strings
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.answers.sse import EventStream
 from pagewire.gateway.answers.writers import writer_of
-from pagewire.gateway.api.formatting import json_utf8, usage
+from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.formatting import Formatter, json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
@@ -48,7 +50,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, writer_of(job), job.include_usage)
+            return EventStream(run, updated, writer_of(job), job.details)
         while not run.finished:
             await run.next_updates()
     except BaseException as error:
@@ -57,13 +59,16 @@ async def answer(
             error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()
+    if isinstance(job.formatter, AnswerForm):
+        return PacedJson(await named_body(job.formatter, job.output, run))
     return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:
     """The body of an answer that is not streamed, in pieces."""
-    pacer = Pacer()
-    envelope = job.formatter.envelope.wrap([], usage=usage(run.generations))
+    pacer, formatter = Pacer(), job.formatter
+    assert not isinstance(formatter, AnswerForm)
+    envelope = formatter.envelope.wrap([], usage=usage(run.generations))
     first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
     pieces = [first.encode()]
     if job.details is not None:
@@ -72,7 +77,7 @@ async def _body(job: Job, run: Run) -> list[bytes]:
     strings: list[str] = []
     for index, choice in enumerate(choices(job, run.generations)):
         strings.append("," if index else "")
-        written = await _choice_strings(job, index, choice, pacer)
+        written = await _choice_strings(formatter, index, choice, pacer)
         if job.details is not None:
             written = await detailed_choice(
                 job.details, written, choice.token_ids, choice.prompt, pacer
@@ -87,7 +92,9 @@ async def _body(job: Job, run: Run) -> list[bytes]:
     return [*pieces, *(string.encode() for string in strings)]
 
 
-async def _choice_strings(job: Job, index: int, choice: Choice, pacer: Pacer) -> list[str]:
+async def _choice_strings(
+    formatter: Formatter, index: int, choice: Choice, pacer: Pacer
+) -> list[str]:
     prompt, text = choice.prompt, choice.text
     sources: list[TokenSource] = []
     large: dict[str, list[str]] = {}
@@ -95,12 +102,12 @@ async def _choice_strings(job: Job, index: int, choice: Choice, pacer: Pacer) ->
         text = prompt.text + text
         if prompt.wishes.echoed_top is not None:
             sources.append(prompt.echoed())
-    fields = {**job.formatter.whole(index, text, choice.finish), "logprobs": None}
+    fields = {**formatter.whole(index, text, choice.finish), "logprobs": None}
     if choice.logprobs is not None:
         sources.append(choice.logprobs)
     if any(source.waiting for source in sources):
-        large["logprobs"] = await paced_logprobs(job.formatter, sources, pacer)
-    if job.formatter.prompt_logprobs_in_choices and has_logprobs(prompt):
+        large["logprobs"] = await paced_logprobs(formatter, sources, pacer)
+    if formatter.prompt_logprobs_in_choices and has_logprobs(prompt):
         fields["prompt_logprobs"] = None
         large["prompt_logprobs"] = await paced_prompt_logprobs(prompt, pacer)
     return object_of_pieces(fields, large) if large else [json_utf8(fields)]

@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pagewire.errors import RequestError
 from pagewire.gateway.answers.paced_json import object_pieces, paced_logprobs
 from pagewire.gateway.answers.parsed_output import ParsedOutput
-from pagewire.gateway.answers.sse import event
+from pagewire.gateway.answers.sse import DONE, error_event, event
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.chat_output import delta_of, with_calls
 from pagewire.gateway.api.formatting import json_ascii, usage
@@ -57,10 +58,16 @@ class ParsedChunkWriter:
             )
         return pieces
 
-    def usage(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, which comes after all choices have ended."""
+    def closing(self, generations: Sequence[Generation]) -> str:
+        """The event with the token counts, if they are wanted, and the mark of the end."""
+        if not self._usage:
+            return DONE
         counts = usage(generations, self._parsed.reasoning_tokens(generations))
-        return event(json_ascii(self._formatter.envelope.wrap([], usage=counts)))
+        return event(json_ascii(self._formatter.envelope.wrap([], usage=counts))) + DONE
+
+    def failure(self, error: RequestError) -> str:
+        """The error, as the last event."""
+        return error_event(error)
 
     def _opening(self, index: int) -> str:
         self._opened.add(index)

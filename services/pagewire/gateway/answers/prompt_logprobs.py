@@ -4,6 +4,7 @@ from typing import TypeGuard
 
 from pagewire.gateway.answers.paced_json import paced_prompt_logprobs
 from pagewire.gateway.answers.run import Run
+from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
@@ -12,7 +13,9 @@ from pagewire.gateway.generation.prompt_log import PromptLog
 async def last_strings(job: Job, run: Run, last: str, pacer: Pacer) -> list[str]:
     """The end of a body, `last`, with the log probabilities of the prompt if they belong there."""
     prompt = run.generations[0].prompt
-    if job.formatter.prompt_logprobs_in_choices or not has_logprobs(prompt):
+    formatter = job.formatter
+    assert not isinstance(formatter, AnswerForm)
+    if formatter.prompt_logprobs_in_choices or not has_logprobs(prompt):
         return [last]
     written = await paced_prompt_logprobs(prompt, pacer)
     return [last.removesuffix("}"), ',"prompt_logprobs":', *written, "}"]

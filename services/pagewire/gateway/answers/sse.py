@@ -1,7 +1,7 @@
 """Answers as server-sent events."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -15,6 +15,8 @@ from pagewire.gateway.answers.paced_json import (
 )
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
+from pagewire.gateway.details.details import Details
+from pagewire.gateway.details.written_details import DetailedEvents
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
@@ -32,8 +34,12 @@ class Writer(Protocol):
         """The events for a generation's new output and its end, in pieces."""
         ...
 
-    def usage(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, after all choices have ended; empty for none."""
+    def closing(self, generations: Sequence[Generation]) -> str:
+        """The events after the end of all generations."""
+        ...
+
+    def failure(self, error: RequestError) -> str:
+        """The events at the end of a stream that fails."""
         ...
 
 
@@ -105,9 +111,16 @@ class ChunkWriter:
             return f"{opening}{around[0]}{json.dumps(text)}{around[1]}"
         return f"{around[0]}{json.dumps(text)}{around[1]}"
 
-    def usage(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, which comes after all choices have ended."""
-        return event(json_ascii(self._formatter.envelope.wrap([], usage=usage(generations))))
+    def closing(self, generations: Sequence[Generation]) -> str:
+        """The event with the token counts, if they are wanted, and the mark of the end."""
+        if not self._usage:
+            return DONE
+        chunk = self._formatter.envelope.wrap([], usage=usage(generations))
+        return event(json_ascii(chunk)) + DONE
+
+    def failure(self, error: RequestError) -> str:
+        """The error, as the last event."""
+        return error_event(error)
 
     def _opening(self, index: int) -> str:
         """The event that begins a choice; empty if it was written before or there is none."""
@@ -137,16 +150,22 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, run: Run, first: list[Generation], writer: Writer, include_usage: bool
+        self,
+        run: Run,
+        first: list[Generation],
+        writer: Writer,
+        details: Details | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
         self._writer = writer
-        self._include_usage = include_usage
+        self._details = None if details is None else DetailedEvents(details)
         plain = [g.logprobs is None and g.prompt is None for g in run.generations] == [True]
-        self._plain = writer.write if plain and isinstance(writer, ChunkWriter) else None
+        self._plain: Callable[[Generation], str] | None = None
+        if plain and details is None and isinstance(writer, ChunkWriter):
+            self._plain = writer.write
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,13 +173,12 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_output(send)
-            last = self._writer.usage(self._run.generations) if self._include_usage else ""
-            await _send_text(send, last + DONE, more=False)
+            await _send_text(send, self._writer.closing(self._run.generations), more=False)
         except ClientGoneError:
             scope["state"]["outcome"] = "client_gone"
         except RequestError as error:
             scope["state"]["outcome"] = "failed"
-            await _send_text(send, event(json_ascii(ApiError.of(error).body())), more=False)
+            await _send_text(send, self._writer.failure(error), more=False)
         finally:
             self._run.close()
 
@@ -187,7 +205,10 @@ class EventStream(Response):
                 continue
             if generation.finish is not None:
                 self._ended.add(generation.index)
-            for piece in await self._writer.write_paced(generation, pacer):
+            written = await self._writer.write_paced(generation, pacer)
+            if self._details is not None:
+                written = await self._details.add_to(written, generation, pacer)
+            for piece in written:
                 pieces.append(piece)
                 if len(piece) > _LARGE_PIECE:
                     await _send_text(send, "".join(pieces), more=True)
@@ -195,6 +216,11 @@ class EventStream(Response):
                     await pacer.pause_if_due()
         if text := "".join(pieces):
             await _send_text(send, text, more=True)
+
+
+def error_event(error: RequestError) -> str:
+    """The event of an error in OpenAI's form."""
+    return event(json_ascii(ApiError.of(error).body()))
 
 
 def event(data: str) -> str:

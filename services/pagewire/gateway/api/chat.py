@@ -12,7 +12,6 @@ from pagewire.gateway.api.fields import Count, GenerationFields, Int32, NumLogpr
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.structured import structured_output
 from pagewire.gateway.api.tool_fields import (
     MessageToolCalls,
     ToolChoiceField,
@@ -174,7 +173,7 @@ class ChatRequest(GenerationFields):
         conversation = self.conversation(limits)
         chat = self._chat_input(conversation, limits)
         output = conversation.output_format(served)
-        constraint = conversation.constraint(served, structured_output(self))
+        constraint = conversation.constraint(served, self.wanted_output())
         request = self.candidate_fields(envelope.id, model, stop, logprobs)
         ask_for_prompt(request, wishes)
         parameters = self.common_parameters(stop)

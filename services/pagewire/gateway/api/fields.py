@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.strict import Strict as Strict
-from pagewire.gateway.api.structured import StructuredFields, structured_output
+from pagewire.gateway.api.structured import StructuredFields
 from pagewire.gateway.api.unsupported import STREAM_OPTIONS_HINTS
 from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.gateway.details.details import Details
@@ -191,7 +191,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
         request = pb.GenerateRequest(
             sampling=pb.SamplingParams(**params),
             stop=stop,
-            structured_output=structured_output(self),
+            structured_output=self.wanted_output(),
         )
         if self.skip_special_tokens is not None:
             request.skip_special_tokens = self.skip_special_tokens

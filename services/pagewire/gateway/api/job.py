@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.formatting import Formatter
 from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.common_fields import CommonFields
@@ -28,7 +29,7 @@ class Job:
     common: list[CommonFields]
     candidates: int
     n: int
-    formatter: Formatter
+    formatter: Formatter | AnswerForm
     stream: bool
     include_usage: bool
     shows_logprobs: bool
@@ -40,6 +41,11 @@ class Job:
     input_field: str = "prompt"
     prompts: tuple[PromptWishes, ...] = ()
     max_prompt_logprobs: int = 0
+
+    @property
+    def model(self) -> str:
+        """The model that is asked."""
+        return self.requests[0].model
 
     def common_of(self, index: int) -> CommonFields:
         """What the request at `index` shares with the other candidates of its prompt."""

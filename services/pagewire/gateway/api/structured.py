@@ -80,6 +80,10 @@ class StructuredFields(Strict):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
 
+    def wanted_output(self) -> pb.StructuredOutput | None:
+        """What the output must be; None for any text. RequestError for two answers to that."""
+        return structured_output(self)
+
 
 def structured_output(fields: StructuredFields) -> pb.StructuredOutput | None:
     """What the output must be; None for any text. RequestError for two answers to that."""
@@ -103,6 +107,10 @@ def structured_output(fields: StructuredFields) -> pb.StructuredOutput | None:
         if output.WhichOneof("kind") not in _JSON_KINDS:
             raise _needs_json("guided_whitespace_pattern")
         output.whitespace_pattern = pattern
+    return _bounded(output)
+
+
+def _bounded(output: pb.StructuredOutput) -> pb.StructuredOutput:
     size = output.ByteSize()
     if size > MAX_GRAMMAR_BYTES:
         field = output.field_name
@@ -110,6 +118,21 @@ def structured_output(fields: StructuredFields) -> pb.StructuredOutput | None:
             field, f"{field} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed; shorten it"
         )
     return output
+
+
+def json_output(
+    fields: StructuredFields, field: str, schema: dict[str, JsonValue] | None
+) -> pb.StructuredOutput:
+    """What a `field` of another API asks for: JSON, by a schema if there is one.
+
+    RequestError if the request asks for something else, too, or if the schema is too large.
+    """
+    if (other := structured_output(fields)) is not None:
+        name = other.field_name
+        raise invalid(name, f"{name} cannot be combined with {field}; give one of them")
+    if schema is None:
+        return pb.StructuredOutput(json_object=True, field_name=field)
+    return _bounded(pb.StructuredOutput(json_schema=_json(schema), field_name=f"{field}.schema"))
 
 
 _JSON_KINDS = ("json_schema", "json_object", "structural_tag")

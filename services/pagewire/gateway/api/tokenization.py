@@ -17,7 +17,7 @@ from pagewire.v1 import inference_pb2 as pb
 TOKENIZE_PATH = "/tokenize"
 DETOKENIZE_PATH = "/detokenize"
 
-Answer = Literal["tokens", "text"]
+Answer = Literal["tokens", "count", "text"]
 _IDS_A_PIECE = 1 << 14
 
 
@@ -39,7 +39,10 @@ class TextCall:
         if self.answer == "text":
             text = pb.DetokenizeResponse.FromString(response).text
             return json_utf8({"prompt": text}).encode()
-        return _tokens_body(pb.TokenizeResponse.FromString(response), max_model_len)
+        tokens = pb.TokenizeResponse.FromString(response)
+        if self.answer == "count":
+            return json_utf8({"input_tokens": len(tokens.token_ids)}).encode()
+        return _tokens_body(tokens, max_model_len)
 
 
 class TokenizeRequest(Strict):

@@ -9,6 +9,7 @@ from pagewire.auth.callers import Callers, no_keys
 from pagewire.auth.keys import KeyRing, bearer
 from pagewire.errors import RequestError
 from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.errors import ApiError
 
@@ -68,9 +69,10 @@ class AccessControl:
             if scope["type"] != "http" or is_open:
                 await app(scope, receive, send)
                 return
-            account = self._callers.find(_bearer_token(scope))
+            account = self._callers.find(_presented_key(scope))
             if account is None:
-                await _unauthorized(scope).response()(scope, receive, send)
+                refusal = error_response(_unauthorized(scope), scope["path"])
+                await refusal(scope, receive, send)
                 return
 
             async def send_with_limits(message: Message) -> None:
@@ -89,7 +91,8 @@ class AccessControl:
             try:
                 visit = account.begin_request(self._clock(), generates)
             except RequestError as error:
-                await ApiError.of(error).response()(scope, receive, send_with_limits)
+                refusal = error_response(ApiError.of(error), scope["path"])
+                await refusal(scope, receive, send_with_limits)
                 return
             state["account"], state["visit"] = account, visit
             try:
@@ -103,18 +106,24 @@ class AccessControl:
         return with_access_control
 
 
-def _bearer_token(scope: Scope) -> bytes | None:
-    """The token of the only `Authorization: Bearer` header; None if there is not exactly one."""
-    headers = [value for name, value in scope["headers"] if name == b"authorization"]
-    return bearer(headers[0]) if len(headers) == 1 else None
+def _presented_key(scope: Scope) -> bytes | None:
+    """The token of the only `Authorization: Bearer` header, or the only `x-api-key` without one.
+
+    None if there is not exactly one.
+    """
+    tokens = [value for name, value in scope["headers"] if name == b"authorization"]
+    if tokens:
+        return bearer(tokens[0]) if len(tokens) == 1 else None
+    keys = [value for name, value in scope["headers"] if name == b"x-api-key"]
+    return keys[0] if len(keys) == 1 else None
 
 
 def _unauthorized(scope: Scope) -> ApiError:
-    has_key = any(name == b"authorization" for name, _ in scope["headers"])
+    has_key = any(name in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
     reason = "this API key is not valid" if has_key else "the request has no API key"
     return ApiError(
         401,
-        f"{reason}; send one as `Authorization: Bearer KEY`",
+        f"{reason}; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
         code="invalid_api_key",
         # The body may be large and is not read.
         headers={"www-authenticate": "Bearer", "connection": "close"},

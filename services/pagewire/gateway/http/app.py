@@ -15,7 +15,9 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.answers.answer import answer
 from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.limits import BodyLimits
-from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
+from pagewire.gateway.api.messages import request as messages
+from pagewire.gateway.api.messages.errors import error_response
+from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
 from pagewire.gateway.http import models
@@ -29,15 +31,16 @@ from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
+from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
 
 # The paths of requests that generate. They are limited, charged and timed.
-GENERATING = (chat.PATH, completions.PATH)
+GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
 # The paths of other requests with a body. They are limited, and count as a request of their key.
-COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH)
+COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH, messages.COUNT_PATH)
 
 
 @dataclass(slots=True)
@@ -87,6 +90,18 @@ class Gateway:
         """The continuation of one or more prompts, streamed or whole."""
         return await self._generate(request, "completions")
 
+    async def responses(self, request: Request) -> Response:
+        """The response to a conversation, streamed or whole."""
+        return await self._generate(request, "responses")
+
+    async def messages(self, request: Request) -> Response:
+        """The assistant's next message, in Anthropic's form, streamed or whole."""
+        return await self._generate(request, "messages")
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The number of tokens of a conversation in Anthropic's form."""
+        return await self._call(request, "count_tokens")
+
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or of a chat."""
         return await self._call(request, "tokenize")
@@ -102,8 +117,7 @@ class Gateway:
         job = await self.parser.parse(route, body, served, request.receive)
         del body
         job = identified(job, request.scope["state"])
-        model = job.formatter.envelope.model
-        charge = self.access.charge(request.scope, job, served[model].max_model_len)
+        charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
         response = await answer(job, self.schedulers, request.receive, charge, arrived)
         return _naming_ignored(response, job.ignored)
 
@@ -122,7 +136,7 @@ class Gateway:
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """The ASGI application; every error has OpenAI's body."""
+    """The ASGI application; every error has the body of the API that its path belongs to."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     routes = Routes(app)
     _add_routes(routes, gateway)
@@ -152,6 +166,15 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
         completions.CompletionRequest,
         streams=True,
     )
+    post(
+        responses.PATH,
+        gateway.responses,
+        "createResponse",
+        responses.ResponsesRequest,
+        streams=True,
+    )
+    post(messages.PATH, gateway.messages, "createMessage", messages.MessagesRequest, streams=True)
+    post(messages.COUNT_PATH, gateway.count_tokens, "countTokens", messages.MessagesRequest)
     post(tokenization.TOKENIZE_PATH, gateway.tokenize, "tokenize", tokenization.TokenizeRequest)
     post(
         tokenization.DETOKENIZE_PATH,
@@ -180,12 +203,12 @@ def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return ApiError.of(error).response()
+    return error_response(ApiError.of(error), request.url.path)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error_response(error, request.url.path)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -201,10 +224,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(sorted((headers or {}).get("Allow", "").split(", ")))
         message, headers = f"{target} is not allowed; use {allowed}", {"allow": allowed}
-    return ApiError(error.status_code, message, headers=headers).response()
+    return error_response(ApiError(error.status_code, message, headers=headers), request.url.path)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
     log.error("request %s: the gateway failed", request.scope["state"].get(STATE) or "without id")
-    return ApiError.of(RequestError(Code.INTERNAL, "the gateway failed; see its log")).response()
+    failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
+    return error_response(ApiError.of(failure), request.url.path)

@@ -6,8 +6,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from pagewire.gateway import request_ids
-from pagewire.gateway.api.unknown_fields import IGNORED_HEADER
+from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 
+# Those after `x-api-key` are what Anthropic's client sends.
+_ALLOWED = [
+    "authorization",
+    "content-type",
+    request_ids.HEADER,
+    "x-api-key",
+    "anthropic-version",
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
+]
 _EXPOSED = [
     "retry-after",
     IGNORED_HEADER,
@@ -28,7 +38,7 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", request_ids.HEADER],
+        allow_headers=_ALLOWED,
         expose_headers=_EXPOSED,
         max_age=600,
     )

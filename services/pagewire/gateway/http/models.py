@@ -1,6 +1,7 @@
-"""/v1/models: the served models as OpenAI and vLLM describe them."""
+"""/v1/models: the served models as OpenAI, vLLM and Anthropic describe them."""
 
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 from pagewire.v1 import inference_pb2 as pb
@@ -20,6 +21,32 @@ def model_card(model: pb.Model) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_model_len,
         "permission": [_permission(model)],
+    }
+
+
+def anthropic_card(model: pb.Model) -> dict[str, Any]:
+    """One model as Anthropic describes it."""
+    created = datetime.fromtimestamp(model.created, UTC)
+    return {
+        "type": "model",
+        "id": model.id,
+        "display_name": model.id,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
+    }
+
+
+def model_list(models: list[pb.Model], anthropic: bool) -> dict[str, Any]:
+    """All models; the list has one page."""
+    if not anthropic:
+        return {"object": "list", "data": [model_card(model) for model in models]}
+    ids = [model.id for model in models]
+    return {
+        "data": [anthropic_card(model) for model in models],
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+        "has_more": False,
     }
 
 

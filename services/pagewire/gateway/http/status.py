@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pagewire.gateway.errors import RETRY_AFTER
-from pagewire.gateway.http.models import model_card
+from pagewire.gateway.http.models import anthropic_card, model_card, model_list
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.routing.schedulers import Schedulers
 
@@ -25,15 +25,16 @@ class Status:
         self._traffic = traffic
         self._registry = registry
 
-    async def models(self) -> JSONResponse:
+    async def models(self, request: Request) -> JSONResponse:
         """The served models."""
         served = self._schedulers.models()
-        data = [model_card(served[name]) for name in sorted(served)]
-        return JSONResponse({"object": "list", "data": data})
+        listed = [served[name] for name in sorted(served)]
+        return JSONResponse(model_list(listed, _is_anthropic(request)))
 
-    async def model(self, model: str) -> JSONResponse:
+    async def model(self, request: Request, model: str) -> JSONResponse:
         """One served model."""
-        return JSONResponse(model_card(self._schedulers.model(model)))
+        card = anthropic_card if _is_anthropic(request) else model_card
+        return JSONResponse(card(self._schedulers.model(model)))
 
     async def healthz(self) -> JSONResponse:
         """The process is running."""
@@ -71,3 +72,8 @@ class Status:
         if self.draining:
             return "draining"
         return None if self._schedulers.ready else "no ready scheduler"
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether the client is one of Anthropic's API, which shares the path with OpenAI's."""
+    return "anthropic-version" in request.headers

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.request_ids import STATE, answered_header, given_id
@@ -82,7 +83,9 @@ class Traffic:
                 state[STATE] = given_id(scope)
             except RequestError as error:
                 refusal = error
-            answering = app if refusal is None else ApiError.of(refusal).response()
+            answering = app
+            if refusal is not None:
+                answering = error_response(ApiError.of(refusal), scope["path"])
             began = time.perf_counter()
             if not self.num_generating:
                 self._drain_rate.skip_idle_time(began)

@@ -12,19 +12,21 @@ from pagewire.gateway.api.chat import ChatRequest, chat_request_model
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.messages.request import MessagesRequest, messages_request_model
+from pagewire.gateway.api.responses.request import ResponsesRequest, responses_request_model
 from pagewire.gateway.api.tokenization import (
     DetokenizeRequest,
     TextCall,
     TokenizeRequest,
     tokenize_request_model,
 )
-from pagewire.gateway.api.unknown_fields import check_extras
-from pagewire.gateway.api.validation import validate
+from pagewire.gateway.api.validation import Model, validate
 from pagewire.gateway.models import ServedModel, find_model
+from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.v1 import inference_pb2 as pb
 
-Route = Literal["chat", "completions"]
-TextRoute = Literal["tokenize", "detokenize"]
+Route = Literal["chat", "completions", "responses", "messages"]
+TextRoute = Literal["tokenize", "detokenize", "count_tokens"]
 Task = Literal["job", "text_call", "text_body"]
 
 # A JSON string; at the end of the body also one without its closing quote.
@@ -49,43 +51,56 @@ class JobParser:
     def __init__(self, limits: BodyLimits, strict_fields: bool = False) -> None:
         self._limits = limits
         self._strict_fields = strict_fields
-        self._chat: type[ChatRequest] = chat_request_model(limits.max_messages)
         self._tokenize: type[TokenizeRequest] = tokenize_request_model(limits.max_messages)
+        self._messages: type[MessagesRequest] = messages_request_model(limits.max_messages)
+        self._conversations: dict[
+            Route, type[ChatRequest] | type[ResponsesRequest] | type[MessagesRequest]
+        ] = {
+            "chat": chat_request_model(limits.max_messages),
+            "responses": responses_request_model(limits.max_messages),
+            "messages": self._messages,
+        }
 
     def parse(self, route: Route, body: bytes, models: Mapping[str, ServedModel]) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
         `models` has the served models.
         """
-        limits = self._limits
-        if route == "chat":
-            _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
-            chat = validate(self._chat, body)
-            model = find_model(chat.model, models)
-            served = models[model]
-            chat.resolve_truncation(served.max_model_len, chat.given_max_tokens())
-            job = chat.job(model, served, limits)
-            return replace(job, ignored=check_extras(chat, self._strict_fields))
-        _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
-        completion = validate(CompletionRequest, body)
-        model = find_model(completion.model, models)
-        max_model_len = models[model].max_model_len
-        completion.resolve_truncation(max_model_len, completion.given_max_tokens())
-        job = completion.job(model, max_model_len, limits.max_prompt_logprobs)
-        return replace(job, ignored=check_extras(completion, self._strict_fields))
+        if route == "completions":
+            completion = self._read(CompletionRequest, body, has_messages=False)
+            model = find_model(completion.model, models)
+            max_model_len = models[model].max_model_len
+            completion.resolve_truncation(max_model_len, completion.given_max_tokens())
+            job = completion.job(model, max_model_len, self._limits.max_prompt_logprobs)
+            return replace(job, ignored=check_extras(completion, self._strict_fields))
+        request = self._read(self._conversations[route], body)
+        model = find_model(request.model, models)
+        served = models[model]
+        request.resolve_truncation(served.max_model_len, request.given_max_tokens())
+        job = request.job(model, served, self._limits)
+        return replace(job, ignored=check_extras(request, self._strict_fields))
 
     def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:
         """The call of a scheduler that a body asks for; RequestError names a wrong field."""
-        limits = self._limits
+        request: TokenizeRequest | MessagesRequest | DetokenizeRequest
         if route == "tokenize":
+            request = self._read(self._tokenize, body)
+            call = request.call(find_model(request.model, models), self._limits)
+        elif route == "count_tokens":
+            request = self._read(self._messages, body)
+            call = request.count(find_model(request.model, models), self._limits)
+        else:
+            request = self._read(DetokenizeRequest, body, has_messages=False)
+            call = request.call(find_model(request.model, models))
+        return replace(call, ignored=check_extras(request, self._strict_fields))
+
+    def _read(self, model: type[Model], body: bytes, has_messages: bool = True) -> Model:
+        limits = self._limits
+        if has_messages:
             _check_nodes(body, limits.chat_nodes, "send fewer messages, or raise --max-messages")
-            tokenize = validate(self._tokenize, body)
-            call = tokenize.call(find_model(tokenize.model, models), limits)
-            return replace(call, ignored=check_extras(tokenize, self._strict_fields))
-        _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
-        detokenize = validate(DetokenizeRequest, body)
-        call = detokenize.call(find_model(detokenize.model, models))
-        return replace(call, ignored=check_extras(detokenize, self._strict_fields))
+        else:
+            _check_nodes(body, limits.max_json_nodes, "split it, or raise --max-json-nodes")
+        return validate(model, body)
 
 
 def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:

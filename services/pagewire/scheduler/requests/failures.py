@@ -1,6 +1,6 @@
 """The errors of requests that cannot be completed."""
 
-from pagewire.errors import Code, RequestError
+from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import MAX_CRASHES_ALONE
 
@@ -36,8 +36,11 @@ def lost_workers(sequence: Sequence) -> RequestError:
     )
 
 
-def worker_failed(message: str) -> RequestError:
-    """The worker reports an error, and the sequence has no retry left."""
+def worker_failed(message: str, field: str = "") -> RequestError:
+    """The worker reports an error, and the sequence has no retry left; or it cannot do what `field`
+    of the request asks for."""
+    if field:
+        return invalid(field, message)
     return RequestError(Code.INTERNAL, f"the worker failed: {message}")
 
 

@@ -45,7 +45,7 @@ def read_tokenizer(config: SchedulerConfig) -> Tokenizer | TokenIdsOnly:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} and --skip-tokenizer exclude each other; give one")
         return TokenIdsOnly(model)
-    folder = model if config.tokenizer is None else resolve_tokenizer(config.tokenizer)
+    folder = resolve_tokenizer(config.model, config.tokenizer)
     template = None if config.chat_template is None else Path(config.chat_template)
     return Tokenizer(folder, bounds_of(config), template, model)
 

@@ -78,4 +78,4 @@ class Results:
         if error.retryable and attempts <= self._max_retries:
             self._enqueue([sequence])
             return
-        self._endings.fail(request, failures.worker_failed(error.message))
+        self._endings.fail(request, failures.worker_failed(error.message, error.field))

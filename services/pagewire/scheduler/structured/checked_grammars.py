@@ -7,8 +7,9 @@ from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.helpers.pool import HelperError, HelperPool, TaskError
 from pagewire.limits import MAX_GRAMMAR_BYTES, MAX_STOP_STRING_LENGTH
-from pagewire.models import resolve_model
+from pagewire.models import resolve_tokenizer
 from pagewire.scheduler.structured.grammars import field_of
+from pagewire.tokenizer_conversion import has_tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
 # Grammars, or the errors of those that do not compile, that are kept.
@@ -29,7 +30,7 @@ class CheckedGrammars:
             size=config.grammar_processes,
             timeout=config.max_grammar_seconds,
         )
-        self._folder = resolve_model(config.model)
+        self._has_tokenizer = has_tokenizer(resolve_tokenizer(config.model, config.tokenizer))
         self._max_seconds = config.max_grammar_seconds
         # By what determines the grammar, the latest used last.
         self._kept: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
@@ -41,7 +42,7 @@ class CheckedGrammars:
     async def grammar(self, output: pb.StructuredOutput) -> str:
         """The grammar of an output; RequestError if it is malformed or does not compile."""
         check_form(output)
-        if not (self._folder / "tokenizer.json").is_file():
+        if not self._has_tokenizer:
             field = field_of(output)
             raise invalid(field, f"{field} needs a tokenizer, which this server has not; remove it")
         asked = pb.StructuredOutput()

@@ -10,10 +10,11 @@ from llguidance import LLMatcher, LLTokenizer
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
 from pagewire.grammar_limits import parser_limits
-from pagewire.models import eos_token_ids, resolve_model
+from pagewire.models import eos_token_ids, resolve_model, resolve_tokenizer
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.structured.grammars import cannot_compile, field_of, grammar_text
 from pagewire.scheduler.structured.schema_checks import check_json, too_many
+from pagewire.tokenizer_conversion import tokenizer_file
 from pagewire.v1 import inference_pb2 as pb
 
 # Address space of a helper process.
@@ -23,8 +24,9 @@ _MAX_BYTES = 4 << 30
 def compile_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
     """The function of a helper process: from a serialized StructuredOutput to its grammar."""
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
-    folder = resolve_model(config.model)
-    tokenizer = read_tokenizer(folder)
+    tokenizer = read_tokenizer(
+        resolve_model(config.model), resolve_tokenizer(config.model, config.tokenizer)
+    )
 
     def compute(task: bytes) -> bytes:
         try:
@@ -37,10 +39,10 @@ def compile_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
     return compute
 
 
-def read_tokenizer(folder: Path) -> LLTokenizer:
-    """The tokenizer of a model folder."""
-    eos = list(eos_token_ids(folder))
-    return LLTokenizer(str(folder / "tokenizer.json"), eos_token=eos or None)
+def read_tokenizer(model: Path, tokenizer: Path | None = None) -> LLTokenizer:
+    """The tokenizer of a model's folder, or of another one."""
+    eos = list(eos_token_ids(model))
+    return LLTokenizer(str(tokenizer_file(tokenizer or model)), eos_token=eos or None)
 
 
 def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:

@@ -1,7 +1,7 @@
 """The model's tokenizer: text to token ids, and the parts that turn ids into text.
 
 Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of other tokenizers
-transformers makes such a file, see `conversion`.
+transformers makes such a file, see `pagewire.tokenizer_conversion`.
 """
 
 import json
@@ -25,7 +25,6 @@ from pagewire.scheduler.text.byte_level import (
     byte_level_table,
     keeps_all_text,
 )
-from pagewire.scheduler.text.conversion import converted_tokenizer
 from pagewire.scheduler.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -34,6 +33,7 @@ from pagewire.scheduler.text.detokenizer import (
 from pagewire.scheduler.text.request_templates import RequestTemplates
 from pagewire.scheduler.text.template_files import load_chat_template, special_tokens
 from pagewire.scheduler.text.token_texts import TokenTexts
+from pagewire.tokenizer_conversion import converted_tokenizer
 
 # A text with more characters a token of the limit is likely to have too many tokens. Where its
 # beginning proves that, the rest is not encoded.

@@ -48,6 +48,8 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
         num_computed=sequence.num_computed,
         blocks=pack(sequence.blocks),
         copied_block=sequence.copied_block,
+        max_new_tokens=sequence.max_tokens - sequence.num_generated,
+        end_token_ids=sequence.stop_ids,
         prompt_logprobs=None if scored is None else scored.num_top,
         first_prompt_logprob=None if scored is None else scored.next,
         sampling=pb.SlotSampling(

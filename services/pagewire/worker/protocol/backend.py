@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import Logprobs
 from pagewire.worker.protocol.steps.prompt_rows import PromptLogprobs
 from pagewire.worker.protocol.steps.step import StepHostCopies
@@ -17,6 +18,7 @@ class RowFailure:
     row: int
     message: str
     retryable: bool
+    field: str = ""  # of the request, if the backend cannot do what it asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,17 @@ class Backend(Protocol):
 
     def is_fatal(self, error: BaseException) -> bool:
         """Whether this process cannot use the device any more after `error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """A backend with its memory, and the limits of the steps that it takes."""
+
+    backend: Backend
+    limits: Limits
+    dtype: str
+    device: str
+    uses_triton: bool
 
 
 def non_finite(index: int) -> str:

@@ -157,7 +157,9 @@ class StepExecutor:
                 step=number,
                 token_ids=pack(tokens),
                 errors=[
-                    pb.SlotError(slot=f.slot, message=f.message, retryable=f.retryable)
+                    pb.SlotError(
+                        slot=f.slot, message=f.message, retryable=f.retryable, field=f.field
+                    )
                     for f in failures
                 ],
                 duration_us=duration,
@@ -172,7 +174,9 @@ class StepExecutor:
         for failure in (*outcome.failures, *masked):
             slot = int(plan.sample_slots[failure.row])
             if session.slots.fail(slot):
-                failures.append(SlotFailure(slot, failure.message, failure.retryable))
+                failures.append(
+                    SlotFailure(slot, failure.message, failure.retryable, failure.field)
+                )
                 # Queued before the answer, so before any step that gives the blocks to another.
                 self._launcher.post(partial(self._scrub, session, slot))
         return failures

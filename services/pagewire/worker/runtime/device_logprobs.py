@@ -19,6 +19,9 @@ WIDTHS = (0, 5, MAX_LOGPROBS)
 # Logits of prompt tokens that exist at once: 64 MiB as float32. A prompt may have a thousand times
 # as many.
 MAX_PROMPT_LOGITS = 1 << 24
+# They are computed for a multiple of so many rows: slices of tensors stay aligned to 16 bytes then,
+# for which the kernels are compiled.
+ROW_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ def compute_prompt_logprobs(
     attended = decoder.last_attention(queries[indices], chunks, cache, block_tables)
     vocabulary = decoder.weights.head.shape[0]
     width = min(next(w for w in WIDTHS if w >= rows.num_top), vocabulary)
-    size = max(1, MAX_PROMPT_LOGITS // vocabulary)
+    size = max(ROW_MULTIPLE, MAX_PROMPT_LOGITS // vocabulary // ROW_MULTIPLE * ROW_MULTIPLE)
     pieces = []
     for at in range(0, len(indices), size):
         piece = slice(at, at + size)

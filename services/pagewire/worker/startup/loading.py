@@ -1,7 +1,7 @@
 """Loads a worker: chooses device and operations, loads weights and kernels, sizes the KV cache."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
-from pagewire.worker.protocol.backend import Backend
+from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.runtime.eager import EagerBackend
@@ -36,17 +36,6 @@ from pagewire.worker.startup.phases import StartupPhases
 
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedWorker:
-    """A backend with its memory, and the limits of the steps that it takes."""
-
-    backend: Backend
-    limits: Limits
-    dtype: str
-    device: str
-    uses_triton: bool
 
 
 def load_worker(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.gateway.answers.sse import ChunkWriter, EventStream
+from pagewire.gateway.answers.sse import DONE, ChunkWriter, EventStream
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope, Formatter
@@ -73,7 +73,7 @@ def test_chat_chunks_with_usage() -> None:
     assert last["choices"][0]["delta"] == {}
     assert last["choices"][0]["finish_reason"] == "stop"
     assert last["choices"][0]["stop_reason"] == 7
-    (counts,) = events(writer.usage([run]))
+    (counts,) = events(writer.closing([run]).removesuffix(DONE))
     assert counts["choices"] == []
     assert counts["usage"] == {
         "prompt_tokens": 3,
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_before_the_stream_begins_ends_the_run() -> N
         raise ConnectionResetError
 
     run: Any = Closable()
-    stream = EventStream(run, [], chat_formatter(), include_usage=False)
+    stream = EventStream(run, [], ChunkWriter(chat_formatter(), include_usage=False))
     with pytest.raises(ConnectionResetError):
         await stream({"type": "http", "state": {}}, send, send)
     assert run.closed == 1

@@ -39,6 +39,9 @@ async def test_it_is_a_valid_document_of_every_route() -> None:
     assert found == {
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
+        ("post", "/v1/responses"),
+        ("post", "/v1/messages"),
+        ("post", "/v1/messages/count_tokens"),
         ("post", "/tokenize"),
         ("post", "/detokenize"),
         ("get", "/v1/models"),

@@ -333,8 +333,9 @@ def test_a_tokenizer_may_come_from_another_model(hub: Hub, tmp_path: Path) -> No
     hub.add(NAME, SMALL | SINGLE)
     hub.add("acme/words", SMALL | SINGLE)
     files = with_model_files({"model": NAME, "tokenizer": "acme/words", "load_format": "dummy"})
-    assert resolve_tokenizer(files["tokenizer"]) == resolve_model("acme/words")
+    assert resolve_tokenizer(NAME, files["tokenizer"]) == resolve_model("acme/words")
+    assert resolve_tokenizer(files["model"], None) == resolve_model(NAME)
     assert "model.safetensors" not in hub.downloaded()
     local = {"model": NAME, "tokenizer": str(tmp_path)}
     assert with_model_files(local, weights=False)["tokenizer"] == str(tmp_path)
-    assert resolve_tokenizer(str(tmp_path)) == tmp_path
+    assert resolve_tokenizer(NAME, str(tmp_path)) == tmp_path

@@ -15,10 +15,9 @@ import torch
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.backend import Outcome
+from pagewire.worker.protocol.backend import LoadedWorker, Outcome
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.startup.loading import LoadedWorker
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 

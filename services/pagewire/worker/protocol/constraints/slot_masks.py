@@ -41,6 +41,7 @@ class MaskFailure:
     row: int
     message: str
     retryable: bool
+    field: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedSt
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prompt_rows import PromptRows
-from pagewire.worker.protocol.steps.step import StepHostCopies, StepPrefixGroup
+from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class SlotStarts:
     adjustment_kinds: Int32Array  # [starts], bits, see `adjustment_kinds`
     penalized: PenalizedStarts | None = None
     biased: BiasedStarts | None = None
+    # The sequences themselves `[starts]`, for backends that do not compute on arrays.
+    sequences: tuple[Start, ...] = ()
 
 
 def slot_numbers(

@@ -50,6 +50,7 @@ class SlotFailure:
     slot: int
     message: str
     retryable: bool
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ def slot_starts(starts: list[Start]) -> SlotStarts:
         adjustment_kinds=np.array([adjustment_kinds(s) for s in sampling], np.int32),
         penalized=penalized_starts(starts),
         biased=biased_starts(starts),
+        sequences=tuple(starts),
     )
 
 

@@ -40,6 +40,8 @@ class Start:
     blocks: Int32Array  # [blocks]
     sampling: StepSampling
     copied_block: int = 0
+    max_new_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
     first_prompt_logprob: int = 1
@@ -174,6 +176,8 @@ def _start(message: pb.SequenceStart) -> Start:
             biases=_array("starts.sampling.biases", sampling.biases).view(np.float32),
         ),
         copied_block=message.copied_block,
+        max_new_tokens=message.max_new_tokens,
+        end_token_ids=tuple(message.end_token_ids),
         constraint=(
             Constraint.from_proto(message.constraint) if message.HasField("constraint") else None
         ),

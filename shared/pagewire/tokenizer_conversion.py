@@ -1,6 +1,6 @@
 """Tokenizers without a tokenizer.json: transformers converts them once, in a process of its own.
 
-    python -m pagewire.scheduler.text.conversion FOLDER
+    python -m pagewire.tokenizer_conversion FOLDER
 
 prints the tokenizer.json of the SentencePiece model, tiktoken file or vocabulary in FOLDER. That
 process must not import torch, and its memory is gone when it ends. The result is kept in a cache,
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pagewire.models import hub_cache
 
+TOKENIZER = "tokenizer.json"
 # Files that transformers can read, besides those that describe them.
 SOURCES = (
     "tokenizer.model",
@@ -43,12 +44,33 @@ _TIMEOUT = 600.0
 _MAX_REASON = 1000  # characters
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a tokenizer.json in `folder`, or something to make one of."""
+    return any(any(folder.glob(pattern)) for pattern in (TOKENIZER, *SOURCES))
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """The tokenizer.json of `folder`, or the one that was made of what is there.
+
+    FileNotFoundError if there is no tokenizer, ValueError if none can be made, OSError if it cannot
+    be stored.
+    """
+    if (folder / TOKENIZER).is_file():
+        return folder / TOKENIZER
+    text = converted_tokenizer(folder)
+    name = _digest(folder, _sources(folder)) + ".json"
+    for cache in _caches():
+        if (cache / name).is_file() or _stored(text, cache / name):
+            return cache / name
+    raise OSError(f"no folder for the converted tokenizer can be written: {_caches()}; set HF_HOME")
+
+
 def converted_tokenizer(folder: Path) -> str:
     """The text of a tokenizer.json for the tokenizer in `folder`, from the cache if it is there.
 
     FileNotFoundError if there is no tokenizer, ValueError if transformers cannot convert it.
     """
-    sources = [path for pattern in SOURCES for path in sorted(folder.glob(pattern))]
+    sources = _sources(folder)
     if not sources:
         raise FileNotFoundError(
             f"{folder} has no tokenizer: neither tokenizer.json nor one of {', '.join(SOURCES)}; "
@@ -66,10 +88,14 @@ def converted_tokenizer(folder: Path) -> str:
     return text
 
 
+def _sources(folder: Path) -> list[Path]:
+    return [path for pattern in SOURCES for path in sorted(folder.glob(pattern))]
+
+
 def _convert(folder: Path) -> str:
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "pagewire.scheduler.text.conversion", str(folder)],
+            [sys.executable, "-m", "pagewire.tokenizer_conversion", str(folder)],
             capture_output=True,
             timeout=_TIMEOUT,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},

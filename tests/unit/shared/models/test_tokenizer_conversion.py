@@ -9,9 +9,9 @@ import pytest
 import sentencepiece
 import tiktoken
 
-from pagewire.scheduler.text import conversion
-from pagewire.scheduler.text.conversion import converted_tokenizer
+from pagewire import tokenizer_conversion as conversion
 from pagewire.scheduler.text.tokenizer import Tokenizer
+from pagewire.tokenizer_conversion import converted_tokenizer, has_tokenizer, tokenizer_file
 from support.models.tokenizer_folders import (
     byte_level_folder,
     sentencepiece_folder,
@@ -67,6 +67,8 @@ def test_a_sentencepiece_model_gives_its_own_ids_and_text(pieces: Path) -> None:
     assert tokenizer.chat_template is not None
     assert tokenizer.token_bytes(wanted.piece_to_id("<0xF0>")) == b"\xf0"
     assert not (pieces / "tokenizer.json").exists()
+    assert tokenizer_file(pieces).read_text() == converted_tokenizer(pieces)
+    assert has_tokenizer(pieces)
 
 
 def test_a_byte_that_is_no_character_is_replaced(pieces: Path) -> None:
@@ -146,8 +148,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"neither tokenizer.json nor one of .*--tokenizer"):
-        Tokenizer(tmp_path)
+    assert not has_tokenizer(tmp_path)
+    for read in (Tokenizer, tokenizer_file):
+        with pytest.raises(FileNotFoundError, match=r"neither tokenizer.json nor .*--tokenizer"):
+            read(tmp_path)
 
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
@@ -173,4 +177,7 @@ def test_code_of_a_model_is_not_run(tmp_path: Path) -> None:
 
 def test_a_tokenizer_json_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "_convert", lambda folder: pytest.fail("converted"))
-    assert Tokenizer(byte_level_folder(tmp_path)).encode("The").tolist()
+    folder = byte_level_folder(tmp_path)
+    assert Tokenizer(folder).encode("The").tolist()
+    assert tokenizer_file(folder) == folder / "tokenizer.json"
+    assert has_tokenizer(folder)

@@ -1,0 +1,65 @@
+"""The job of a conversation that is answered once: as a response or as a message."""
+
+from collections.abc import Callable
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.fields import GenerationFields
+from pagewire.gateway.api.job import Job, candidates
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.conversation.conversation import Conversation
+from pagewire.gateway.generation.common_fields import CommonFields
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsers.output_format import OutputFormat
+from pagewire.v1 import inference_pb2 as pb
+
+
+def conversation_job(
+    fields: GenerationFields,
+    conversation: Conversation,
+    form_of: Callable[[OutputFormat | None], AnswerForm],
+    *,
+    model: str,
+    served: ServedModel,
+    limits: BodyLimits,
+    max_tokens: int | None,
+    input_field: str,
+    continues: bool = False,
+) -> Job:
+    """The request for a scheduler; RequestError names a field that is not valid.
+
+    `form_of` makes the form of the answer. `continues`: the model continues the last turn.
+    """
+    for field in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
+        value = getattr(fields, field)
+        if value is not None and value is not False:
+            raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
+    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
+        field = "stream_options.continuous_usage_stats"
+        raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
+    stop = fields.stop_conditions(max_tokens)
+    output = conversation.output_format(served)
+    chat = conversation.chat_input(limits.tools)
+    chat.continue_final_message = continues
+    form = form_of(output)
+    prompt = pb.GenerateRequest(
+        model=model,
+        cache_salt=fields.cache_salt or "",
+        chat=chat,
+        visible_special_tokens=output.tags if output is not None else (),
+        structured_output=conversation.constraint(served, fields.wanted_output()),
+        **fields.input_options(),
+    )
+    return Job(
+        requests=candidates([fields.candidate_fields(form.request_id, model, stop, None)], 1),
+        common=[CommonFields.of(fields.common_parameters(stop), prompt, fields.prompt_cache_key)],
+        candidates=1,
+        n=1,
+        formatter=form,
+        stream=bool(fields.stream),
+        include_usage=False,
+        shows_logprobs=False,
+        output=output,
+        request_id=fields.request_id,
+        input_field=input_field,
+    )

@@ -1,0 +1,62 @@
+"""The events of answers that stream named events, each with a JSON object."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from pagewire.gateway.api.formatting import json_ascii
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.parsers.events import Event
+from pagewire.v1 import inference_pb2 as pb
+
+
+class AnswerEvents(Protocol):
+    """One answer of one generation: its stream, and the object that its stream adds up to.
+
+    The strings are complete server-sent events. They are made only if the answer is streamed.
+    """
+
+    def begin(self, prompt_tokens: int) -> list[str]:
+        """What comes before the output. The number of prompt tokens may be 0: not known yet."""
+        ...
+
+    def feed(self, events: Iterable[Event]) -> list[str]:
+        """New output."""
+        ...
+
+    def finish(self, finish: pb.Finish, reasoning_tokens: int | None) -> list[str]:
+        """The end of the output and of the stream."""
+        ...
+
+    def fail(self, error: ApiError) -> list[str]:
+        """The end of a stream that fails."""
+        ...
+
+    def body(self) -> str:
+        """The JSON of the answer as a whole, after `finish`."""
+        ...
+
+
+class AnswerForm(ABC):
+    """The form of an answer: what its request says of it. It can be pickled."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def request_id(self) -> str:
+        """The id of the request in logs: that of the answer."""
+
+    @abstractmethod
+    def events(self, streamed: bool) -> AnswerEvents:
+        """The events of one answer in this form."""
+
+
+def named_event(name: str, data: str) -> str:
+    """A server-sent event; `data` is JSON."""
+    return f"event: {name}\ndata: {data}\n\n"
+
+
+def members(fields: dict[str, Any]) -> str:
+    """The JSON of an object's fields without the braces, to which others can be added."""
+    return json_ascii(fields)[1:-1]

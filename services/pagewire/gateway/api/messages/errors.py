@@ -1,0 +1,42 @@
+"""Errors as Anthropic's clients expect them: on the paths of this API only."""
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from pagewire.gateway.errors import ApiError
+
+ROOT = "/v1/messages"
+
+# HTTP status: the type of the error. Others are `invalid_request_error` or `api_error`.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+# Anthropic's status for a server that has no capacity now.
+OVERLOADED = 529
+
+
+def status_of(error: ApiError) -> int:
+    """The HTTP status of an error."""
+    return OVERLOADED if error.status == 503 else error.status
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The body of an error, which is also the data of an event `error`."""
+    status = status_of(error)
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    detail = {"type": _TYPES.get(status, default), "message": error.message}
+    return {"type": "error", "error": detail, "request_id": None}
+
+
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """The answer to a request that has failed, in the form of the API that its path belongs to."""
+    if path == ROOT or path.startswith(f"{ROOT}/"):
+        return JSONResponse(error_body(error), status_of(error), headers=error.headers)
+    return error.response()

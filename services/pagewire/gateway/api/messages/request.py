@@ -1,0 +1,190 @@
+"""The body of a request to /v1/messages, or to count its tokens."""
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, JsonValue, Tag, create_model
+
+from pagewire.errors import invalid
+from pagewire.gateway.api.conversation_job import conversation_job
+from pagewire.gateway.api.fields import GenerationFields, Strict
+from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.api.messages.blocks import Message, TextBlock, text_of, turns_of
+from pagewire.gateway.api.messages.errors import ROOT
+from pagewire.gateway.api.messages.events import MessageForm
+from pagewire.gateway.api.messages.tools import ToolChoiceField, ToolDefinitions, tool_options
+from pagewire.gateway.api.messages.unsupported import (
+    MESSAGES,
+    MESSAGES_HINTS,
+    OUTPUT_CONFIG,
+    THINKING_HINTS,
+)
+from pagewire.gateway.api.structured import json_output
+from pagewire.gateway.api.tokenization import TextCall
+from pagewire.gateway.api.validation import quoted
+from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+from pagewire.gateway.models import ServedModel
+from pagewire.v1 import inference_pb2 as pb
+
+PATH = ROOT
+COUNT_PATH = f"{ROOT}/count_tokens"
+
+_THINKING = ("enabled", "adaptive", "disabled")
+# Variables of chat templates that turn reasoning on and off.
+_VARIABLES = ("enable_thinking", "thinking")
+
+
+class Thinking(Strict):
+    """Whether the model thinks before it answers.
+
+    `budget_tokens` is a target in Anthropic's API, not a limit, and has no effect here.
+    """
+
+    hints = THINKING_HINTS
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(Strict):
+    """The form of the answer's text."""
+
+    type: str
+    schema_: Annotated[dict[str, JsonValue] | None, Field(alias="schema")] = None
+
+
+class OutputConfig(Strict):
+    """How much work goes into an answer, and its form."""
+
+    refused = OUTPUT_CONFIG
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+def _system_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<blocks>" if isinstance(value, list) else None
+
+
+System = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[TextBlock], Field(fail_fast=True), Tag("<blocks>")],
+    Discriminator(
+        _system_kind,
+        custom_error_type="system",
+        custom_error_message="it must be a string or an array of text blocks",
+    ),
+]
+Messages = Annotated[list[Message], Field(fail_fast=True)]
+
+
+class MessagesRequest(GenerationFields):
+    """The body of a request; `GenerationFields` has the fields shared with chat."""
+
+    hints = MESSAGES_HINTS
+    refused = MESSAGES
+
+    messages: Messages
+    system: System | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoiceField | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def wanted_output(self) -> pb.StructuredOutput | None:
+        """What the text must be, by `output_config.format`."""
+        given = self.output_config.format if self.output_config is not None else None
+        if given is None:
+            return super().wanted_output()
+        field = "output_config.format"
+        if given.type != "json_schema":
+            raise invalid(
+                f"{field}.type",
+                f"{field}.type is {quoted(given.type)}; it must be json_schema",
+            )
+        if given.schema_ is None:
+            raise invalid(f"{field}.schema", f"{field}.schema is required")
+        return json_output(self, field, given.schema_)
+
+    def given_max_tokens(self) -> int | None:
+        """The limit of the output."""
+        return self.max_tokens
+
+    def to_conversation(self) -> Conversation:
+        """What the model is asked; RequestError names a field that is not valid."""
+        if not self.messages:
+            raise invalid("messages", "messages is empty; give at least one")
+        system = None if self.system is None else text_of(self.system, "system")
+        thinks = self._thinks()
+        effort = None if self.output_config is None else self.output_config.effort
+        variables: dict[str, Any] = dict.fromkeys(_VARIABLES, thinks)
+        return Conversation(
+            turns_of(system, self.messages),
+            tool_options(self.tools or [], self.tool_choice),
+            ReasoningOptions(included=thinks, effort=effort),
+            variables,
+            add_generation_prompt=not self.continues,
+        )
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message, which is the assistant's then."""
+        return bool(self.messages) and self.messages[-1].role == "assistant"
+
+    def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
+        """The request for a scheduler; RequestError names a field that is not valid."""
+        fields = self.checked_stop()
+        return conversation_job(
+            fields,
+            self.to_conversation(),
+            lambda _: MessageForm(model),
+            model=model,
+            served=served,
+            limits=limits,
+            max_tokens=self.max_tokens,
+            input_field="messages",
+            continues=self.continues,
+        )
+
+    def count(self, model: str, limits: BodyLimits) -> TextCall:
+        """The call that counts the tokens of the prompt."""
+        chat = self.to_conversation().chat_input(limits.tools)
+        chat.continue_final_message = self.continues
+        request = pb.TokenizeRequest(model=model, chat=chat).SerializeToString()
+        return TextCall("Tokenize", model, request, "count")
+
+    def _thinks(self) -> bool:
+        """Whether thinking is asked for; it is off by default, as in Anthropic's API."""
+        if self.thinking is None:
+            return False
+        if self.thinking.type not in _THINKING:
+            known = ", ".join(_THINKING)
+            raise invalid(
+                "thinking.type",
+                f"thinking.type is {quoted(self.thinking.type)}; it must be one of {known}",
+            )
+        return self.thinking.type != "disabled"
+
+    def checked_stop(self) -> "MessagesRequest":
+        """The request with its stop sequences where `GenerationFields` reads them."""
+        if self.max_tokens is None:
+            raise invalid("max_tokens", "max_tokens is required")
+        if self.max_tokens < 1:
+            raise invalid("max_tokens", f"max_tokens is {self.max_tokens}; it must be at least 1")
+        for field, remedy in (
+            ("stop", "its name here is stop_sequences"),
+            ("n", "an answer is one message"),
+            ("stream_options", "a stream always has its usage"),
+        ):
+            if getattr(self, field) not in (None, 1):
+                raise invalid(field, f"{field} is given; {remedy}")
+        return self.model_copy(update={"stop": self.stop_sequences})
+
+
+def messages_request_model(max_messages: int) -> type[MessagesRequest]:
+    """MessagesRequest with a bound on messages, which is checked while they are being parsed."""
+    messages = Annotated[list[Message], Field(fail_fast=True, max_length=max_messages)]
+    return create_model("MessagesRequest", __base__=MessagesRequest, messages=(messages, ...))

@@ -1,0 +1,26 @@
+"""Fields of /v1/messages that are hints, or refused unless their value changes nothing.
+
+See `pagewire.gateway.api.unsupported`.
+"""
+
+from pagewire.gateway.api.unsupported import COMMON, COMMON_HINTS, Neutral
+
+# `cache_control`: the prefix cache needs no marks. `inference_geo`: there is one place.
+MESSAGES_HINTS = COMMON_HINTS | {"cache_control", "diagnostics", "inference_geo", "speed"}
+MESSAGES: Neutral = {
+    **COMMON,
+    "container": (),
+    "context_management": (),
+    "fallbacks": ([],),
+    "mcp_servers": ([],),
+    "output_format": (),
+    "chat_template_kwargs": ({},),
+    "max_completion_tokens": (),
+}
+BLOCK_HINTS = frozenset({"cache_control", "citations", "caller"})
+TOOL_HINTS = frozenset(
+    {"cache_control", "eager_input_streaming", "input_examples", "allowed_callers"}
+)
+THINKING_HINTS = frozenset({"display"})
+OUTPUT_CONFIG: Neutral = {"task_budget": ()}
+TOOL: Neutral = {"defer_loading": (False,)}

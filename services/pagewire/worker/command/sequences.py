@@ -1,0 +1,97 @@
+"""The sequences that a program continues, as the worker follows them."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pagewire.worker.command.messages import Piece
+from pagewire.worker.command.text import ProgramText
+from pagewire.worker.protocol.steps.step import Start
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a sequence has no token. `field` is the parameter at fault, if one is."""
+
+    message: str
+    retryable: bool
+    field: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """A sequence in a slot: the tokens that the program has sent and no step has taken yet.
+
+    `end_token` is given when the program ends the output; None if nothing may end it.
+    """
+
+    id: str
+    max_tokens: int
+    least_tokens: int  # before `end_token` may come
+    end_token: int | None
+    vocab_size: int
+    tokens: deque[int] = field(default_factory=deque)
+    num_received: int = 0
+    ended: bool = False
+    failure: Failure | None = None
+    num_rows: int = 0  # of steps that are not answered
+    dropped: bool = False  # no later step names it
+
+    @classmethod
+    def of(
+        cls, sequence_id: str, start: Start, end_token: int | None, vocab_size: int
+    ) -> "LiveSequence":
+        """The sequence that a step starts; `end_token` is the model's end-of-sequence token."""
+        return cls(
+            sequence_id,
+            start.max_new_tokens,
+            max(0, start.sampling.min_tokens - start.num_generated),
+            end_token if end_token in start.end_token_ids else None,
+            vocab_size,
+        )
+
+    @property
+    def answerable(self) -> bool:
+        """Whether a step need not wait for it."""
+        return bool(self.tokens) or self.ended or self.failure is not None
+
+    def receive(self, piece: Piece, text: ProgramText | None) -> None:
+        """Takes a piece of output; one that cannot be used fails the sequence."""
+        if self.ended or self.failure is not None:
+            return
+        if piece.error is not None:
+            self.failure = Failure(f"the program refused: {piece.error}", retryable=False)
+            return
+        tokens: list[int] | None = list(piece.token_ids)
+        if piece.text:
+            tokens = None if text is None or tokens else text.encode(piece.text)
+        if tokens is None:
+            self._fail("wrote text that has no token ids, or that it had not announced")
+        elif any(token >= self.vocab_size for token in tokens):
+            self._fail(f"wrote a token id above {self.vocab_size - 1}, the model's last one")
+        else:
+            room = max(0, self.max_tokens - self.num_received)
+            self.num_received += len(tokens)
+            self.tokens.extend(tokens[:room])
+            if piece.finished:
+                self._end()
+
+    def take(self) -> int:
+        """The next token; there must be one, or it must have ended."""
+        if self.tokens:
+            return self.tokens.popleft()
+        assert self.end_token is not None
+        return self.end_token
+
+    def _end(self) -> None:
+        if self.num_received >= self.max_tokens:
+            return  # the scheduler ends it
+        if self.end_token is None:
+            self._fail("ended the output, which ignore_eos does not allow", "ignore_eos")
+        elif self.num_received < self.least_tokens:
+            self._fail("ended the output before min_tokens", "min_tokens")
+        else:
+            self.ended = True
+
+    def _fail(self, what: str, parameter: str = "") -> None:
+        # Tokens that came before are delivered first.
+        self.failure = Failure(f"the program {what}", False, parameter)
