@@ -20,6 +20,8 @@ from pydantic import BaseModel
 
 from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.fields import Strict
+from pagewire.gateway.api.messages import request as messages
+from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
@@ -32,23 +34,36 @@ MODELS: dict[str, type[Strict]] = {
     completions.PATH: completions.CompletionRequest,
     tokenization.TOKENIZE_PATH: tokenization.TokenizeRequest,
     tokenization.DETOKENIZE_PATH: tokenization.DetokenizeRequest,
+    responses.PATH: responses.ResponsesRequest,
+    messages.PATH: messages.MessagesRequest,
+}
+# The tables of fields, each with the endpoints that are its columns.
+COLUMNS = {
+    "fields": (
+        chat.PATH,
+        completions.PATH,
+        tokenization.TOKENIZE_PATH,
+        tokenization.DETOKENIZE_PATH,
+    ),
+    "fields of Responses and Messages": (responses.PATH, messages.PATH),
 }
 
 # Names of OpenAI's API and of vLLM's server, as of November 2026. `fields` are by endpoint, several
-# in a string; `common` are those of chat and completions. `endpoints` have the reason for those
-# that are missing here.
+# in a string; `common` are those of chat and completions. `refused_by_checks` are fields that a
+# model declares and then refuses, each with a body that shows it. `endpoints` have the reason for
+# those that are missing here.
 NAMES = json.loads((Path(__file__).parent / "api_names.json").read_text(encoding="utf-8"))
 
 
-def field_table() -> list[str]:
-    """A row for each field, with its state in every endpoint that takes a body."""
-    states = {path: _states(path) for path in MODELS}
+def field_table(paths: tuple[str, ...] = COLUMNS["fields"]) -> list[str]:
+    """A row for each field, with its state in these endpoints."""
+    states = {path: _states(path) for path in paths}
     names = sorted(
         {name for known in states.values() for name in known},
         key=lambda name: (name.count("."), name),
     )
-    head = ["field", *(f"`{path}`" for path in MODELS)]
-    rows = [[f"`{name}`", *(states[path].get(name, "") for path in MODELS)] for name in names]
+    head = ["field", *(f"`{path}`" for path in paths)]
+    rows = [[f"`{name}`", *(states[path].get(name, "") for path in paths)] for name in names]
     return [*map(_row, [head, ["---"] * len(head), *rows])]
 
 
@@ -64,7 +79,8 @@ def endpoint_table() -> list[str]:
 
 def with_tables(page: str) -> str:
     """The page with the tables of the code."""
-    for name, table in (("fields", field_table()), ("endpoints", endpoint_table())):
+    tables = {name: field_table(paths) for name, paths in COLUMNS.items()}
+    for name, table in {**tables, "endpoints": endpoint_table()}.items():
         begin, end = f"<!-- {name}: {COMMAND} -->\n", f"<!-- end of {name} -->"
         head, found, rest = page.partition(begin)
         if not found:
@@ -83,7 +99,7 @@ def _states(path: str) -> dict[str, str]:
         states |= {prefix + name: "hint" for name in model.hints}
         works = {prefix + (field.alias or name) for name, field in model.model_fields.items()}
         states |= dict.fromkeys(works, "works")
-    return states
+    return states | dict.fromkeys(NAMES["refused_by_checks"].get(path, ()), "refused")
 
 
 def _objects(model: type[Strict], prefix: str) -> Iterator[tuple[str, type[Strict]]]:

@@ -1,6 +1,7 @@
 """The error of a request that is longer than the model's context.
 
-Clients such as LiteLLM recognize it by OpenAI's words, others by its code.
+LiteLLM recognizes it by OpenAI's words, others by its code. LangChain looks for the code in the
+message, so the message ends with it.
 """
 
 from pagewire.errors import Code, RequestError
@@ -24,12 +25,13 @@ def context_length_exceeded(
     "prompt". `field` is the field that would have to change.
     """
     more = "" if exact else "more than "
-    remedy = f" ({field})" if field.endswith("_tokens") else ""
+    fault = f": {field}" if field.endswith("_tokens") else ""
     return RequestError(
         Code.INVALID_ARGUMENT,
         f"This model's maximum context length is {length}. However, you requested {more}"
         f"{prompt + completion} tokens ({more}{prompt} in the {part}, {completion} in the "
-        f"completion). Please reduce the length of the {part} or completion{remedy}.",
+        f"completion). Please reduce the length of the {part} or completion. "
+        f"({CONTEXT_LENGTH_EXCEEDED}{fault})",
         field,
         reason=CONTEXT_LENGTH_EXCEEDED,
     )

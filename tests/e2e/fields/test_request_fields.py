@@ -48,6 +48,7 @@ def test_a_context_that_is_too_long_is_refused_in_the_words_of_openai(
         words = f"This model's maximum context length is {length} tokens. However, you requested "
         assert error.body["message"].startswith(words + requested)  # type: ignore[index]
         assert counts in error.message
+        assert "context_length_exceeded" in str(error), "LangChain looks for it"
         assert f"Please reduce the length of the {part}" in error.message
 
 

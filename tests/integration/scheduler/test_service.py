@@ -470,13 +470,16 @@ BAD_REQUESTS = {
         pb.GenerateRequest(prompt_token_ids=pb.TokenIds(ids=[1] * 200)),
         "However, you requested 201 tokens (200 in the prompt, 1 in the completion).",
     ),
-    "too many": (request([1], 200), "length of the prompt or completion (max_tokens)."),
+    "too many": (
+        request([1], 200),
+        "length of the prompt or completion. (context_length_exceeded: max_tokens)",
+    ),
     "too many at least": (
         pb.GenerateRequest(
             prompt_token_ids=pb.TokenIds(ids=[1]), stop=pb.StopConditions(min_tokens=200)
         ),
         "201 tokens (1 in the prompt, 200 in the completion). Please reduce the length of the "
-        "prompt or completion (min_tokens).",
+        "prompt or completion. (context_length_exceeded: min_tokens)",
     ),
     "temperature": (
         pb.GenerateRequest(prompt="a", sampling=pb.SamplingParams(temperature=float("nan"))),

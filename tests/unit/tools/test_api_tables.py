@@ -1,16 +1,23 @@
 """docs/api.md says which fields and endpoints work, as the code has them."""
 
+import json
 from typing import Any
 
 import pytest
 from tools import api_tables
 
+from pagewire.errors import RequestError
 from pagewire.gateway.api.completions import CompletionRequest
+from pagewire.gateway.api.limits import BodyLimits
+from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsing.job_parser import JobParser
 
 TO_DO = (
     f"docs/api.md does not say what the code does: run `{api_tables.COMMAND}` and commit the page; "
     "an endpoint that takes a body belongs to MODELS in tools/api_tables.py"
 )
+
+CHECKS = api_tables.NAMES["refused_by_checks"]
 
 
 def test_the_page_has_the_tables_of_the_code() -> None:
@@ -42,7 +49,28 @@ def test_a_field_that_the_code_gets_changes_the_table(monkeypatch: pytest.Monkey
     assert states()["brand_new"] == ["", "refused"]
 
 
+MINIMAL = {
+    "/v1/responses": ("responses", {"input": "hi"}),
+    "/v1/messages": ("messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(path, field) for path, shown in CHECKS.items() for field in shown],
+)
+def test_fields_that_checks_refuse_are_refused(path: str, field: str) -> None:
+    route, body = MINIMAL[path]
+    models = {"m": ServedModel(4096)}
+    parser: Any = JobParser(BodyLimits())
+    parser.parse(route, json.dumps(body).encode(), models)
+    with pytest.raises(RequestError) as refused:
+        parser.parse(route, json.dumps({**body, **CHECKS[path][field]}).encode(), models)
+    assert refused.value.field == field
+
+
 def test_no_field_of_openai_or_vllm_is_unknown() -> None:
     """Such a field must be implemented, a hint, or refused: clients know what it should do."""
-    unknown = [name for name, cells in states().items() if "ignored" in cells]
+    tables = [api_tables.field_table(paths) for paths in api_tables.COLUMNS.values()]
+    unknown = [row for table in tables for row in table if "ignored" in row]
     assert unknown == []

@@ -11,13 +11,22 @@ from pagewire.gateway.api.fields import Strict, TokenId
 from pagewire.gateway.api.formatting import json_utf8
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.tool_fields import ToolDefinitions
-from pagewire.gateway.api.unsupported import TOKENIZATION, TOKENIZATION_HINTS
+from pagewire.gateway.api.unsupported import TOKENIZATION_HINTS
 from pagewire.v1 import inference_pb2 as pb
 
 TOKENIZE_PATH = "/tokenize"
 DETOKENIZE_PATH = "/detokenize"
 
 Answer = Literal["tokens", "count", "text"]
+# How a chat is rendered, as in /v1/chat/completions.
+_CHAT_OPTIONS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "documents",
+    "chat_template_kwargs",
+    "tools",
+)
 _IDS_A_PIECE = 1 << 14
 
 
@@ -49,13 +58,15 @@ class TokenizeRequest(Strict):
     """The body of a request to /tokenize: a prompt, or the messages of a chat."""
 
     hints = TOKENIZATION_HINTS
-    refused = TOKENIZATION
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    documents: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     tools: ToolDefinitions | None = None
     return_token_strs: bool | None = None
@@ -77,19 +88,15 @@ class TokenizeRequest(Strict):
         return TextCall("Tokenize", model, request.SerializeToString(), "tokens")
 
     def _chat(self, limits: BodyLimits) -> pb.ChatInput:
-        chat = ChatRequest(
-            messages=self.messages or [],
-            add_generation_prompt=self.add_generation_prompt,
-            chat_template_kwargs=self.chat_template_kwargs,
-            tools=self.tools,
-        )
+        options = {name: getattr(self, name) for name in _CHAT_OPTIONS}
+        chat = ChatRequest(messages=self.messages or [], **options)
         return chat.chat_input(limits)
 
     def _text(self) -> str:
         if self.prompt is None:
             raise invalid("prompt", "prompt is required, or messages")
-        for field in ("add_generation_prompt", "chat_template_kwargs", "tools"):
-            if getattr(self, field) is not None:
+        for field in _CHAT_OPTIONS:
+            if getattr(self, field) not in (None, False):
                 raise invalid(field, f"{field} needs messages; remove it or send a chat")
         return self.prompt
 

@@ -85,11 +85,6 @@ COMPLETION: Neutral = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
 }
-TOKENIZATION: Neutral = {
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "documents": ([],),
-}
 PART: Neutral = dict.fromkeys(
     ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal"), ()
 )

@@ -53,6 +53,19 @@ def test_a_chat_is_rendered_as_the_chat_endpoint_renders_it() -> None:
     assert not tokenize(messages=CHAT).HasField("add_special_tokens")
 
 
+def test_a_chat_may_be_rendered_otherwise() -> None:
+    chat = tokenize(
+        messages=CHAT,
+        continue_final_message=True,
+        chat_template="{{ messages }}",
+        documents=[{"title": "t"}],
+    ).chat
+    assert chat.continue_final_message
+    assert not chat.add_generation_prompt
+    assert chat.chat_template == "{{ messages }}"
+    assert [dict(each) for each in chat.documents] == [{"title": "t"}]
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -64,8 +77,12 @@ def test_a_chat_is_rendered_as_the_chat_endpoint_renders_it() -> None:
         ({"messages": []}, "messages"),
         ({"messages": CHAT * 3}, "messages"),
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
-        ({"messages": CHAT, "continue_final_message": True}, "continue_final_message"),
-        ({"messages": CHAT, "chat_template": "x"}, "chat_template"),
+        ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+        ({"prompt": "a", "chat_template": "x"}, "chat_template"),
+        (
+            {"messages": CHAT, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         ({"prompt": "a", "return_token_strs": "yes"}, "return_token_strs"),
         ({"prompt": "a", "model": "other"}, "model"),
     ],
