@@ -25,6 +25,7 @@ SHARES = {
     "grpc Worker": 15,
     "detokenizers": 8,
     "server-sent events": 7,
+    "outputs": 8,
 }
 COUNTS: dict[str, Counter[str]] = {}
 

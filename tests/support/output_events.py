@@ -70,7 +70,7 @@ def whole(
     assert answer.begin(11) == []
     assert answer.feed(events) == []
     assert answer.finish(finish, reasoning) == []
-    found: dict[str, Any] = json.loads(answer.body())
+    found: dict[str, Any] = json.loads("".join(answer.body()))
     return found
 
 

@@ -30,6 +30,7 @@ _INTERNAL = (500, SERVER, "internal_error")
 # gRPC fields that have another name over HTTP.
 _PARAMS = {
     "prompt_token_ids": "prompt",
+    "prompt_text": "echo",
     "chat": "messages",
     "template_kwargs": "chat_template_kwargs",
     "width": "best_of",

@@ -9,6 +9,7 @@ from pagewire.gateway.api.formatting import ended_by
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
+from pagewire.gateway.generation.prompt_log import ScoredToken
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -57,8 +58,9 @@ class RequestOutput:
     """The outputs of one prompt, or new pieces of them.
 
     `prompt` is None if token ids or messages were given. `prompt_token_ids` are those that the
-    model got; in a stream they come with the end, unless they were given. `error` is why there are
-    no outputs, if the caller asked for errors instead of an exception.
+    model got; in a stream they come with the end, unless they were given. `prompt_logprobs` has an
+    entry for each of them, None for the first, if the parameter of that name is given. `error` is
+    why there are no outputs, if the caller asked for errors instead of an exception.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: RequestError | None = None
 
 
@@ -137,6 +140,17 @@ def _end(output: RequestOutput, generations: Sequence[Generation]) -> None:
     prompt = generations[0].prompt
     if output.prompt_token_ids is None and prompt is not None:
         output.prompt_token_ids = prompt.token_ids
+    if prompt is not None and prompt.wishes.top is not None:
+        scored = prompt.scored(1, prompt.num_tokens, prompt.wishes.top)
+        output.prompt_logprobs = [None, *map(_scored, scored)]
+
+
+def _scored(token: ScoredToken) -> dict[int, Logprob]:
+    """The candidates of a place in the prompt, by token id; its own token comes first."""
+    found = {token.token.token_id: _logprob(token.token, token.rank)}
+    for rank, candidate in enumerate(token.top, start=1):
+        found.setdefault(candidate.token_id, _logprob(candidate, rank))
+    return found
 
 
 def _whole(index: int, choice: Choice) -> CompletionOutput:
@@ -165,5 +179,5 @@ def _position(token: TokenLogprobs) -> dict[int, Logprob]:
 
 
 def _logprob(candidate: Candidate, rank: int | None) -> Logprob:
-    assert candidate.logprob is not None, "every token of an output has one"
+    assert candidate.logprob is not None, "only the first token of a prompt has none"
     return Logprob(candidate.logprob, rank, candidate.text)

@@ -18,6 +18,7 @@ _OTHERS = (
     "n",
     "best_of",
     "logprobs",
+    "prompt_logprobs",
     "response_format",
     "structured_outputs",
     "skip_special_tokens",

@@ -36,6 +36,7 @@ class Connected:
     """What a started stack offers to coroutines on its loop."""
 
     def __init__(self, address: str, credentials: Credentials, schedulers: Schedulers) -> None:
+        self.address = address
         self.schedulers = schedulers
         self.metadata = credentials.metadata
         self.channel = open_channel(address, credentials)
@@ -140,6 +141,7 @@ class PrivateStack:
 
     async def _serve(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop.set_exception_handler(_on_loop_error)
         self._begun.set()
         files = await asyncio.to_thread(with_model_files, self.values)
         with TemporaryDirectory(prefix="pagewire-", dir=_short_folder()) as folder:
@@ -170,6 +172,14 @@ class PrivateStack:
             schedulers.fail_all(RequestError(Code.UNAVAILABLE, "the LLM was closed"))
             await schedulers.close()
             await connected.channel.close()
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Leaves out what gRPC does when another loop of this process, which used it too, is closed:
+    it gives that loop's last events to this one, which cannot pass them on."""
+    late = "PollerCompletionQueue" in str(context.get("handle"))
+    if not (late and isinstance(context.get("exception"), RuntimeError)):
+        loop.default_exception_handler(context)
 
 
 def _report(name: str, line: str) -> None:

@@ -87,6 +87,7 @@ def completion_task(
     fields = {"prompt": prompt.text if prompt.token_ids is None else prompt.token_ids}
     request = validate_object(CompletionRequest, {**fields, "stream": stream, **params.fields()})
     check_extras(request, refuse_unknown=True)
+    request.resolve_truncation(model.max_model_len, request.given_max_tokens())
     job = request.job(model.id, model.max_model_len)
     return Task(prompt, _asking_for_prompt(job) if prompt.token_ids is None else job)
 
@@ -113,6 +114,7 @@ def chat_task(
     body = {"messages": [dict(message) for message in messages], "stream": stream}
     request = validate_object(ChatRequest, {**body, **fields, **sampling})
     check_extras(request, refuse_unknown=True)
+    request.resolve_truncation(model.max_model_len, request.given_max_tokens())
     job = request.job(model.id, ServedModel.of(model), limits)
     return Task(Prompt(), _asking_for_prompt(job))
 

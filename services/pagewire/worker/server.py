@@ -11,7 +11,7 @@ from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
-from pagewire.models import resolve_model, served_name
+from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
@@ -67,6 +67,14 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         await server.start()
         loaded = await _unless(stop, launcher.call(partial(_load, config, pool, phases)))
         if loaded is not None:
+            grammars = None
+            # A program draws its tokens itself.
+            if config.structured_output and config.backend == "torch":
+                model = resolve_model(config.model)
+                tokenizer = resolve_tokenizer(config.model, config.tokenizer)
+                read = partial(grammars_of, model, loaded.limits.vocab_size, tokenizer)
+                grammars = await launcher.call(read)
+                phases.end("tokenizer")
             await _unless(stop, launcher.call(loaded.backend.warm_up))
             # Later collections skip the objects that exist now, so they are short.
             gc.collect()
@@ -82,9 +90,6 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    grammars = None
-    if config.backend == "torch":  # a program draws its tokens itself
-        grammars = grammars_of(resolve_model(config.model), loaded.limits.vocab_size)
     masks = None if grammars is None else MaskThreads(grammars, end_process)
     info = worker_info(
         name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None

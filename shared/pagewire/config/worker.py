@@ -57,6 +57,11 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     cpu_kv_bytes: int = setting(
         1 << 30, "Bytes of the KV cache on a CPU, if num_blocks is not given.", minimum=1
     )
+    structured_output: bool = setting(
+        True,
+        "Take structured outputs. For them the worker reads the model's tokenizer when it starts; "
+        "150,000 tokens take about a second.",
+    )
     seed: int = setting(0, "Seed of dummy weights.")
     torch_threads: int | None = setting(
         None, "CPU threads of torch; by default one a core.", minimum=1

@@ -110,16 +110,17 @@ async def test_the_prefix_cache_is_written_and_not_read(start) -> None:
 
 async def test_preemption_and_lost_workers_lose_and_repeat_none(start) -> None:
     stack = await start(
-        worker_info(num_blocks=20, num_slots=6, budget=7),
-        worker_info(budget=9),
+        worker_info(num_blocks=20, num_slots=6, budget=5),
+        worker_info(budget=6),
         max_retry_attempts=5,
         max_waiting_seconds=math.inf,
     )
     stack.workers[0].break_after = 60
-    stack.workers[1].break_after = 25
+    stack.workers[1].break_after = 26
     stack.workers[0].failing[7] = 2
     rng = random.Random(1)
-    prompts = [[7, 7], *([rng.randrange(8, VOCAB) for _ in range(1 + n % 34)] for n in range(50))]
+    lengths = [1 + 7 * number % 36 for number in range(50)]
+    prompts = [[7, 7], *([rng.randrange(8, VOCAB) for _ in range(length)] for length in lengths)]
     wanted = [rng.choice([None, 0, 4]) for _ in prompts]
     counts = [rng.choice([0, 1, 40]) if top is not None else 40 for top in wanted]
     results = await asyncio.gather(
@@ -138,6 +139,20 @@ async def test_preemption_and_lost_workers_lose_and_repeat_none(start) -> None:
             assert output is None
     assert stack.engine.load().preemptions > 0
     await stack.wait_ready(2)
+    await stack.settle()
+
+
+async def test_what_a_lost_worker_has_sent_is_kept(start) -> None:
+    stack = await start(worker_info(budget=8), run_ahead=1)
+    (worker,) = stack.workers
+    worker.step_seconds = 0.01  # for shorter steps more are sent ahead
+    worker.break_after = 4  # three chunks are answered, the fourth is lost
+    prompt = list(range(20, 60))
+    output, tokens, _ = await collect(stack.stub.Generate(request(prompt, 3, prompt_logprobs=2)))
+    check(output, prompt, 2)
+    assert tokens == expected(prompt, 3)
+    assert worker.scored_before == 1
+    assert worker.scored == 32 + 15
     await stack.settle()
 
 

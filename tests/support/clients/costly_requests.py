@@ -237,6 +237,7 @@ def message_of(unit: str) -> Callable[[], bytes]:
     return repeated('{"messages":[{"role":"user","content":"', unit, count, '"}]}')
 
 
+_TOOL = '{"type":"function","function":{"name":"f"}}'
 _MESSAGES = '"messages":[{"role":"user","content":"a"}]'
 
 
@@ -257,6 +258,12 @@ def keys_of(name: str, before: str, count: int, value: str) -> Callable[[], byte
 def grpc_messages(messages: Iterable[pb.ChatMessage]) -> bytes:
     """A Generate request with these messages."""
     return pb.GenerateRequest(chat=pb.ChatInput(messages=messages)).SerializeToString()
+
+
+def grpc_tools(text: str) -> bytes:
+    """A Generate request with this text as its tools."""
+    messages = [pb.ChatMessage(role="user", content="a")]
+    return pb.GenerateRequest(chat=pb.ChatInput(messages=messages, tools=text)).SerializeToString()
 
 
 def grpc_kwargs(nodes: int) -> bytes:
@@ -331,6 +338,41 @@ def costly_requests(full_size: bool) -> list[CostlyRequest]:
             CHAT, keys_of(kwargs, _MESSAGES, 100_000, "1"), f"{kwargs}|JSON values"
         ),
         "kwargs up to their limit": _either(CHAT, keys_of(kwargs, _MESSAGES, 4000, "1"), kwargs),
+        # Tools and their calls.
+        "tools of one description": _refused(
+            CHAT,
+            filled(
+                f'{{{_MESSAGES},"tools":[{{"type":"function","function":{{"name":"f","description":"',
+                "a",
+                '"}}]}',
+            ),
+            "tools",
+        ),
+        "100k tools": _refused(
+            CHAT,
+            repeated(f'{{{_MESSAGES},"tools":[', f"{_TOOL},", 100_000, f"{_TOOL}]}}"),
+            "tools|JSON values",
+        ),
+        "a schema of small lists": _refused(
+            CHAT,
+            filled(
+                f'{{{_MESSAGES},"tools":[{{"type":"function","function":{{"name":"f","parameters":'
+                '{"x":[',
+                "[1],",
+                "1]}}}]}",
+            ),
+            "tools|JSON values",
+        ),
+        "calls with arguments of brackets": _refused(
+            CHAT,
+            filled(
+                '{"messages":[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f",'
+                '"arguments":"',
+                "[",
+                '"}}]}]}',
+            ),
+            "arguments",
+        ),
         # Conversations.
         "4,096 messages": _either(
             CHAT,
@@ -552,6 +594,12 @@ def costly_requests(full_size: bool) -> list[CostlyRequest]:
                 prompt_token_ids=pb.TokenIds(ids=[300] * 5_000_000)
             ).SerializeToString(),
             "prompt",
+        ),
+        "gRPC: tools of brackets": _call(
+            "Generate", lambda: grpc_tools("[" * LARGE_BYTES), "tools"
+        ),
+        "gRPC: tools of 400k values": _call(
+            "Generate", lambda: grpc_tools("[" + "{}," * 400_000 + "{}]"), "tools"
         ),
         "gRPC: 200k messages": _call(
             "Generate",

@@ -83,8 +83,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     bad_result: tuple[int, pb.StepResult] | None = None
     broken: int = 0
     steps: int = 0
-    # Log probabilities of prompt tokens that it has sent.
+    # Log probabilities of prompt tokens that it has sent, and sequences that had some before.
     scored: int = 0
+    scored_before: int = 0
     # The size of the largest prefix group so far.
     most_grouped: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
@@ -196,6 +197,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                 start.prompt_logprobs if start.HasField("prompt_logprobs") else None,
                 start.first_prompt_logprob,
             )
+            self.scored_before += start.first_prompt_logprob > 1
         appended = zip(unpack(step.append_slots), unpack(step.append_blocks), strict=True)
         for slot, block in appended:
             self.slots[int(slot)].blocks.append(int(block))

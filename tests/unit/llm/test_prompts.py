@@ -129,3 +129,10 @@ def test_the_error_says_which_prompt_it_is():
         tasks_of(["a", ""], None, make)
     with pytest.raises(RequestError, match=r"^prompt 0 is empty"):
         tasks_of([""], None, make)
+
+
+@pytest.mark.parametrize("make", [chat, None])
+def test_a_prompt_is_cut_to_what_the_model_takes(make):
+    params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=14)
+    task = chat([HELLO], params) if make else completion_task("hi", params, MODEL)
+    assert sent(task).truncate_prompt_tokens == MODEL.max_model_len - 14

@@ -19,7 +19,7 @@ def with_model_files(
     given = values.get("tokenizer")
     skipped = values.get("skip_tokenizer", False)
     tokenizer &= not skipped
-    weights &= values.get("load_format") != "dummy"
+    weights &= values.get("load_format") != "dummy" and values.get("backend") != "command"
     try:
         model = fetch_model(values["model"], tokenizer=tokenizer and not given, weights=weights)
         if given and not skipped and not Path(given).expanduser().is_dir():

@@ -50,7 +50,7 @@ async def answer(
     try:
         updated = await run.next_updates()
         if job.stream:
-            return EventStream(run, updated, writer_of(job), job.details)
+            return EventStream(run, updated, writer_of(job))
         while not run.finished:
             await run.next_updates()
     except BaseException as error:

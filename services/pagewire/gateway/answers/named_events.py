@@ -48,8 +48,8 @@ class NamedEventWriter:
         """The events of a stream that fails."""
         return "".join(self._answer.fail(ApiError.of(error)))
 
-    def body(self) -> str:
-        """The JSON of the whole answer, after its end was written."""
+    def body(self) -> list[str]:
+        """The JSON of the whole answer, in pieces, after its end was written."""
         return self._answer.body()
 
 
@@ -58,4 +58,4 @@ async def named_body(form: AnswerForm, output: OutputFormat | None, run: Run) ->
     writer = NamedEventWriter(form, output, streamed=False)
     [generation] = run.generations
     await writer.write_paced(generation, Pacer())
-    return [writer.body().encode()]
+    return [piece.encode() for piece in writer.body()]

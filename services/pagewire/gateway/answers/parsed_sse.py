@@ -30,14 +30,14 @@ class ParsedChunkWriter:
         formatter: ChatFormatter,
         output: OutputFormat,
         include_usage: bool,
-        announce_usage: bool = True,
+        counts_come_last: bool = True,
     ) -> None:
-        """See ChunkWriter for the token counts."""
+        """See `ChunkWriter` for the last two."""
         self._formatter = formatter
         self._has_tools = bool(output.tools)
         self._parsed = ParsedOutput(output)
         self._include_usage = include_usage
-        self._usage = {"usage": None} if include_usage and announce_usage else {}
+        self._usage = {"usage": None} if include_usage and counts_come_last else {}
         self._around: dict[tuple[int, str, int], list[str]] = {}
         self._opened: set[int] = set()
 

@@ -1,7 +1,7 @@
 """Answers as server-sent events."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -15,8 +15,6 @@ from pagewire.gateway.answers.paced_json import (
 )
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.formatting import Formatter, json_ascii, new_logprobs, usage
-from pagewire.gateway.details.details import Details
-from pagewire.gateway.details.written_details import DetailedEvents
 from pagewire.gateway.errors import ApiError, ClientGoneError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
@@ -44,18 +42,15 @@ class Writer(Protocol):
 
 
 class ChunkWriter:
-    """Formats the chunks of one answer. The JSON around a choice's text is made once.
-
-    With `include_usage` the token counts come last, and with `announce_usage` every chunk before
-    says so.
-    """
+    """Formats the chunks of one answer. The JSON around a choice's text is made once."""
 
     def __init__(
-        self, formatter: Formatter, include_usage: bool, announce_usage: bool = True
+        self, formatter: Formatter, include_usage: bool, counts_come_last: bool = True
     ) -> None:
+        """`counts_come_last`: the chunks say that the token counts are in the last one only."""
         self._formatter = formatter
         self._include_usage = include_usage
-        self._usage = {"usage": None} if include_usage and announce_usage else {}
+        self._usage = {"usage": None} if include_usage and counts_come_last else {}
         self._around: dict[int, tuple[str, str]] = {}
         self._echoed: set[int] = set()  # choices whose prompts were written
 
@@ -156,23 +151,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        run: Run,
-        first: list[Generation],
-        writer: Writer,
-        details: Details | None = None,
-    ) -> None:
+    def __init__(self, run: Run, first: list[Generation], writer: Writer) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._run = run
         self._first = first
         self._writer = writer
-        self._details = None if details is None else DetailedEvents(details)
         plain = [g.logprobs is None and g.prompt is None for g in run.generations] == [True]
-        self._plain: Callable[[Generation], str] | None = None
-        if plain and details is None and isinstance(writer, ChunkWriter):
-            self._plain = writer.write
+        self._plain = writer.write if plain and isinstance(writer, ChunkWriter) else None
         self._ended: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,10 +198,7 @@ class EventStream(Response):
                 continue
             if generation.finish is not None:
                 self._ended.add(generation.index)
-            written = await self._writer.write_paced(generation, pacer)
-            if self._details is not None:
-                written = await self._details.add_to(written, generation, pacer)
-            for piece in written:
+            for piece in await self._writer.write_paced(generation, pacer):
                 pieces.append(piece)
                 if len(piece) > _LARGE_PIECE:
                     await _send_text(send, "".join(pieces), more=True)

@@ -13,7 +13,8 @@ from pagewire.v1 import inference_pb2 as pb
 class AnswerEvents(Protocol):
     """One answer of one generation: its stream, and the object that its stream adds up to.
 
-    The strings are complete server-sent events. They are made only if the answer is streamed.
+    The strings are pieces of server-sent events, whole events together. They are made only if the
+    answer is streamed.
     """
 
     def begin(self, prompt_tokens: int) -> list[str]:
@@ -32,8 +33,8 @@ class AnswerEvents(Protocol):
         """The end of a stream that fails."""
         ...
 
-    def body(self) -> str:
-        """The JSON of the answer as a whole, after `finish`."""
+    def body(self) -> list[str]:
+        """The JSON of the answer as a whole, in pieces, after `finish`."""
         ...
 
 

@@ -96,7 +96,7 @@ def parse_request(
     wants_prompt = message.prompt_text or message.HasField("prompt_logprobs")
     stop = StopConditions.from_proto(message.stop, may_be_empty=wants_prompt)
     if message.prompt_text and isinstance(tokenizer, TokenIdsOnly):
-        raise invalid("prompt_text", "this server has no tokenizer, so no text; remove prompt_text")
+        raise invalid("prompt_text", "this server has no tokenizer: prompts have no text to echo")
     if tokens is None:
         tokens = tokenize_request(message, tokenizer, limits)
     check_vocabulary(stop.stop_token_ids, "stop_token_ids", limits.vocab_size)

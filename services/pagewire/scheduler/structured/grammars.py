@@ -13,6 +13,9 @@ from pagewire.v1 import inference_pb2 as pb
 # bound, a model that has lost its way could write nothing else until max_tokens.
 WHITESPACE = r" |\n {0,20}"
 
+# Characters of a message of llguidance.
+MAX_REASON = 600
+
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -56,7 +59,12 @@ def cannot_compile(field: str, reason: str) -> RequestError:
         return invalid(field, f"{field} has keywords that are not supported: {keys}; remove them")
     if "coerce_one_of" in reason:
         reason = "oneOf with branches that overlap is not supported; use anyOf"
-    return invalid(field, f"{field} cannot be compiled: {reason}")
+    return invalid(field, f"{field} cannot be compiled: {shortened(reason)}")
+
+
+def shortened(reason: str) -> str:
+    """The beginning of a message that may quote a client's input."""
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
 def _json_grammar(schema: str, output: pb.StructuredOutput) -> str:

@@ -64,4 +64,12 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} cannot be read: it is not a JSON object")
+    return content

@@ -84,11 +84,7 @@ class Tokenizer:
         FileNotFoundError names the file that is missing, ValueError one that is not valid.
         """
         self.bounds = bounds
-        path = folder / "tokenizer.json"
-        if path.is_file():
-            self._backend = Backend.from_file(str(path))
-        else:
-            self._backend = Backend.from_str(converted_tokenizer(folder))
+        self._backend = _read_backend(folder)
         self._backend.no_truncation()
         self._backend.no_padding()
         self.chat_template = load_chat_template(folder, template_file)
@@ -280,6 +276,16 @@ class TokenIdsOnly:
 def _backwards(encoding: Any) -> Iterable[tuple[int | None, tuple[int, int]]]:
     """Word and offsets of each token, the last first."""
     return zip(reversed(encoding.word_ids), reversed(encoding.offsets), strict=True)
+
+
+def _read_backend(folder: Path) -> Backend:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return Backend.from_str(converted_tokenizer(folder))
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # tokenizers raises no other class
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:

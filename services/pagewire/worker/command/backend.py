@@ -193,7 +193,7 @@ class CommandBackend:
 
     def _cancel(self, sequence: LiveSequence) -> None:
         del self._by_id[sequence.id]
-        if not sequence.ended:
+        if not sequence.closed:
             self._program.send(cancel_line(sequence.id))
 
     def _lost(self, slot: int) -> LiveSequence:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config import WorkerConfig
-from pagewire.models import resolve_model
+from pagewire.models import resolve_model, resolve_tokenizer
 from pagewire.sampling import NUMBERS
 from pagewire.worker.command.backend import CommandBackend
 from pagewire.worker.command.text import ProgramText
@@ -56,7 +56,7 @@ def load_command(config: WorkerConfig) -> LoadedWorker:
     try:
         text = None
         if ready.reads_text or ready.writes_text:
-            text = ProgramText(folder)
+            text = ProgramText(resolve_tokenizer(config.model, config.tokenizer))
         if ready.writes_text and text is not None:
             text.check_pieces()
     except SetupError:

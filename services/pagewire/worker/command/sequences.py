@@ -29,9 +29,11 @@ class LiveSequence:
     least_tokens: int  # before `end_token` may come
     end_token: int | None
     vocab_size: int
+    end_tokens: frozenset[int] = frozenset()  # those of the request and of the model
     tokens: deque[int] = field(default_factory=deque)
     num_received: int = 0
     ended: bool = False
+    closed: bool = False  # the program sends no more
     failure: Failure | None = None
     num_rows: int = 0  # of steps that are not answered
     dropped: bool = False  # no later step names it
@@ -47,15 +49,18 @@ class LiveSequence:
             max(0, start.sampling.min_tokens - start.num_generated),
             end_token if end_token in start.end_token_ids else None,
             vocab_size,
+            frozenset(start.end_token_ids),
         )
 
     @property
     def answerable(self) -> bool:
         """Whether a step need not wait for it."""
-        return bool(self.tokens) or self.ended or self.failure is not None
+        complete = self.num_received >= self.max_tokens
+        return bool(self.tokens) or self.ended or complete or self.failure is not None
 
     def receive(self, piece: Piece, text: ProgramText | None) -> None:
         """Takes a piece of output; one that cannot be used fails the sequence."""
+        self.closed |= piece.finished or piece.error is not None
         if self.ended or self.failure is not None:
             return
         if piece.error is not None:
@@ -69,18 +74,25 @@ class LiveSequence:
         elif any(token >= self.vocab_size for token in tokens):
             self._fail(f"wrote a token id above {self.vocab_size - 1}, the model's last one")
         else:
-            room = max(0, self.max_tokens - self.num_received)
-            self.num_received += len(tokens)
-            self.tokens.extend(tokens[:room])
-            if piece.finished:
+            self._add(tokens)
+            if piece.finished and not self.ended:
                 self._end()
 
     def take(self) -> int:
-        """The next token; there must be one, or it must have ended."""
+        """The next token. After the end of the output it is any: steps that were sent before the
+        end was known have rows for it."""
         if self.tokens:
             return self.tokens.popleft()
-        assert self.end_token is not None
-        return self.end_token
+        return self.end_token or 0
+
+    def _add(self, tokens: list[int]) -> None:
+        """Adds tokens up to the one that ends the output, or to `max_tokens`."""
+        for token in tokens[: max(0, self.max_tokens - self.num_received)]:
+            self.tokens.append(token)
+            self.num_received += 1
+            if token in self.end_tokens and self.num_received > self.least_tokens:
+                self.ended = True
+                return
 
     def _end(self) -> None:
         if self.num_received >= self.max_tokens:

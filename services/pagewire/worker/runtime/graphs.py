@@ -168,7 +168,7 @@ class GraphBackend(EagerBackend):
     def _variants(self) -> Iterator[tuple[int, bool | None, bool]]:
         """The keys of `_captured`, largest first.
 
-        Steps with constrained rows do not use shared prefixes, which saves a third of their graphs.
+        Steps with constrained rows do not use shared prefixes, which would double their graphs.
         """
         for rows in reversed(self._shared_buckets):
             yield from ((rows, filtered, True) for filtered in (True, False))

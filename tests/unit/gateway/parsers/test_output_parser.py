@@ -22,6 +22,7 @@ from support.parsers import (
     reasoning,
 )
 from support.parsers.notation import Case, Types, shortened
+from support.parsers.texts import TEXTS
 
 FORMATS: dict[str, tuple[list[Case], Types]] = {
     "hermes": (hermes.CASES, {}),
@@ -38,17 +39,6 @@ FORMATS: dict[str, tuple[list[Case], Types]] = {
     "json": (others.FORCED, others.FORCED_TYPES),
 }
 CASES = [(name, types, case) for name, (cases, types) in FORMATS.items() for case in cases]
-# Parts of which fuzzed texts are made: tags, and what calls have within them.
-PARTS = [
-    *sorted({tag for spec in TOOL_FORMATS.values() for tag in spec.tags}),
-    *sorted({tag for spec in REASONING_FORMATS.values() for tag in spec.tags}),
-    *"{}[]()\"\\,:;=\n '<>/-",
-    *("name", "arguments", "f", "a", "x", "é", "🙂", "1", "True", "null", "\\u", "\\ud83d", "```"),
-    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "parameters": ', "[f(a=1)]", "f(a="),
-    *("<function=f>", "<function=", "</function>", "<parameter=a>", "</parameter>", "function"),
-    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '"name"', '"arguments"'),
-]
-TEXTS = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)
 
 
 def parser(

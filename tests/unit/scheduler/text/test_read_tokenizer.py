@@ -61,3 +61,12 @@ def test_ids_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     assert tokens.prompt.max() == largest
     with pytest.raises(RequestError, match=f"the id {largest}, outside .* needs the model's own"):
         tokenize_request(message, tokenizer, ModelLimits(100, 100, largest))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+    folder = byte_level_folder(tmp_path)
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} cannot be read"):
+        Tokenizer(folder)

@@ -335,6 +335,7 @@ def test_a_tokenizer_may_come_from_another_model(hub: Hub, tmp_path: Path) -> No
     files = with_model_files({"model": NAME, "tokenizer": "acme/words", "load_format": "dummy"})
     assert resolve_tokenizer(NAME, files["tokenizer"]) == resolve_model("acme/words")
     assert resolve_tokenizer(files["model"], None) == resolve_model(NAME)
+    with_model_files({"model": NAME, "backend": "command"})
     assert "model.safetensors" not in hub.downloaded()
     local = {"model": NAME, "tokenizer": str(tmp_path)}
     assert with_model_files(local, weights=False)["tokenizer"] == str(tmp_path)

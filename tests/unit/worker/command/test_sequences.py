@@ -58,7 +58,25 @@ def test_more_than_max_tokens_is_dropped():
     sequence = live(max_new=2)
     sequence.receive(Piece("1", (5, 6, 7, 8), finished=True), None)
     assert [sequence.take(), sequence.take()] == [5, 6]
-    assert (sequence.ended, sequence.failure, len(sequence.tokens)) == (False, None, 0)
+    assert (sequence.failure, len(sequence.tokens)) == (None, 0)
+    assert sequence.answerable  # no step waits for more
+
+
+@pytest.mark.parametrize("end", [EOS, 7])
+def test_a_token_that_ends_the_output_is_its_end(end):
+    sequence = live(ends=(EOS, 7))
+    sequence.receive(Piece("1", (5, end, 8)), None)
+    assert [sequence.take(), sequence.take()] == [5, end]
+    assert sequence.answerable  # a program that stops there holds up no step
+    sequence.take()
+    assert sequence.failure is None
+
+
+def test_before_min_tokens_it_is_a_token_like_others():
+    sequence = live(ends=(EOS,), min_tokens=3, generated=1)
+    sequence.receive(Piece("1", (EOS, EOS, EOS, 5)), None)
+    assert list(sequence.tokens) == [EOS, EOS, EOS]
+    assert sequence.ended
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The stream of a message in Anthropic's order: each content block starts, grows and stops."""
 
 import hashlib
+import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from pagewire.gateway.parsers.events import (
 )
 from pagewire.v1 import inference_pb2 as pb
 
+# The key of an input that is no JSON object.
+INVALID = "INVALID_JSON"
 _EMPTY = json_ascii("")
 
 
@@ -48,6 +51,7 @@ class _Block:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
     id: str = ""
+    complete: bool = False  # a call whose end was seen
 
     def start(self) -> str:
         """Its JSON without content."""
@@ -57,10 +61,8 @@ class _Block:
         """Its JSON. The input of a call that was cut off may be no object: it is empty then."""
         text = "".join(self.pieces)
         if self.kind == "tool_use":
-            return self._json(_EMPTY, text if self.complete else "{}")
+            return self._json(_EMPTY, _input_of(text) if self.complete else "{}")
         return self._json(json_ascii(text), "{}")
-
-    complete: bool = False
 
     def delta(self, piece: str) -> str:
         """The JSON of a piece."""
@@ -138,9 +140,9 @@ class MessageEvents:
         """The error, as the last event."""
         return [*self._take(), named_event("error", json_ascii(error_body(error)))]
 
-    def body(self) -> str:
-        """The message."""
-        return self._body
+    def body(self) -> list[str]:
+        """The JSON of the message."""
+        return [self._body]
 
     def _stop_reason(self, finish: pb.Finish) -> tuple[str, str | None]:
         if finish.reason == pb.FINISH_REASON_LENGTH:
@@ -199,6 +201,19 @@ class MessageEvents:
     def _take(self) -> list[str]:
         written, self._written = self._written, []
         return written
+
+
+def _input_of(arguments: str) -> str:
+    """The JSON of a call's input. What a model wrote instead of a JSON object is kept as a text."""
+    try:
+        given = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        given = None
+    return arguments or "{}" if isinstance(given, dict) else json_ascii({INVALID: arguments})
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _usage(usage: pb.Usage, thinking: int | None = None) -> str:

@@ -62,14 +62,14 @@ class ResponseEvents:
         self._written: list[str] = []
         self._done: list[str] = []  # the JSON of complete items
         self._open: OutputItem | None = None
-        self._body = ""
+        self._body: list[str] = []
 
     def begin(self, prompt_tokens: int) -> list[str]:
         """The response without output."""
         if self._streamed:
             state = self._head.state("in_progress")
-            self._write("response.created", f'"response":{state}')
-            self._write("response.in_progress", f'"response":{state}')
+            self._write_state("response.created", state)
+            self._write_state("response.in_progress", state)
         return self._take()
 
     def feed(self, events: Iterable[Event]) -> list[str]:
@@ -103,18 +103,18 @@ class ResponseEvents:
         usage = usage_field(finish.usage, reasoning_tokens)
         self._body = self._head.state(status, self._done, usage)
         if self._streamed:
-            self._write(f"response.{status}", f'"response":{self._body}')
+            self._write_state(f"response.{status}", self._body)
         return self._take()
 
     def fail(self, error: ApiError) -> list[str]:
         """The response with the error, and the items so far."""
         self._end("incomplete")
         state = self._head.state("failed", self._done, error=error_object(error))
-        self._write("response.failed", f'"response":{state}')
+        self._write_state("response.failed", state)
         return self._take()
 
-    def body(self) -> str:
-        """The response."""
+    def body(self) -> list[str]:
+        """The JSON of the response, in pieces."""
         return self._body
 
     def _begin(self, item: OutputItem) -> None:
@@ -141,10 +141,18 @@ class ResponseEvents:
         for name, fields in events:
             self._write(name, f'"output_index":{len(self._done)},{fields}')
 
+    def _write_state(self, name: str, state: list[str]) -> None:
+        before, after = named_event(name, f'{self._head_of(name)},"response":\0}}').split("\0")
+        self._written += [before, *state, after]
+
     def _write(self, name: str, fields: str) -> None:
-        data = f'{{"type":"{name}","sequence_number":{self._sequence},{fields}}}'
+        self._written.append(named_event(name, f"{self._head_of(name)},{fields}}}"))
+
+    def _head_of(self, name: str) -> str:
+        """The beginning of the JSON of the next event."""
+        number = self._sequence
         self._sequence += 1
-        self._written.append(named_event(name, data))
+        return f'{{"type":"{name}","sequence_number":{number}'
 
     def _take(self) -> list[str]:
         written, self._written = self._written, []

@@ -33,15 +33,20 @@ class ResponseHead:
         items: Sequence[str] = (),
         usage: str = _NO_USAGE,
         error: dict[str, Any] | None = None,
-    ) -> str:
-        """The JSON of the response; `items` are those of its output."""
+    ) -> list[str]:
+        """The JSON of the response, in pieces; `items` are those of its output.
+
+        `repeated` is a piece of its own, so that it is not copied here.
+        """
         details = '{"reason":"max_output_tokens"}' if status == "incomplete" else "null"
         completed = int(time.time()) if status == "completed" else "null"
-        return (
+        return [
             f'{{"id":"{self.id}","object":"response","created_at":{self.created_at},'
             f'"completed_at":{completed},"status":"{status}","error":{json_ascii(error)},'
-            f'"incomplete_details":{details},{self.repeated},"output":[{",".join(items)}],{usage}}}'
-        )
+            f'"incomplete_details":{details},',
+            self.repeated,
+            f',"output":[{",".join(items)}],{usage}}}',
+        ]
 
 
 def usage_field(usage: pb.Usage, reasoning_tokens: int | None) -> str:

@@ -1,5 +1,6 @@
 """Compiled grammars of a model, and the matchers made from them."""
 
+import logging
 from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,8 +10,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pagewire.grammar_limits import parser_limits
 from pagewire.models import eos_token_ids
+from pagewire.tokenizer_conversion import tokenizer_file
 
-TOKENIZER = "tokenizer.json"
+log = logging.getLogger(__name__)
+
 # Compiled grammars that are kept. One takes some 100 KB.
 MAX_COMPILED = 256
 
@@ -22,27 +25,13 @@ class GrammarError(Exception):
 class Grammars:
     """Compiles each grammar once. Threads may share it."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Reads nothing yet: the tokenizer of `folder` is loaded when the first grammar comes."""
-        self._folder = folder
-        self._vocab_size = vocab_size
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        """`tokenizer` is that of the model, padded to its vocabulary."""
+        self.tokenizer = tokenizer
+        self.words = -(-tokenizer.vocab_size // 32)  # of 32 bits, in a mask
         self._lock = Lock()
-        self._tokenizer: LLTokenizer | None = None
         # By grammar, the latest used last. Copies share what the lexer has learned.
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-
-    @property
-    def words(self) -> int:
-        """Words of 32 bits in a mask."""
-        return -(-self._vocab_size // 32)
-
-    @property
-    def tokenizer(self) -> LLTokenizer:
-        """The tokenizer of the model; the first call takes about a second."""
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = read_tokenizer(self._folder, self._vocab_size)
-            return self._tokenizer
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the beginning of a grammar; GrammarError if it does not compile."""
@@ -63,17 +52,21 @@ class Grammars:
         return compiled.result().deep_copy()
 
 
-def grammars_of(folder: Path, vocab_size: int) -> Grammars | None:
-    """The grammars of the model in a folder; None if it has no tokenizer."""
-    if not (folder / TOKENIZER).is_file():
+def grammars_of(model: Path, vocab_size: int, tokenizer: Path | None = None) -> Grammars | None:
+    """The grammars of a model; None if its tokenizer cannot be used.
+
+    `tokenizer` is the tokenizer's folder, if that is not the model's. It holds the interpreter's
+    lock for about a second with 150,000 tokens, so call it before the worker serves.
+    """
+    eos = list(eos_token_ids(model))
+    try:
+        path = str(tokenizer_file(tokenizer or model))
+        return Grammars(LLTokenizer(path, n_vocab=vocab_size, eos_token=eos or None))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        log.warning("no structured output: %s", error)
         return None
-    return Grammars(folder, vocab_size)
-
-
-def read_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
-    """The tokenizer of a model folder, padded to the model's vocabulary."""
-    eos = list(eos_token_ids(folder))
-    return LLTokenizer(str(folder / TOKENIZER), n_vocab=vocab_size, eos_token=eos or None)
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:

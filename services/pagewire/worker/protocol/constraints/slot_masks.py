@@ -5,6 +5,7 @@ tokens go to the mask thread (`StepMasks.advance`), which computes the next mask
 of the next step run. Only sampling waits for them (`StepMasks.wait`).
 """
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Condition
@@ -19,9 +20,9 @@ from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 from pagewire.worker.protocol.constraints.token_bans import Words
 
-# Seconds that sampling waits for the masks of a step. A row that has none by then fails, so that a
-# grammar which takes long to compile does not hold up the other rows for longer.
-MAX_WAIT = 0.1
+# Seconds that sampling waits for grammars that are being compiled. A row that has none by then
+# fails, so that it does not hold up the other rows for longer.
+MAX_WAIT = 0.2
 
 _TOO_SLOW = f"its grammar was not ready within {MAX_WAIT:g} s of its step"
 
@@ -87,8 +88,15 @@ class SlotMasks:
     def wait(self, step: "StepMasks") -> RowMasks:
         """See `StepMasks.wait`."""
         pairs = list(zip(step.slots, step.indices, strict=True))
+        deadline = time.monotonic() + MAX_WAIT
         with self._changed:
-            self._changed.wait_for(lambda: all(m.ready >= i for m, i in pairs), MAX_WAIT)
+            while late := [masked for masked, index in pairs if masked.ready < index]:
+                # The tokens before may take as long as their step does; compiling may not.
+                compiling = all(masked.sequence is None for masked in late)
+                left = deadline - time.monotonic() if compiling else None
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
             for row, (masked, index) in zip(step.rows.tolist(), pairs, strict=True):
                 if masked.ready < index:
                     self._free(masked)

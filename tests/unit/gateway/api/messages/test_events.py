@@ -7,9 +7,15 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from pagewire.gateway.api.messages.events import MessageForm
+from pagewire.gateway.api.messages.events import INVALID, MessageForm
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.parsers.events import Content, Event
+from pagewire.gateway.parsers.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+)
 from pagewire.v1 import inference_pb2 as pb
 from support.output_events import (
     ANSWER,
@@ -125,6 +131,18 @@ def test_stop_reasons(
 ) -> None:
     message = whole(FORM, output, finish)
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+@pytest.mark.parametrize("arguments", ["{city: 1}", '{"a": NaN}', "[1]", '"x"', "{" * 9000])
+def test_an_input_that_is_no_object_is_kept_as_a_text(arguments: str) -> None:
+    output = [CallBegin(0, "f"), CallArguments(0, arguments), CallEnd(0)]
+    [block] = whole(FORM, output, STOP)["content"]
+    assert block["input"] == {INVALID: arguments}
+
+
+def test_a_call_without_arguments_has_an_empty_input() -> None:
+    [block] = whole(FORM, [CallBegin(0, "f"), CallEnd(0)], STOP)["content"]
+    assert block["input"] == {}
 
 
 def test_an_empty_answer_has_no_blocks() -> None:

@@ -161,3 +161,11 @@ def test_a_stream_that_fails(status: int, code: str) -> None:
 def test_calls_of_models_with_short_ids() -> None:
     [call] = whole(ResponseForm(FORM.head, short_ids=True), CUT, STOP)["output"]
     assert len(call["call_id"]) == 9
+
+
+def test_what_repeats_the_request_is_not_copied() -> None:
+    """It may have megabytes, and the event loop must not be held by copies of it."""
+    answer = FORM.events(True)
+    begin, end = answer.begin(1), answer.finish(STOP, None)
+    counts = [sum(piece is FORM.head.repeated for piece in pieces) for pieces in (begin, end)]
+    assert counts == [2, 1]

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from pagewire.limits import INT32_MAX
 from pagewire.models import eos_token_ids, resolve_model
 from pagewire.worker.protocol.constraints.constraint import Constraint
-from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars
+from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 
 FOLDER = resolve_model("embedded")
@@ -26,7 +26,9 @@ NONE = np.empty(0, np.int32)
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(FOLDER, VOCAB)
+    found = grammars_of(FOLDER, VOCAB)
+    assert found is not None
+    return found
 
 
 def regex(pattern: str, **fields) -> Constraint:

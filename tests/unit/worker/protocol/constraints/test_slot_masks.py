@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from pagewire.models import eos_token_ids, resolve_model
 from pagewire.worker.protocol.constraints import slot_masks
 from pagewire.worker.protocol.constraints.constraint import Constraint
-from pagewire.worker.protocol.constraints.grammars import Grammars
+from pagewire.worker.protocol.constraints.grammars import grammars_of
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
 
@@ -19,7 +19,7 @@ FOLDER = resolve_model("embedded")
 EOS = eos_token_ids(FOLDER)
 NONE = np.empty(0, np.int32)
 DIGITS = Constraint(LLMatcher.grammar_from_regex("[0-9]{3}"), "", EOS)
-GRAMMARS = Grammars(FOLDER, 4096)
+GRAMMARS = grammars_of(FOLDER, 4096)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_steps_sent_ahead_wait_for_the_tokens_before(masks: SlotMasks) -> None:
     seen = []
     waiting = threading.Thread(target=lambda: seen.append(ahead.wait()))
     waiting.start()
-    time.sleep(0.01)
+    time.sleep(2 * slot_masks.MAX_WAIT)  # a long step is no slow grammar
     assert not seen
     first.advance(np.array([four], np.int32))
     waiting.join()
