@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.gateway.answers.sse import DONE, ChunkWriter
+from pagewire.gateway.answers.sse import ChunkWriter
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.completions import CompletionFormatter
 from pagewire.gateway.api.formatting import Envelope
@@ -97,7 +97,7 @@ def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
             finish = pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=stop)
             run.end(finish)
             written += writer.write(run)
-        written += (writer.usage(runs) if usage else "") + DONE
+        written += writer.closing(runs)
         got, ends = ["", "", ""], [0, 0, 0]
         for data in _parse(written):
             for choice in json.loads(data)["choices"]:
