@@ -74,7 +74,10 @@ def test_no_service_runs_as_root(stack: ComposeStack) -> None:
 
 
 def test_images_hold_only_what_their_service_needs(stack: ComposeStack) -> None:
-    """No torch in the control plane, no tokenizer and no model in the gateway."""
+    """No torch in the control plane, no tokenizer and no model in the gateway.
+
+    A worker has a tokenizer for the grammars of structured output.
+    """
     found = {
         image: in_image(
             image,
@@ -88,7 +91,7 @@ def test_images_hold_only_what_their_service_needs(stack: ComposeStack) -> None:
     assert found == {
         "pagewire-gateway": "fastapi",
         "pagewire-scheduler": "tokenizers",
-        "pagewire-worker": "torch .safetensors",
+        "pagewire-worker": "torch tokenizers .safetensors",
     }
 
 
