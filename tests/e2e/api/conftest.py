@@ -40,6 +40,6 @@ def client(fleet: Fleet) -> openai.AsyncOpenAI:
 
 
 @pytest.fixture
-def claude(fleet: Fleet) -> anthropic.AsyncAnthropic:
+def messages_client(fleet: Fleet) -> anthropic.AsyncAnthropic:
     """Anthropic's client."""
     return anthropic.AsyncAnthropic(base_url=fleet.urls[0], api_key="x", max_retries=0)

@@ -32,7 +32,7 @@ def openai_client(stack: RunningStack) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
 
 
-def claude(stack: RunningStack) -> anthropic.Anthropic:
+def messages_client(stack: RunningStack) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=stack.url, api_key="x", max_retries=0)
 
 
@@ -63,7 +63,7 @@ def test_a_json_object_and_a_stream_of_a_schema(stack: RunningStack) -> None:
 
 
 def test_messages_have_the_form_of_a_schema(stack: RunningStack) -> None:
-    message = claude(stack).messages.create(
+    message = messages_client(stack).messages.create(
         model=EMBEDDED_NAME,
         max_tokens=100,
         messages=[{"role": "user", "content": "A fox?"}],
@@ -92,7 +92,7 @@ def test_required_calls(stack: RunningStack) -> None:
     assert call.type == "function_call"
     assert call.name == "note"
     jsonschema.validate(json.loads(call.arguments), SCHEMA)
-    message = claude(stack).messages.create(
+    message = messages_client(stack).messages.create(
         model=EMBEDDED_NAME,
         max_tokens=150,
         messages=[{"role": "user", "content": "A fox?"}],

@@ -41,8 +41,8 @@ def said(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "text", "max_tokens": 2000, "messages": messages, **fields}
 
 
-async def test_a_text(claude: anthropic.AsyncAnthropic) -> None:
-    message = await claude.messages.create(**said("Grüße 🙂", system="Be brief."))
+async def test_a_text(messages_client: anthropic.AsyncAnthropic) -> None:
+    message = await messages_client.messages.create(**said("Grüße 🙂", system="Be brief."))
     [block] = message.content
     assert block.type == "text"
     assert block.text == "Grüße 🙂"
@@ -50,15 +50,15 @@ async def test_a_text(claude: anthropic.AsyncAnthropic) -> None:
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert message.id.startswith("msg_")
     assert message.usage.output_tokens > 5
-    counted = await claude.messages.count_tokens(
+    counted = await messages_client.messages.count_tokens(
         model="text", messages=said("Grüße 🙂")["messages"], system="Be brief."
     )
     cached = message.usage.cache_read_input_tokens or 0
     assert counted.input_tokens == message.usage.input_tokens + cached
 
 
-async def test_a_stream(claude: anthropic.AsyncAnthropic) -> None:
-    async with claude.messages.stream(**said("Grüße 🙂 to you")) as stream:
+async def test_a_stream(messages_client: anthropic.AsyncAnthropic) -> None:
+    async with messages_client.messages.stream(**said("Grüße 🙂 to you")) as stream:
         pieces = [text async for text in stream.text_stream]
         final = await stream.get_final_message()
     assert "".join(pieces) == "Grüße 🙂 to you"
@@ -69,10 +69,10 @@ async def test_a_stream(claude: anthropic.AsyncAnthropic) -> None:
     assert final.stop_reason == "end_turn"
 
 
-async def test_calls_and_thinking(claude: anthropic.AsyncAnthropic) -> None:
+async def test_calls_and_thinking(messages_client: anthropic.AsyncAnthropic) -> None:
     request = said(CALLS, tools=TOOLS, thinking=THINKS)
-    whole = await claude.messages.create(**request)
-    async with claude.messages.stream(**request) as stream:
+    whole = await messages_client.messages.create(**request)
+    async with messages_client.messages.stream(**request) as stream:
         final = await stream.get_final_message()
     for message in (whole, final):
         thinking, text, weather, time = message.content
@@ -87,26 +87,32 @@ async def test_calls_and_thinking(claude: anthropic.AsyncAnthropic) -> None:
         assert message.stop_reason == "tool_use"
 
 
-async def test_thinking_is_shown_only_if_it_is_asked_for(claude: anthropic.AsyncAnthropic) -> None:
+async def test_thinking_is_shown_only_if_it_is_asked_for(
+    messages_client: anthropic.AsyncAnthropic,
+) -> None:
     for thinking in ({}, {"thinking": {"type": "disabled"}}):
-        message = await claude.messages.create(**said(CALLS, tools=TOOLS, **thinking))
+        message = await messages_client.messages.create(**said(CALLS, tools=TOOLS, **thinking))
         assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
 
 
-async def test_one_call_only_if_they_are_not_parallel(claude: anthropic.AsyncAnthropic) -> None:
+async def test_one_call_only_if_they_are_not_parallel(
+    messages_client: anthropic.AsyncAnthropic,
+) -> None:
     choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
-    message = await claude.messages.create(**said(CALLS, tools=TOOLS, tool_choice=choice))
+    message = await messages_client.messages.create(**said(CALLS, tools=TOOLS, tool_choice=choice))
     assert [block.type for block in message.content] == ["text", "tool_use"]
     none: Any = {"type": "none"}
     one = call("time", "{}")
-    message = await claude.messages.create(**said(one, tools=TOOLS, tool_choice=none))
+    message = await messages_client.messages.create(**said(one, tools=TOOLS, tool_choice=none))
     [block] = message.content
     assert block.type == "text"
     assert block.text == one
 
 
-async def test_a_conversation_goes_on_after_calls(claude: anthropic.AsyncAnthropic) -> None:
-    first = await claude.messages.create(**said(CALLS, tools=TOOLS, thinking=THINKS))
+async def test_a_conversation_goes_on_after_calls(
+    messages_client: anthropic.AsyncAnthropic,
+) -> None:
+    first = await messages_client.messages.create(**said(CALLS, tools=TOOLS, thinking=THINKS))
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
         for block in first.content
@@ -118,7 +124,7 @@ async def test_a_conversation_goes_on_after_calls(claude: anthropic.AsyncAnthrop
         {"role": "assistant", "content": first.content},
         {"role": "user", "content": [*results, {"type": "text", "text": ask("It is sunny.")}]},
     ]
-    answer = await claude.messages.create(
+    answer = await messages_client.messages.create(
         model="text", max_tokens=100, messages=messages, tools=TOOLS, thinking=THINKS
     )
     [block] = answer.content
@@ -126,28 +132,30 @@ async def test_a_conversation_goes_on_after_calls(claude: anthropic.AsyncAnthrop
     assert block.text == "It is sunny."
 
 
-async def test_stop_reasons(claude: anthropic.AsyncAnthropic) -> None:
-    cut = await claude.messages.create(**said("word " * 50, max_tokens=10))
+async def test_stop_reasons(messages_client: anthropic.AsyncAnthropic) -> None:
+    cut = await messages_client.messages.create(**said("word " * 50, max_tokens=10))
     assert cut.stop_reason == "max_tokens"
-    stopped = await claude.messages.create(**said("one two three", stop_sequences=[" three"]))
+    stopped = await messages_client.messages.create(
+        **said("one two three", stop_sequences=[" three"])
+    )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " three")
     assert stopped.content[0].type == "text"
     assert stopped.content[0].text == "one two"
 
 
 async def test_errors_have_the_form_of_this_api(
-    claude: anthropic.AsyncAnthropic, fleet: Fleet
+    messages_client: anthropic.AsyncAnthropic, fleet: Fleet
 ) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
-        await claude.messages.create(**{**said("x"), "model": "none"})
+        await messages_client.messages.create(**{**said("x"), "model": "none"})
     body: Any = missing.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
     with pytest.raises(anthropic.BadRequestError, match="max_tokens") as invalid:
-        await claude.messages.create(**said("x", max_tokens=0))
+        await messages_client.messages.create(**said("x", max_tokens=0))
     body = invalid.value.body
     assert body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
-        await claude.messages.create(**said("word " * 9000))
+        await messages_client.messages.create(**said("word " * 9000))
     async with httpx.AsyncClient(base_url=fleet.urls[0]) as http:
         wrong_method = (await http.get("/v1/messages")).json()
         no_json = (await http.post("/v1/messages", content=b"{")).json()
@@ -156,11 +164,11 @@ async def test_errors_have_the_form_of_this_api(
     assert nowhere["error"]["type"] == "not_found_error"
 
 
-async def test_models(claude: anthropic.AsyncAnthropic) -> None:
-    [model] = [model async for model in claude.models.list()]
+async def test_models(messages_client: anthropic.AsyncAnthropic) -> None:
+    [model] = [model async for model in messages_client.models.list()]
     assert (model.id, model.type, model.display_name) == ("text", "model", "text")
     assert model.created_at.year >= 2024
-    assert (await claude.models.retrieve("text")).id == "text"
+    assert (await messages_client.models.retrieve("text")).id == "text"
 
 
 async def test_a_killed_scheduler_changes_nothing(fleet: Fleet) -> None:
