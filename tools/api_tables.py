@@ -96,9 +96,9 @@ def _states(path: str) -> dict[str, str]:
     states = dict.fromkeys(known, "ignored")
     for prefix, model in _objects(MODELS[path], ""):
         states |= {prefix + name: "refused" for name in model.refused}
-        states |= {prefix + name: "hint" for name in model.hints}
         works = {prefix + (field.alias or name) for name, field in model.model_fields.items()}
         states |= dict.fromkeys(works, "works")
+        states |= {prefix + name: "hint" for name in model.hints}
     return states | dict.fromkeys(NAMES["refused_by_checks"].get(path, ()), "refused")
 
 

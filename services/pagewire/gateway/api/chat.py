@@ -5,10 +5,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Discriminator, Field, JsonValue, Tag, create_model
+from pydantic import Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
-from pagewire.gateway.api.fields import Count, GenerationFields, Int32, NumLogprobs, Strict
+from pagewire.gateway.api.fields import (
+    Count,
+    GenerationFields,
+    Int32,
+    NumLogprobs,
+    Strict,
+    string_or_array,
+)
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.limits import BodyLimits
@@ -63,20 +70,10 @@ class ContentPart(Strict):
     text: str | None = None
 
 
-def _content_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<parts>" if isinstance(value, list) else None
-
-
 Content = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[ContentPart], Field(fail_fast=True), Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="content",
-        custom_error_message="it must be a string or an array of content parts",
-    ),
+    string_or_array("content", "<parts>", "content parts"),
 ]
 
 

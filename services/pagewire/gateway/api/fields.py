@@ -45,19 +45,27 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = None
 
 
-def _stop_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<strings>" if isinstance(value, list) else None
+def string_or_array(field: str, tag: str, entries: str) -> Any:
+    """The discriminator of a string, tagged `<string>`, or an array, tagged `tag`.
+
+    `field` and `entries` are for the error of any other value.
+    """
+
+    def kind(value: Any) -> str | None:
+        if isinstance(value, str):
+            return "<string>"
+        return tag if isinstance(value, list) else None
+
+    return Discriminator(
+        kind,
+        custom_error_type=field,
+        custom_error_message=f"it must be a string or an array of {entries}",
+    )
 
 
 Stop = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[str], Field(fail_fast=True), Tag("<strings>")],
-    Discriminator(
-        _stop_kind,
-        custom_error_type="stop",
-        custom_error_message="it must be a string or an array of strings",
-    ),
+    string_or_array("stop", "<strings>", "strings"),
 ]
 
 

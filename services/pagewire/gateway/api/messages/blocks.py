@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag
 
 from pagewire.errors import RequestError, invalid
-from pagewire.gateway.api.fields import Strict
+from pagewire.gateway.api.fields import Strict, string_or_array
 from pagewire.gateway.api.messages.unsupported import BLOCK_HINTS
 from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.turns import ToolCall, Turn
@@ -76,17 +76,7 @@ ResultBlock = Annotated[
 ]
 
 
-def _content_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<blocks>" if isinstance(value, list) else None
-
-
-_CONTENT = Discriminator(
-    _content_kind,
-    custom_error_type="content",
-    custom_error_message="it must be a string or an array of content blocks",
-)
+_CONTENT = string_or_array("content", "<blocks>", "content blocks")
 ResultContent = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[ResultBlock], Field(fail_fast=True), Tag("<blocks>")],

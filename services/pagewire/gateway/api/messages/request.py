@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, JsonValue, Tag, create_model
+from pydantic import Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.conversation_job import conversation_job
-from pagewire.gateway.api.fields import GenerationFields, Strict
+from pagewire.gateway.api.fields import GenerationFields, Strict, string_or_array
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages.blocks import Message, TextBlock, text_of, turns_of
@@ -62,20 +62,10 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
-def _system_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<blocks>" if isinstance(value, list) else None
-
-
 System = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[TextBlock], Field(fail_fast=True), Tag("<blocks>")],
-    Discriminator(
-        _system_kind,
-        custom_error_type="system",
-        custom_error_message="it must be a string or an array of text blocks",
-    ),
+    string_or_array("system", "<blocks>", "text blocks"),
 ]
 Messages = Annotated[list[Message], Field(fail_fast=True)]
 

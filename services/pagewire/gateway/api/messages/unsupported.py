@@ -21,6 +21,6 @@ BLOCK_HINTS = frozenset({"cache_control", "citations", "caller"})
 TOOL_HINTS = frozenset(
     {"cache_control", "eager_input_streaming", "input_examples", "allowed_callers"}
 )
-THINKING_HINTS = frozenset({"display"})
+THINKING_HINTS = frozenset({"budget_tokens", "display"})
 OUTPUT_CONFIG: Neutral = {"task_budget": ()}
 TOOL: Neutral = {"defer_loading": (False,)}

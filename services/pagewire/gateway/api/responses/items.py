@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from pagewire.errors import RequestError, invalid
-from pagewire.gateway.api.fields import Strict
+from pagewire.gateway.api.fields import Strict, string_or_array
 from pagewire.gateway.api.responses.unsupported import CALL, ITEM_HINTS, PART_HINTS
 from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.turns import ToolCall, Turn
@@ -36,19 +36,9 @@ class Part(Strict):
         return self.text
 
 
-def _content_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<parts>" if isinstance(value, list) else None
-
-
 Content = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[Part], Field(fail_fast=True), Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="content",
-        custom_error_message="it must be a string or an array of parts",
-    ),
+    string_or_array("content", "<parts>", "parts"),
 ]
 
 

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, JsonValue, Tag, create_model
+from pydantic import Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.events import members
-from pagewire.gateway.api.fields import Count, GenerationFields, Strict
+from pagewire.gateway.api.fields import Count, GenerationFields, Strict, string_or_array
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.responses.events import ResponseForm
@@ -73,22 +73,12 @@ class ReasoningFields(Strict):
     effort: str | None = None
 
 
-def _input_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<items>" if isinstance(value, list) else None
-
-
 def input_type(max_items: int | None = None) -> Any:
     """The type of `input`, with a bound on its items that is checked while they are parsed."""
     items = Annotated[list[Item], Field(fail_fast=True, max_length=max_items), Tag("<items>")]
     return Annotated[
         Annotated[str, Tag("<string>")] | items,
-        Discriminator(
-            _input_kind,
-            custom_error_type="input",
-            custom_error_message="it must be a string or an array of items",
-        ),
+        string_or_array("input", "<items>", "items"),
     ]
 
 

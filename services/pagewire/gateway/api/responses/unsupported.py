@@ -5,7 +5,8 @@ See `pagewire.gateway.api.unsupported`.
 
 from pagewire.gateway.api.unsupported import COMMON, COMMON_HINTS, Neutral
 
-RESPONSE_HINTS = COMMON_HINTS | {"access_programs"}
+# `metadata` comes back in the answer.
+RESPONSE_HINTS = (COMMON_HINTS - {"metadata"}) | {"access_programs"}
 RESPONSE: Neutral = {
     **{name: values for name, values in COMMON.items() if name not in RESPONSE_HINTS},
     "background_options": (),
