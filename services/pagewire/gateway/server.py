@@ -109,6 +109,7 @@ async def _serve(
         parser_processes=config.parser_processes,
         parse_timeout=config.parse_timeout,
         strict_fields=config.strict_fields,
+        page=config.page,
     )
     metrics.registry.register(
         LoadCollector(

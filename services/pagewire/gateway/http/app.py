@@ -29,6 +29,7 @@ from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.page.files import page_files
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
@@ -60,6 +61,7 @@ class Gateway:
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
     strict_fields: bool = GatewayConfig.strict_fields
+    page: bool = GatewayConfig.page
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
@@ -144,6 +146,8 @@ def create_app(gateway: Gateway) -> ASGIApp:
     if gateway.describe:
         routes.describe()
         open_paths |= DESCRIPTION_PATHS
+    if gateway.page:
+        open_paths |= _add_page(routes)
     routes.allow_head()
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
@@ -193,6 +197,14 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
     get("/version", status.version, "version")
     if gateway.shows_metrics:
         get("/metrics", status.metrics, "metrics")
+
+
+def _add_page(routes: Routes) -> frozenset[str]:
+    """Adds the page; the paths of its files, which need no key: they are the same for everybody."""
+    files = page_files()
+    for path, file in files.items():
+        routes.get_unlisted(path, file.answer)
+    return frozenset(files)
 
 
 def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
