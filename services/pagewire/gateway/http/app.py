@@ -29,6 +29,7 @@ from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.page.engine_view import EVENTS_PATH, EngineView
 from pagewire.gateway.page.files import page_files
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # The paths of requests that generate. They are limited, charged and timed.
 GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
+# The paths that tell of other clients' requests: they need an operator's key.
+OPERATOR_PATHS = frozenset({EVENTS_PATH})
 # The paths of other requests with a body. They are limited, and count as a request of their key.
 COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH, messages.COUNT_PATH)
 
@@ -65,6 +68,7 @@ class Gateway:
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
+    engine: EngineView = field(init=False)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(
@@ -76,6 +80,7 @@ class Gateway:
             COUNTED,
         )
         self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
+        self.engine = EngineView(self.schedulers, self.metrics)
         self.parser = ParserPool(
             self.limits,
             self.max_body_bytes,
@@ -147,14 +152,14 @@ def create_app(gateway: Gateway) -> ASGIApp:
         routes.describe()
         open_paths |= DESCRIPTION_PATHS
     if gateway.page:
-        open_paths |= _add_page(routes)
+        open_paths |= _add_page(routes, gateway.engine)
     routes.allow_head()
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths)
+    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths, OPERATOR_PATHS)
     # The outermost layer: a page can read a refusal only if it has these headers too.
     return allow_origins(gateway.traffic.wrap(with_access), gateway.cors_origins)
 
@@ -199,8 +204,9 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
         get("/metrics", status.metrics, "metrics")
 
 
-def _add_page(routes: Routes) -> frozenset[str]:
+def _add_page(routes: Routes, engine: EngineView) -> frozenset[str]:
     """Adds the page; the paths of its files, which need no key: they are the same for everybody."""
+    routes.get_unlisted(EVENTS_PATH, engine.events)
     files = page_files()
     for path, file in files.items():
         routes.get_unlisted(path, file.answer)

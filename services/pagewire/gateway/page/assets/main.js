@@ -2,12 +2,14 @@
 
 import { Chat } from "./chat.js";
 import { byId, element, toast } from "./dom.js";
+import { Engine } from "./engine.js";
 import { apiKey, models, setApiKey } from "./server.js";
 
 const VIEWS = ["chat", "engine"];
 const RETRY_MS = 2000;
 
 const chat = new Chat(askForKey);
+const engine = new Engine(askForKey);
 
 function show() {
   const name = VIEWS.find((view) => location.hash === `#${view}`) ?? "chat";
@@ -17,6 +19,7 @@ function show() {
     if (view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  engine.shown = name === "engine";
   document.title = name === "chat" ? "Pagewire" : "Engine · Pagewire";
 }
 
