@@ -110,6 +110,7 @@ async def _serve(
         parse_timeout=config.parse_timeout,
         strict_fields=config.strict_fields,
         page=config.page,
+        playground_socket=config.playground_socket,
     )
     metrics.registry.register(
         LoadCollector(

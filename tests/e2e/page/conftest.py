@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def stack() -> Iterator[RunningStack]:
     """`pagewire run` with the embedded model and a playground. A test may kill its worker."""
-    with running_stack() as started:
+    with running_stack("--playground") as started:
         yield started
 
 

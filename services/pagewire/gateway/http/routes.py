@@ -56,6 +56,10 @@ class Routes:
         """A route for GET and HEAD that is no part of the API: the description leaves it out."""
         self._app.add_route(path, answer, methods=["GET"], include_in_schema=False)
 
+    def post_unlisted(self, path: str, answer: Callable[[Request], Any]) -> None:
+        """The same for POST."""
+        self._app.add_route(path, answer, methods=["POST"], include_in_schema=False)
+
     def describe(self) -> None:
         """Adds the description of the routes so far, and a page that shows it."""
         document = get_openapi(

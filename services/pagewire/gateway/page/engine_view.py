@@ -41,6 +41,14 @@ class EngineView:
             error.headers = {"retry-after": "5"}
             raise
 
+    async def busiest_worker(self) -> str | None:
+        """The address of the worker with the most requests; None if no scheduler shows one."""
+        links = [*self._schedulers.links.values()][:MAX_SCHEDULERS]
+        snapshots = await asyncio.gather(*(self._ask(link, 0) for link in links if link.connected))
+        workers = [worker for snapshot in snapshots if snapshot for worker in snapshot.workers]
+        busiest = max(workers, key=lambda worker: worker.num_running, default=None)
+        return None if busiest is None else busiest.address
+
     async def _text(self) -> str:
         links = [*self._schedulers.links.values()][:MAX_SCHEDULERS]
         schedulers = await asyncio.gather(*(self._scheduler(link) for link in links))
@@ -68,18 +76,21 @@ class EngineView:
         }
 
     async def _snapshot(self, link: Link) -> dict[str, Any] | None:
-        """None if the scheduler does not answer, or is older than this call."""
         process, steps = self._steps_seen.get(link.target, ("", 0))
-        seen = steps if process == link.instance else 0
-        request = pb.SnapshotRequest(steps_after=seen).SerializeToString()
-        try:
-            async with asyncio.timeout(_CALL_SECONDS):
-                answer = await link.call("GetSnapshot", request)
-        except (RequestError, TimeoutError):
+        snapshot = await self._ask(link, steps if process == link.instance else 0)
+        if snapshot is None:
             return None
-        snapshot = pb.Snapshot.FromString(answer)
         self._steps_seen[link.target] = snapshot.instance_id, snapshot.steps.last
         return snapshot_json(snapshot)
+
+    async def _ask(self, link: Link, steps_after: int) -> pb.Snapshot | None:
+        """None if the scheduler does not answer, or is older than this call."""
+        request = pb.SnapshotRequest(steps_after=steps_after).SerializeToString()
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                return pb.Snapshot.FromString(await link.call("GetSnapshot", request))
+        except (RequestError, TimeoutError):
+            return None
 
 
 def snapshot_json(snapshot: pb.Snapshot) -> dict[str, Any]:

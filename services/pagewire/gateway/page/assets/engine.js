@@ -4,6 +4,7 @@ import { BlockMap, legend } from "./blocks.js";
 import { byId, element } from "./dom.js";
 import { Figures } from "./figures.js";
 import { History } from "./history.js";
+import { killButton } from "./playground.js";
 import { prefixRows } from "./prefixes.js";
 import { requestRows } from "./requests.js";
 import { call, events } from "./server.js";
@@ -140,7 +141,8 @@ class WorkerCard {
     this._prefixes = element("div", { className: "prefixes" });
     this._prefixCount = element("span", { className: "soft" });
     this.root = element("article", { className: "worker", "aria-label": name, title: address },
-      element("header", {}, element("h4", {}, name), this._state, this._about),
+      element("header", {}, element("h4", {}, name), this._state, this._about,
+        element("span", { className: "grow" }), killButton(address)),
       this._device.root, this._host.root, this._timeline.root,
       element("section", {},
         element("h5", {}, "Cached prefixes ", this._prefixCount), this._prefixes));

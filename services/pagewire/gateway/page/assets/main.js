@@ -3,6 +3,7 @@
 import { Chat } from "./chat.js";
 import { byId, element, toast } from "./dom.js";
 import { Engine } from "./engine.js";
+import { offerKill } from "./playground.js";
 import { apiKey, models, setApiKey } from "./server.js";
 
 const VIEWS = ["chat", "engine"];
@@ -56,4 +57,5 @@ byId("key").addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", show);
 window.addEventListener("beforeunload", () => chat.stop());
 show();
+offerKill();
 loadModels();
