@@ -60,6 +60,7 @@ def _ready_block(model: str, stack: Stack, seconds: float) -> str:
     curl -N {stack.url}/v1/chat/completions -H 'Content-Type: application/json' \\
       -d '{json.dumps(body)}'
     pagewire chat --url {stack.url}
+    or open {stack.url} in a browser
 
   gRPC: {stack.grpc_address}    Ctrl-C ends everything.
 """

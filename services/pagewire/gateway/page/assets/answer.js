@@ -4,7 +4,7 @@ import { call, events, ServerError } from "./server.js";
 import { TokenText } from "./tokens.js";
 
 // A longer silence is shown while it lasts, and named when the answer has ended.
-const PAUSE_MS = 1000;
+const PAUSE_MS = 400;
 
 export class Answer {
   /** Writes what arrives into `node`, and calls `changed()` after each piece. */
