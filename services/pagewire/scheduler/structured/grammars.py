@@ -7,6 +7,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from pagewire.errors import RequestError, invalid
 from pagewire.scheduler.structured.structural_tag import structural_tag_grammar
+from pagewire.schema_dates import with_real_dates
 from pagewire.v1 import inference_pb2 as pb
 
 # White space between the tokens of JSON: a blank, or a new line with its indentation. Without a
@@ -68,6 +69,9 @@ def shortened(reason: str) -> str:
 
 
 def _json_grammar(schema: str, output: pb.StructuredOutput) -> str:
+    value = json.loads(schema)
+    if with_real_dates(value):
+        schema = json.dumps(value)
     return LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(output))
 
 

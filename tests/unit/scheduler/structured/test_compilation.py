@@ -1,5 +1,7 @@
 """From a StructuredOutput to a grammar: what compiles, what is refused, and why."""
 
+import datetime
+import itertools
 import json
 import time
 from typing import Any
@@ -52,6 +54,21 @@ def accepts(text: str, made: str) -> bool:
 def test_kinds(made: str, good: str, bad: str) -> None:
     assert accepts(good, made)
     assert not accepts(bad, made)
+
+
+@pytest.mark.parametrize("fields", [{}, {"pattern": "^[0-9]"}])
+@pytest.mark.parametrize(("form", "ending"), [("date", ""), ("date-time", "T10:20:30Z")])
+def test_dates_exist(fields: dict[str, str], form: str, ending: str) -> None:
+    made = schema({"type": "string", "format": form, **fields})
+    years = (0, 1, 4, 99, 100, 400, 1900, 2000, 2023, 2024, 9999)
+    for year, (month, day) in itertools.product(years, [(2, 28), (2, 29), (2, 30), (12, 31)]):
+        text = f"{year:04}-{month:02}-{day:02}"
+        try:
+            datetime.date.fromisoformat(text)
+            exists = True
+        except ValueError:
+            exists = False
+        assert accepts(json.dumps(text + ending), made) == exists, text
 
 
 def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
