@@ -11,7 +11,7 @@ from support.scripted.asked_text import ask
 
 instructor = pytest.importorskip("instructor", reason="client libraries need make clients")
 
-MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA")
+MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS")
 
 
 class Animal(BaseModel, extra="forbid"):
@@ -41,12 +41,13 @@ def client(url: str, mode: str) -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_answer_is_an_object(servers: Servers, mode: str) -> None:
+    limit = "max_output_tokens" if mode.startswith("RESPONSES") else "max_tokens"
     found = client(servers.embedded, mode).chat.completions.create(
         model=EMBEDDED,
         response_model=Animal,
         messages=[{"role": "user", "content": "A fox?"}],
         max_retries=0,
-        max_tokens=200,
+        **{limit: 200},
     )
     assert isinstance(found, Animal)
 

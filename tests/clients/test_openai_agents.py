@@ -87,3 +87,21 @@ async def test_a_strict_tool_gets_arguments_of_its_schema(servers: Servers, api:
     result = await agents.Runner.run(agent, "A fox?")
     assert result.final_output == "done"
     assert given[0][0] in ("small", "large")
+
+
+@APIS
+async def test_an_agent_with_tools_answers_with_an_object(servers: Servers, api: str) -> None:
+    @agents.function_tool
+    def legs(size: Literal["small", "large"]) -> str:
+        """How many legs an animal has."""
+        return "4"
+
+    agent = agents.Agent(
+        name="helper",
+        model=model(servers.embedded, EMBEDDED, api),
+        model_settings=agents.ModelSettings(max_tokens=200),
+        tools=[legs],
+        output_type=Animal,
+    )
+    result = await agents.Runner.run(agent, "A fox?", max_turns=8)
+    assert isinstance(result.final_output, Animal)
