@@ -24,6 +24,7 @@ from pagewire.scheduler.requests.incoming_request import (
     expands,
     read_request,
 )
+from pagewire.scheduler.requests.job_admission import JobAdmissions
 from pagewire.scheduler.requests.open_request import error_finish
 from pagewire.scheduler.requests.single_stream import finish_in, request_error, response_of
 from pagewire.scheduler.requests.text_helper import detokenized, tokenized
@@ -173,12 +174,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
         Raises DecodeError for bytes that are no message, CorruptMessageError for damaged ones.
         """
+        jobs = JobAdmissions()
         try:
             async for message in requests:
                 buffer.received += 1
                 await buffer.read.wait()  # until the gateway has read its deltas
                 if message.WhichOneof("message") == "submit":
-                    self._submit(message.submit, buffer)
+                    self._submit(message.submit, buffer, jobs)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.endings.abort(buffer, message.abort)
                 elif message.WhichOneof("message") == "reserve":
@@ -189,7 +191,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             buffer.ready.set()
 
-    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer) -> None:
+    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer, jobs: JobAdmissions) -> None:
         try:
             incoming = _incoming(submit.request)
         except RequestError as failure:
@@ -197,7 +199,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         else:
             losses = submit.worker_losses if submit.HasField("worker_losses") else None
             self._engine.intake.submit(
-                incoming, buffer, submit.stream, submit.moved, worker_losses=losses
+                incoming,
+                buffer,
+                submit.stream,
+                submit.moved,
+                worker_losses=losses,
+                job=jobs.of(submit.job),
             )
 
     async def _write(

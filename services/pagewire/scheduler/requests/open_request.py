@@ -7,6 +7,7 @@ from pagewire.errors import RequestError
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
+from pagewire.scheduler.requests.job_admission import JobAdmission
 from pagewire.scheduler.requests.prompt_output import AwaitedPrompt
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb
@@ -23,6 +24,8 @@ class Request:
     arrival: int
     # It has run or waited elsewhere before: it may be queued where new requests are refused.
     moved: bool = False
+    # What decides about it together with other requests; None if it is alone.
+    job: JobAdmission | None = None
     # Workers of another scheduler that were lost while they computed it.
     worker_losses: pb.WorkerLosses | None = None
     sequence: Sequence | None = None
