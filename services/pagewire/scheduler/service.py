@@ -16,6 +16,7 @@ from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
 from pagewire.rpc.key_interceptor import current_caller
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS
+from pagewire.scheduler.core.queue.job_admission import JobAdmissions
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import (
@@ -24,7 +25,6 @@ from pagewire.scheduler.requests.incoming_request import (
     expands,
     read_request,
 )
-from pagewire.scheduler.requests.job_admission import JobAdmissions
 from pagewire.scheduler.requests.open_request import error_finish
 from pagewire.scheduler.requests.single_stream import finish_in, request_error, response_of
 from pagewire.scheduler.requests.text_helper import detokenized, tokenized

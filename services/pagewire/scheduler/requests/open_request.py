@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
+from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.job_admission import JobAdmission
 from pagewire.scheduler.requests.prompt_output import AwaitedPrompt
 from pagewire.scheduler.text.text_stream import TextStream
 from pagewire.v1 import inference_pb2 as pb

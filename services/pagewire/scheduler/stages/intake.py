@@ -12,13 +12,13 @@ from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
+from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.beam_request import begin_search, reserved_arrivals
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import IncomingRequest
-from pagewire.scheduler.requests.job_admission import JobAdmission
 from pagewire.scheduler.requests.open_request import Request, error_finish
 from pagewire.scheduler.requests.parsing import (
     ParsedRequest,

@@ -1,7 +1,7 @@
 """The requests of a job are decided upon together."""
 
 from pagewire.errors import Code, RequestError
-from pagewire.scheduler.requests.job_admission import MAX_JOBS, JobAdmission, JobAdmissions
+from pagewire.scheduler.core.queue.job_admission import MAX_JOBS, JobAdmission, JobAdmissions
 
 FULL = RequestError(Code.RESOURCE_EXHAUSTED, "full")
 
