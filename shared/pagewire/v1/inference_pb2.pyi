@@ -442,16 +442,18 @@ class MultiplexRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ..., reserve: bool = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("stream", "request", "moved", "worker_losses")
+    __slots__ = ("stream", "request", "moved", "worker_losses", "job")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     stream: int
     request: bytes
     moved: bool
     worker_losses: WorkerLosses
-    def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., moved: bool = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ...) -> None: ...
+    job: int
+    def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., moved: bool = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., job: _Optional[int] = ...) -> None: ...
 
 class WorkerLosses(_message.Message):
     __slots__ = ("workers", "alone")
