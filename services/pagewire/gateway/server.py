@@ -42,7 +42,7 @@ _OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, refused connections
 
 def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Exits with status 1 if it cannot start."""
-    configure("gateway", config.log_level)
+    configure("gateway", config.log_level, config.log_format)
     try:
         addresses = parse_addresses(config.schedulers)
         # Keys are not a setting: every user of the machine can see the flags of a process.
@@ -198,7 +198,7 @@ def _uvicorn_config(gateway: Gateway, config: GatewayConfig) -> uvicorn.Config:
         interface="asgi3",
         log_config=None,
         log_level="info" if debug else "warning",
-        access_log=debug,
+        access_log=False,  # request_log.py writes a line for each request
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,

@@ -22,6 +22,7 @@ from pagewire.scheduler.auth import (
     read_callers,
 )
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.reports.throughput import log_throughput
 from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.workers.membership import Workers
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def run_scheduler(config: SchedulerConfig) -> None:
     """Serves until SIGTERM or SIGINT; exits with status 1 and one line when it cannot start."""
-    logs.configure("scheduler", config.log_level)
+    logs.configure("scheduler", config.log_level, config.log_format)
     try:
         run_service(lambda stop: _serve(config, stop))
     except (OSError, RuntimeError, ValueError, RequestError) as error:
@@ -84,6 +85,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     tasks = [
         essential(asyncio.create_task(workers.run())),
         essential(asyncio.create_task(_follow_readiness(engine, health, changed))),
+        essential(asyncio.create_task(log_throughput(engine.load))),
     ]
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)

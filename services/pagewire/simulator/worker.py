@@ -55,7 +55,7 @@ class SimulatedWorker:
 
 def run_simulated_worker(config: SimulatedWorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; exits with status 1 and one line if it cannot start."""
-    logs.configure("worker", config.log_level)
+    logs.configure("worker", config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         run_service(partial(_serve, config))

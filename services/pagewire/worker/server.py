@@ -42,7 +42,7 @@ def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
     `pool` compiles kernels if this worker needs any. Callers start it before they import this
     module, so that both do their imports at the same time.
     """
-    logs.configure("worker", config.log_level)
+    logs.configure("worker", config.log_level, config.log_format)
     run_service(partial(_serve, config, pool))
 
 

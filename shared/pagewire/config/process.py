@@ -13,6 +13,9 @@ class ProcessConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Lowest severity of the messages that are logged."
     )
+    log_format: Literal["text", "json"] = setting(
+        "text", "How log records are written: one line of text each, or one JSON object each."
+    )
     drain_timeout: float = setting(
         30.0, "Seconds that running requests have to finish after SIGTERM.", minimum=0
     )

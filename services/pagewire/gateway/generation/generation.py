@@ -32,6 +32,7 @@ class Generation:
         "_attempts",
         "_eager",
         "_held",
+        "_reruns",
         "_text",
         "_tokens_at_loss",
         "_usage",
@@ -48,6 +49,7 @@ class Generation:
         "logprobs",
         "moved",
         "on_usage",
+        "preemptions",
         "prompt",
         "prompt_index",
         "prompt_tokens",
@@ -93,6 +95,9 @@ class Generation:
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
+        # What its schedulers report: how often they ran it again, and preempted it.
+        self._reruns = 0
+        self.preemptions = 0
         self.moved = False  # it has lost its scheduler, or has waited for one
         self.has_waited_twice = False
         self.refused_by: set[str] = set()  # schedulers that had no room for it
@@ -126,8 +131,19 @@ class Generation:
 
     def record_worker_losses(self, finish: pb.Finish) -> None:
         """Keeps what the scheduler that hands it back knows, for the next one."""
+        self._note_reruns(finish)
         losses = finish.worker_losses if finish.HasField("worker_losses") else None
         self.worker_losses = None if losses is None else (losses, len(self.tokens))
+
+    def _note_reruns(self, finish: pb.Finish) -> None:
+        self._reruns += finish.resumes
+        self.preemptions += finish.preemptions
+
+    @property
+    def resumes(self) -> int:
+        """How often it has continued, at another scheduler or on another worker, as far as known:
+        a scheduler reports its reruns at the end."""
+        return max(0, self._attempts - 1) + self._reruns
 
     @property
     def model(self) -> str:
@@ -169,6 +185,7 @@ class Generation:
     def record_usage(self, finish: pb.Finish) -> None:
         """Keeps the usage that its scheduler reports; it counts for an aborted generation too."""
         self._usage = usage_of(finish)
+        self._note_reruns(finish)
         if self.on_usage is not None:
             self.on_usage()
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, C
 from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
+from pagewire.gateway.http.request_log import GENERATIONS
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
@@ -34,6 +36,7 @@ from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
+from pagewire.lifecycle.logs import set_request_id
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +121,16 @@ class Gateway:
         del body
         job = identified(job, request.scope["state"])
         charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
-        response = await answer(job, self.schedulers, request.receive, charge, arrived)
+        state = request.scope["state"]
+        set_request_id(state[STATE])
+        response = await answer(
+            job,
+            self.schedulers,
+            request.receive,
+            charge,
+            arrived,
+            partial(state.__setitem__, GENERATIONS),
+        )
         return _naming_ignored(response, job.ignored)
 
     async def _call(self, request: Request, route: TextRoute) -> Response:
@@ -229,6 +241,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
-    log.error("request %s: the gateway failed", request.scope["state"].get(STATE) or "without id")
+    log.error("the gateway failed")  # the line has the request's id
     failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
     return error_response(ApiError.of(failure), request.url.path)

@@ -11,8 +11,10 @@ from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.http.request_log import log_request
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.request_ids import STATE, answered_header, given_id
+from pagewire.lifecycle.logs import set_request_id
 
 
 class Traffic:
@@ -81,6 +83,7 @@ class Traffic:
             refusal = self._refusal(generating) if generating or other else None
             try:
                 state[STATE] = given_id(scope)
+                set_request_id(state[STATE] or "")
             except RequestError as error:
                 refusal = error
             answering = app
@@ -101,7 +104,7 @@ class Traffic:
                 self._bytes -= body_bytes
                 if generating and refusal is None:
                     self._drain_rate.count_departure(time.perf_counter())
-                self._end(scope, time.perf_counter() - began)
+                self._end(scope, began, time.perf_counter() - began)
 
         return with_limits
 
@@ -136,16 +139,17 @@ class Traffic:
         self._none_open.clear()
         self._metrics.open_requests.set(self._open)
 
-    def _end(self, scope: Scope, seconds: float) -> None:
+    def _end(self, scope: Scope, began: float, seconds: float) -> None:
         self._open -= 1
         if self._open == 0:
             self._none_open.set()
         self._metrics.open_requests.set(self._open)
-        known = scope["path"] in self._generating or scope["path"] in self._others
+        known: bool = scope["path"] in self._generating or scope["path"] in self._others
         path = scope["path"] if known else "other"
-        route = getattr(scope.get("route"), "path", path)
-        outcome = scope["state"].get("outcome", "client_gone")
+        route = str(getattr(scope.get("route"), "path", path))
+        outcome: str = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()
+        log_request(scope, route, outcome, began, seconds)
         if route not in self._generating:
             return
         if outcome == "200":

@@ -10,6 +10,7 @@ from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.connection import Connection
 from pagewire.gateway.routing.delivery import MisplacedDelta, deliver, deliver_prompts
+from pagewire.lifecycle.logs import fields
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
@@ -292,6 +293,7 @@ class Link:
             begin,
             end,
             received,
+            extra=fields(request_id=generation.request_id),
         )
         if end > received and not generation.aborted:
             self._fail(generation, RequestError(Code.INTERNAL, "the scheduler's output has a gap"))

@@ -184,6 +184,7 @@ class Admission:
 
     def _requeue_preempted(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        sequence.num_preemptions += 1
         self.waiting.push(sequence)
 
     # Suspects

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
+from pagewire.limits import MAX_REQUEST_ID_LENGTH
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
@@ -79,6 +80,11 @@ class Request:
             finish.reason = pb.FINISH_REASON_STOP
             finish.stop_string = self.text.stop_string
         return rest
+
+
+def is_loggable(request_id: str) -> bool:
+    """Whether an id of a client's choice may be in logs."""
+    return len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isprintable()
 
 
 def error_finish(error: RequestError) -> pb.Finish:

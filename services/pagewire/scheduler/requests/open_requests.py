@@ -100,6 +100,8 @@ class OpenRequests:
         self.num_searches -= request.beams is not None
         self._remove(request)
         metrics.REQUESTS.labels(state.name.lower()).inc()
+        finish.resumes = sum(sequence.num_resumes for sequence in request.sequences)
+        finish.preemptions = sum(sequence.num_preemptions for sequence in request.sequences)
         completion_tokens = 0
         if request.beams is not None:
             finish.usage.CopyFrom(request.beams.usage())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.lifecycle.logs import set_request_id
 from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
@@ -163,6 +164,7 @@ class Intake:
         """Checks and tokenizes: small requests at once, large ones in a helper process."""
         message = incoming.message
         check_request_id(message.request_id)
+        set_request_id(message.request_id)
         check_model(message.model, self._model)
         if message.priority and not self._policy.uses_priority:
             raise invalid(

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from pagewire.lifecycle.logs import fields
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence, State
@@ -74,6 +75,7 @@ class Results:
             request.request_id,
             worker.link.address,
             error.message,
+            extra=fields(request_id=request.request_id),
         )
         if error.retryable and attempts <= self._max_retries:
             self._enqueue([sequence])
