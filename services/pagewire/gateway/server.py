@@ -23,6 +23,7 @@ from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
+from pagewire.gateway.other_names import publish_other_names
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
@@ -114,6 +115,9 @@ async def _serve(
         LoadCollector(
             lambda: [(link.target, link.load, link.ready) for link in [*schedulers.links.values()]]
         )
+    )
+    publish_other_names(
+        metrics, schedulers.models, lambda: [link.load for link in [*schedulers.links.values()]]
     )
     count_tasks(metrics.registry)
     measure_loop_lag(metrics.registry)

@@ -107,6 +107,10 @@ class Engine:
         """How busy this scheduler is."""
         return load.load(self._workers, self._admission, self.intake.bounds)
 
+    def counts(self) -> pb.Load:
+        """The load without its estimate of the wait; may be called on any thread."""
+        return load.counts(self._workers, self._admission)
+
     @property
     def ready(self) -> bool:
         """Whether a worker takes requests."""

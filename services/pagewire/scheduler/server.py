@@ -23,6 +23,7 @@ from pagewire.scheduler.auth import (
 )
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.reports.throughput import log_throughput
+from pagewire.scheduler.reports.vllm_names import publish_vllm_names
 from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.workers.membership import Workers
@@ -49,6 +50,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     engine = Engine(
         config, served_name(config.model, config.served_model_name), tokenizer, changed.set
     )
+    publish_vllm_names(engine.model, engine.counts)
     address = listen_address(config.grpc_host, config.grpc_port)
     callers = read_callers(config)
     public = public_credentials(config, address, callers.have_keys)
@@ -85,7 +87,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     tasks = [
         essential(asyncio.create_task(workers.run())),
         essential(asyncio.create_task(_follow_readiness(engine, health, changed))),
-        essential(asyncio.create_task(log_throughput(engine.load))),
+        essential(asyncio.create_task(log_throughput(engine.counts))),
     ]
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)
