@@ -11,6 +11,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -30,6 +31,10 @@ from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import run_service
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
+from pagewire.tracing.start import start_tracing
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +59,7 @@ def run_gateway(config: GatewayConfig) -> None:
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
         )
         _check_https(config)
+        tracing = start_tracing(config, "gateway")
         listener = _listen(config.host, config.port)
         metrics = GatewayMetrics()
         serve_metrics(config.metrics_host, config.gateway_metrics_port, metrics.registry)
@@ -67,7 +73,7 @@ def run_gateway(config: GatewayConfig) -> None:
             credentials=credentials,
             max_resumes=config.max_resumes,
         )
-        run_service(partial(_serve, config, schedulers, metrics, access, listener))
+        run_service(partial(_serve, config, schedulers, metrics, access, listener, tracing))
 
 
 class _Server(uvicorn.Server):
@@ -94,6 +100,7 @@ async def _serve(
     metrics: GatewayMetrics,
     access: AccessControl,
     listener: socket.socket,
+    tracing: "Tracing | None",
     stop: asyncio.Event,
 ) -> None:
     gateway = Gateway(
@@ -110,6 +117,7 @@ async def _serve(
         parser_processes=config.parser_processes,
         parse_timeout=config.parse_timeout,
         strict_fields=config.strict_fields,
+        tracing=tracing,
     )
     metrics.registry.register(
         LoadCollector(
@@ -140,6 +148,8 @@ async def _serve(
     await serving
     await gateway.parser.close()
     await schedulers.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 def _check_https(config: GatewayConfig) -> None:

@@ -27,6 +27,7 @@ from pagewire.scheduler.reports.vllm_names import publish_vllm_names
 from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.workers.membership import Workers
+from pagewire.tracing.start import start_tracing
 from pagewire.v1 import inference_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
         config, served_name(config.model, config.served_model_name), tokenizer, changed.set
     )
     publish_vllm_names(engine.model, engine.counts)
+    tracing = engine.intake.tracing = start_tracing(config, "scheduler")
     address = listen_address(config.grpc_host, config.grpc_port)
     callers = read_callers(config)
     public = public_credentials(config, address, callers.have_keys)
@@ -99,6 +101,8 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     await server.stop(grace=0.5)
     await engine.intake.helpers.close()
     await engine.intake.grammars.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:

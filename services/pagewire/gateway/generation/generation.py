@@ -4,6 +4,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
@@ -13,6 +14,9 @@ from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import OpenSpan
 
 
 class Generation:
@@ -59,6 +63,7 @@ class Generation:
         "started_at",
         "suspicion",
         "tokens",
+        "trace",
         "updates",
         "worker_losses",
     )
@@ -111,6 +116,8 @@ class Generation:
         # What its scheduler reported at its end, completed or not; `on_usage` is called then.
         self._usage: pb.Usage | None = None
         self.on_usage: Callable[[], None] | None = None
+        # The span of its HTTP request; None if it is not traced.
+        self.trace: OpenSpan | None = None
         if prompt is not None:
             if self._held:
                 prompt.tell(self)
@@ -121,6 +128,13 @@ class Generation:
     def losses(self) -> int:
         """How many schedulers in a row were lost with it, without a token of it in between."""
         return self.suspicion.losses if len(self.tokens) == self._tokens_at_loss else 0
+
+    def trace_event(self, name: str, scheduler: str) -> None:
+        """Notes in its trace, if there is one, what has happened with a scheduler."""
+        if self.trace is not None:
+            self.trace.event(
+                name, scheduler=scheduler, generation=self.index, tokens=len(self.tokens)
+            )
 
     def record_loss(self, loss: Loss) -> None:
         """The scheduler that ran it is lost."""

@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -21,10 +23,12 @@ from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
+from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
 from pagewire.gateway.http.request_log import GENERATIONS
+from pagewire.gateway.http.request_trace import TRACE
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
@@ -37,6 +41,9 @@ from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.lifecycle.logs import set_request_id
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +70,7 @@ class Gateway:
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
     strict_fields: bool = GatewayConfig.strict_fields
+    tracing: "Tracing | None" = None
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
@@ -75,6 +83,7 @@ class Gateway:
             max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
             COUNTED,
+            self.tracing,
         )
         self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
         self.parser = ParserPool(
@@ -129,7 +138,7 @@ class Gateway:
             request.receive,
             charge,
             arrived,
-            partial(state.__setitem__, GENERATIONS),
+            partial(_follow, state),
         )
         return _naming_ignored(response, job.ignored)
 
@@ -205,6 +214,14 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
     get("/version", status.version, "version")
     if gateway.shows_metrics:
         get("/metrics", status.metrics, "metrics")
+
+
+def _follow(state: dict[str, Any], generations: Sequence[Generation]) -> None:
+    """Notes a request's generations for its log line, and its span for them."""
+    state[GENERATIONS] = generations
+    if (span := state.get(TRACE)) is not None:
+        for generation in generations:
+            generation.trace = span
 
 
 def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:

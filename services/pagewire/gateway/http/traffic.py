@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,9 +13,13 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.http.request_log import log_request
+from pagewire.gateway.http.request_trace import TRACE, begin_trace, end_trace
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.request_ids import STATE, answered_header, given_id
 from pagewire.lifecycle.logs import set_request_id
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 
 class Traffic:
@@ -35,10 +40,12 @@ class Traffic:
         max_bytes: int,
         retry_after: Callable[[], int] = lambda: 0,
         others: tuple[str, ...] = (),
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._metrics = metrics
         self._generating = generating
         self._others = others
+        self._tracing = tracing
         self._max_open = max_open
         self._max_bytes = max_bytes
         self._retry_after = retry_after
@@ -86,6 +93,8 @@ class Traffic:
                 set_request_id(state[STATE] or "")
             except RequestError as error:
                 refusal = error
+            if self._tracing is not None and (generating or other):
+                state[TRACE] = begin_trace(self._tracing, scope)
             answering = app
             if refusal is not None:
                 answering = error_response(ApiError.of(refusal), scope["path"])
@@ -150,6 +159,8 @@ class Traffic:
         outcome: str = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()
         log_request(scope, route, outcome, began, seconds)
+        if (span := scope["state"].get(TRACE)) is not None:
+            end_trace(span, scope, outcome)
         if route not in self._generating:
             return
         if outcome == "200":

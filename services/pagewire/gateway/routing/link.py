@@ -195,6 +195,9 @@ class Link:
         message.submit.stream = stream
         message.submit.request = generation.next_attempt()
         message.submit.moved = generation.moved
+        if generation.trace is not None:
+            message.submit.traceparent = generation.trace.traceparent
+            message.submit.tracestate = generation.trace.tracestate
         if generation.worker_losses is not None:
             losses, num_tokens = generation.worker_losses
             if num_tokens == len(generation.tokens):

@@ -93,6 +93,7 @@ class WaitingGenerations:
                 for generation in self:
                     generation.suspicion.discard_trials()
         for generation in generations:
+            generation.trace_event("scheduler lost", link.target)
             self.add(generation)
         self.dispatch()
 
@@ -142,6 +143,7 @@ class WaitingGenerations:
             extra=fields(request_id=generation.request_id),
         )
         self._metrics.resumed.inc()
+        generation.trace_event("resumed", link.target)
         link.submit(generation)
 
     def _is_suspect(self, generation: Generation) -> bool:

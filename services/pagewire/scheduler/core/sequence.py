@@ -97,6 +97,8 @@ class Sequence:
     # How often it has started, and was preempted.
     num_starts: int = 0
     num_preemptions: int = 0
+    # For the worker, which makes a span of its own under it; empty if it is not traced.
+    traceparent: str = ""
     # The caller's request.
     owner: Any = None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pagewire.errors import RequestError
 from pagewire.limits import MAX_REQUEST_ID_LENGTH
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.prompt_output import AwaitedPrompt
@@ -47,6 +48,8 @@ class Request:
     # The timer that ends it; None without a deadline.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True
+    # Its spans; None if it is not traced.
+    trace: RequestTrace | None = None
     # The name of its API key; empty for peers.
     owner: str = ""
 

@@ -109,6 +109,8 @@ class Endings:
         if request.beams is not None:
             self._workers.forget(request.beams.close())
         self.open.close(request, state, finish)
+        if request.trace is not None:
+            request.trace.ended(state, finish)
         log_end(request, state, finish)
 
     def _abort_each(self, requests: list[Request]) -> None:

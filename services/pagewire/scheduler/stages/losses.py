@@ -33,6 +33,10 @@ class WorkerLosses:
         if not link.end_explained:
             loss = Loss(worker.info.instance_id, ended=True if link.step_timed_out else None)
         again = self._admission.lose_worker(worker.batch, loss, time.monotonic())
+        for sequence in again:
+            trace = sequence.owner.trace
+            if trace is not None and sequence.owner.beams is None:
+                trace.lost(link.address)
         if worker.draining and not again:
             log.info("worker %s has drained and is disconnected", link.address)
         elif link.closing and not again:

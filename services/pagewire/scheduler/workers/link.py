@@ -91,6 +91,11 @@ class WorkerLink:
         self._outgoing.append(pb.RunRequest(step=step))
         self._outgoing_filled.set()
 
+    def end_trace(self, slot: int) -> None:
+        """Tells the worker that the traced sequence in a slot has left it."""
+        self._outgoing.append(pb.RunRequest(trace_end=pb.TraceEnd(slots=[slot])))
+        self._outgoing_filled.set()
+
     def leave(self) -> None:
         """Ends the stream after the sent steps; connects again once the worker serves."""
         self._leaving = True
