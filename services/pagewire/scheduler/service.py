@@ -16,6 +16,7 @@ from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
 from pagewire.rpc.key_interceptor import current_caller
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS
+from pagewire.scheduler.core.queue.job_admission import JobAdmissions
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import (
@@ -173,12 +174,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
         Raises DecodeError for bytes that are no message, CorruptMessageError for damaged ones.
         """
+        jobs = JobAdmissions()
         try:
             async for message in requests:
                 buffer.received += 1
                 await buffer.read.wait()  # until the gateway has read its deltas
                 if message.WhichOneof("message") == "submit":
-                    self._submit(message.submit, buffer)
+                    self._submit(message.submit, buffer, jobs)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.endings.abort(buffer, message.abort)
                 elif message.WhichOneof("message") == "reserve":
@@ -189,7 +191,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             buffer.ready.set()
 
-    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer) -> None:
+    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer, jobs: JobAdmissions) -> None:
         try:
             incoming = _incoming(submit.request)
         except RequestError as failure:
@@ -197,7 +199,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         else:
             losses = submit.worker_losses if submit.HasField("worker_losses") else None
             self._engine.intake.submit(
-                incoming, buffer, submit.stream, submit.moved, worker_losses=losses
+                incoming,
+                buffer,
+                submit.stream,
+                submit.moved,
+                worker_losses=losses,
+                job=jobs.of(submit.job),
             )
 
     async def _write(

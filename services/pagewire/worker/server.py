@@ -18,6 +18,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
@@ -68,8 +69,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         loaded = await _unless(stop, launcher.call(partial(_load, config, pool, phases)))
         if loaded is not None:
             grammars = None
-            # A program draws its tokens itself.
-            if config.structured_output and config.backend == "torch":
+            if config.structured_output and loaded.backend.mask_words is not None:
                 model = resolve_model(config.model)
                 tokenizer = resolve_tokenizer(config.model, config.tokenizer)
                 read = partial(grammars_of, model, loaded.limits.vocab_size, tokenizer)
@@ -90,7 +90,9 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    masks = None if grammars is None else MaskThreads(grammars, end_process)
+    masks: MaskThreads | None = None
+    if grammars is not None and loaded.backend.mask_words is not None:
+        masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), end_process)
     info = worker_info(
         name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None
     )

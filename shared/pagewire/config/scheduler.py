@@ -112,11 +112,12 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         minimum=1,
     )
     max_waiting_seconds: float = setting(
-        1.0,
+        60.0,
         "Longest expected wait for admission, in seconds. It is estimated from the rate at which "
         "the queue empties; a request that would wait longer is refused (HTTP 429). While the "
-        "queue is younger than half this time, four times as much is allowed. Keep it below the "
-        "target for the time to first token; with `inf` requests wait without limit.",
+        "queue is younger than half this time, and than 5 s, four times as much is allowed. Give "
+        "less than the target for the time to first token, such as 1, where a late answer is worth "
+        "nothing; with `inf` requests wait without limit.",
         minimum=0.001,
     )
     hand_back_after: float = setting(

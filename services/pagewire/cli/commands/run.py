@@ -1,7 +1,6 @@
 """`pagewire run`: all services on one machine."""
 
 import asyncio
-import json
 import sys
 import time
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from pagewire.cli.launch.launch import launch
 from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
 from pagewire.cli.launch.supervisor import SUPERVISOR
+from pagewire.cli.ready import has_chat_template, ready_block
 from pagewire.cli.settings.options import configured
 from pagewire.models import served_name
 
@@ -25,7 +25,9 @@ def run(values: dict[str, Any]) -> None:
 
     async def serve(stack: Stack) -> None:
         name = served_name(values["model"], values["served_model_name"])
-        print(_ready_block(name, stack, time.monotonic() - started), flush=True)
+        chats = await has_chat_template(stack, values)
+        seconds = time.monotonic() - started
+        print(ready_block(name, stack, seconds, values, chats), flush=True)
         await asyncio.Event().wait()
 
     launch(full_stack, values, _Log(), serve)
@@ -45,21 +47,3 @@ class _Log:
         self._console.print(f"{name:<9} | ", style=style, end="")
         # Services' lines may contain brackets, which rich would take for markup.
         self._console.print(line, markup=False)
-
-
-def _ready_block(model: str, stack: Stack, seconds: float) -> str:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello! What can you do?"}],
-        "stream": True,
-    }
-    return f"""
-  Pagewire is ready: {model} at {stack.url} (started in {seconds:.1f} s)
-
-  Try it:
-    curl -N {stack.url}/v1/chat/completions -H 'Content-Type: application/json' \\
-      -d '{json.dumps(body)}'
-    pagewire chat --url {stack.url}
-
-  gRPC: {stack.grpc_address}    Ctrl-C ends everything.
-"""

@@ -18,6 +18,7 @@ from pagewire.v1 import inference_pb2 as pb
 class Generation:
     """What one candidate has received, and all that is needed to run it again elsewhere.
 
+    `job` is the number that all generations of a job have, 0 for one that is alone.
     `request` has the candidate's own fields, `common` those it shares with the other candidates of
     its prompt. `index` is its place in the job, `prompt_index` its prompt's place there.
     `arrived` is when its HTTP request arrived, by time.perf_counter(); now if None.
@@ -45,6 +46,7 @@ class Generation:
         "handed_back_by",
         "has_waited_twice",
         "index",
+        "job",
         "logprobs",
         "moved",
         "on_usage",
@@ -71,10 +73,12 @@ class Generation:
         common: CommonFields = NO_COMMON_FIELDS,
         arrived: float | None = None,
         prompt: PromptLog | None = None,
+        job: int = 0,
     ) -> None:
         self.request = request
         self.common = common
         self.index = index
+        self.job = job
         self.prompt_index = prompt_index
         self.updates = updates
         self.queued = False  # whether it is in `updates` now

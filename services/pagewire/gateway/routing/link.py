@@ -199,6 +199,7 @@ class Link:
         message.submit.stream = stream
         message.submit.request = generation.next_attempt()
         message.submit.moved = generation.moved
+        message.submit.job = generation.job
         if generation.worker_losses is not None:
             losses, num_tokens = generation.worker_losses
             if num_tokens == len(generation.tokens):

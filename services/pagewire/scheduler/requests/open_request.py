@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
+from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
@@ -23,6 +24,8 @@ class Request:
     arrival: int
     # It has run or waited elsewhere before: it may be queued where new requests are refused.
     moved: bool = False
+    # What decides about it together with other requests; None if it is alone.
+    job: JobAdmission | None = None
     # Workers of another scheduler that were lost while they computed it.
     worker_losses: pb.WorkerLosses | None = None
     sequence: Sequence | None = None

@@ -12,6 +12,7 @@ from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
+from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests import failures
@@ -68,7 +69,7 @@ class Intake:
         self.reservations = Reservations(endings.give_all_back)
         self.helpers = TextHelpers(config)
         self.grammars = CheckedGrammars(config)
-        self.bounds = QueueBounds(config, admission.waiting, endings.open)
+        self.bounds = QueueBounds(config, admission, endings.open)
         self._policy_name = config.policy
         self._policy = policy
         self._model = model
@@ -91,12 +92,13 @@ class Intake:
         moved: bool = False,
         owner: str = "",
         worker_losses: pb.WorkerLosses | None = None,
+        job: JobAdmission | None = None,
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
         `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
         while they ran it. A request without an id is given one. `owner` is the name of the API key
-        whose ids it shares; it is empty for all peers.
+        whose ids it shares; it is empty for all peers. `job` decides about it together with others.
         """
         message = incoming.message
         self._arrivals += 1
@@ -107,6 +109,7 @@ class Intake:
         request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
         request.owner = owner
         request.worker_losses = worker_losses
+        request.job = job
         self._arrivals += reserved_arrivals(message.beam_search.width)
         if self.reservations.is_for(buffer):
             self._endings.give_all_back()  # a reservation runs one request at a time
@@ -141,7 +144,11 @@ class Intake:
         if self.reservations.excludes(request.buffer):
             return failures.reserved()
         conflict = self._open.conflict(request)
-        return conflict or self.bounds.refusal(request.moved, tokens=0)
+        if conflict is not None or request.job is None:
+            return conflict or self.bounds.refusal(request.moved, tokens=0)
+        return request.job.refusal(
+            request.moved, lambda: self.bounds.refusal(request.moved, tokens=0)
+        )
 
     async def _parse_and_queue(self, incoming: IncomingRequest, request: Request) -> None:
         try:
@@ -225,7 +232,9 @@ class Intake:
         elif ended is not None:
             self._endings.close(request, State.COMPLETED, ended)
             return
-        full = self.bounds.refusal(request.moved, sequence.num_known)
+        # Others of its job may wait by now.
+        alone = request.job is None
+        full = self.bounds.refusal(request.moved, sequence.num_known) if alone else None
         if full is not None:
             self._close_failed(request, full)
             return
