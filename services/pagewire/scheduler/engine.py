@@ -119,6 +119,11 @@ class Engine:
         """Whether a worker takes requests."""
         return bool(self._admission.batches)
 
+    def num_running(self, link: WorkerLink) -> int:
+        """How many sequences run on a worker."""
+        worker = self._workers.by_link.get(link)
+        return 0 if worker is None else worker.batch.num_running
+
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""

@@ -133,9 +133,14 @@ class Link:
         return len(self._open) + self._requests_elsewhere
 
     @property
+    def num_workers(self) -> int:
+        """Workers ready there."""
+        return int(self.load.ready_workers)
+
+    @property
     def pressure(self) -> float:
         """Requests for each worker."""
-        return self.num_requests / max(1, self.load.ready_workers)
+        return self.num_requests / max(1, self.num_workers)
 
     def generations(self) -> list[Generation]:
         """The open generations that were not aborted."""
