@@ -20,6 +20,7 @@ from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.policies import make_admission, make_policy
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
+from pagewire.scheduler.snapshots.snapshot import Snapshots
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.intake import Intake
 from pagewire.scheduler.stages.losses import WorkerLosses
@@ -93,6 +94,7 @@ class Engine:
             self.endings,
             self.intake.enqueue,
         )
+        self.snapshots = Snapshots(self.instance_id, self._workers, self._admission)
         load.publish(self.endings.open, self._workers, self._admission)
 
     def models(self) -> pb.ListModelsResponse:
@@ -185,6 +187,8 @@ class Engine:
             worker.batch.slot_failed(error.slot)
         if result.HasField("prompt_logprobs"):
             self._prompts.take(worker, result.prompt_logprobs)
+        if worker.batch.in_flight:
+            self.snapshots.steps.note(worker.batch, worker.batch.in_flight[0], result.duration_us)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return outcome, logprobs

@@ -128,6 +128,11 @@ class Link:
         return not self._open
 
     @property
+    def num_open(self) -> int:
+        """Generations of this gateway that are open here."""
+        return len(self._open)
+
+    @property
     def num_requests(self) -> int:
         """Requests open there: those of this gateway, and those of others by its latest report."""
         return len(self._open) + self._requests_elsewhere
