@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
 from pagewire.rpc.key_interceptor import current_caller
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS
+from pagewire.scheduler.core.queue.job_admission import JobAdmissions
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import (
@@ -95,7 +96,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort_with(context, error)
         await self._engine.intake.reservations.until_free()
         buffer, finish = DeltaBuffer(), None
-        self._engine.intake.submit(incoming, buffer, 0, owner=owner)
+        parent = None
+        if self._engine.intake.tracing is not None:
+            parent = dict(_context(context.invocation_metadata() or ()))
+        self._engine.intake.submit(incoming, buffer, 0, owner=owner, parent=parent)
         try:
             while True:
                 await buffer.ready.wait()
@@ -191,12 +195,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
         Raises DecodeError for bytes that are no message, CorruptMessageError for damaged ones.
         """
+        jobs = JobAdmissions()
         try:
             async for message in requests:
                 buffer.received += 1
                 await buffer.read.wait()  # until the gateway has read its deltas
                 if message.WhichOneof("message") == "submit":
-                    self._submit(message.submit, buffer)
+                    self._submit(message.submit, buffer, jobs)
                 elif message.WhichOneof("message") == "abort":
                     self._engine.endings.abort(buffer, message.abort)
                 elif message.WhichOneof("message") == "reserve":
@@ -207,15 +212,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             buffer.ready.set()
 
-    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer) -> None:
+    def _submit(self, submit: pb.Submit, buffer: DeltaBuffer, jobs: JobAdmissions) -> None:
         try:
             incoming = _incoming(submit.request)
         except RequestError as failure:
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
             losses = submit.worker_losses if submit.HasField("worker_losses") else None
+            parent = None
+            if submit.traceparent:
+                parent = {"traceparent": submit.traceparent, "tracestate": submit.tracestate}
             self._engine.intake.submit(
-                incoming, buffer, submit.stream, submit.moved, worker_losses=losses
+                incoming,
+                buffer,
+                submit.stream,
+                submit.moved,
+                worker_losses=losses,
+                job=jobs.of(submit.job),
+                parent=parent,
             )
 
     async def _write(
@@ -292,6 +306,13 @@ async def _take_given_id(message: pb.GenerateRequest, context: Context) -> None:
             message.request_id = f"{given}.{secrets.token_hex(4)}"
             await context.send_initial_metadata(((REQUEST_ID_METADATA, given),))
             return
+
+
+def _context(metadata: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The W3C trace context in a call's metadata."""
+    for name, value in metadata:
+        if name in ("traceparent", "tracestate"):
+            yield name, str(value)
 
 
 def _incoming(request: pb.GenerateRequest | bytes) -> IncomingRequest:

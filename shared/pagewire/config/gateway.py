@@ -16,8 +16,9 @@ class GatewayConfig(RequestConfig):
     )
     schedulers: str = setting(
         "127.0.0.1:50051",
-        "Addresses of the schedulers, separated by commas: host:port or unix:PATH. A DNS name "
-        "stands for every address that it resolves to.",
+        "Addresses of the schedulers, separated by commas: host:port, unix:PATH, or file:PATH "
+        "for every address in a file, one a line. A DNS name stands for every address that it "
+        "resolves to. Names are resolved, and files read, again and again.",
     )
     resume_timeout: float = setting(
         30.0,

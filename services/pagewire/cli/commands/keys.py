@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pagewire.cli.errors import CommandError
+from pagewire.cli.help.commands import HelpCommand, HelpGroup
 
 
 def _limit(what: str) -> Any:
@@ -15,9 +16,14 @@ def _limit(what: str) -> Any:
 
 def make_app() -> typer.Typer:
     """The commands under `pagewire keys`."""
-    app = typer.Typer(help="API keys of gateways and schedulers.", no_args_is_help=True)
+    app = typer.Typer(
+        help="API keys of gateways and schedulers.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        cls=HelpGroup,
+    )
     app.callback()(_group)
-    app.command()(new)
+    app.command(cls=HelpCommand)(new)
     return app
 
 

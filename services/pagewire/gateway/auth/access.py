@@ -139,7 +139,8 @@ def _unauthorized(scope: Scope) -> ApiError:
     reason = "this API key is not valid" if has_key else "the request has no API key"
     return ApiError(
         401,
-        f"{reason}; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+        f"{reason}; send one as `Authorization: Bearer KEY` or `x-api-key: KEY` (`pagewire` takes "
+        "it from the environment variable PAGEWIRE_API_KEY, OpenAI's client from OPENAI_API_KEY)",
         code="invalid_api_key",
         # The body may be large and is not read.
         headers={"www-authenticate": "Bearer", "connection": "close"},
