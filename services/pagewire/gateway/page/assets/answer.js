@@ -42,6 +42,7 @@ export class Answer {
         method: "POST", body: JSON.stringify(this._body), signal: this._abort.signal,
       });
       for await (const event of events(response)) this._take(event);
+      if (!node.finish) node.error = "The connection ended before the answer did";
     } catch (error) {
       if (error.name === "AbortError") node.stopped = true;
       else if (error instanceof ServerError) [node.error, node.status] = [error.message, error.status];
