@@ -23,6 +23,7 @@ MINUTES ?= 30
 BIN := .venv/bin
 # Markers: what developers need is installed, or what running needs. The first includes the second.
 INSTALLED := .venv/installed
+CLIENTS := .venv-clients/bin
 RUNNABLE := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/runnable)
 INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' --venv-flags '$(VENV_FLAGS)'
 
@@ -30,12 +31,13 @@ INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_I
 # warp groups of Hopper's prefill attention wait for each other, and takes each hand-over for a race.
 SANITIZER := compute-sanitizer --error-exitcode 1
 
-.PHONY: help run demo test fuzz chaos soak sanitize check docs format protos bench structured clean
+.PHONY: help run demo test clients fuzz chaos soak sanitize check docs format protos bench structured clean
 
 help:
 	@echo "make run     everything on this machine: HTTP on 127.0.0.1:8000"
 	@echo "make demo    start, ask one question, show the answer and its speed, end"
 	@echo "make test    all tests that this machine can run"
+	@echo "make clients  LangChain, instructor, LiteLLM, OpenAI Agents and LlamaIndex against real processes"
 	@echo "make fuzz    100,000 wrong and nearly right inputs to every port; INPUTS=... for another number"
 	@echo "make chaos   800 streams while workers, schedulers and connections die; prints the pauses"
 	@echo "make soak    half an hour of load with a fault every 10 s; MINUTES=... for another time"
@@ -46,7 +48,7 @@ help:
 	@echo "make protos  generate shared/pagewire/v1 from protos/"
 	@echo "make bench   16 requests at once on this CPU, against transformers"
 	@echo "make structured  10,000 outputs for random JSON schemas, checked by jsonschema"
-	@echo "make clean   remove .venv and caches"
+	@echo "make clean   remove environments and caches"
 
 define CHECK_PYTHON
 @$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed, %s is %d.%d; give another with PYTHON=" % (sys.executable, v[0], v[1]))'
@@ -68,6 +70,15 @@ demo: $(RUNNABLE)
 
 test: $(INSTALLED)
 	$(BIN)/pytest $(ARGS)
+
+# They need other versions of some packages. What is imported is compiled when it is imported.
+.venv-clients/installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	$(CLIENTS)/python -m pip install --quiet --no-deps --no-compile -r $<
+	touch $@
+
+clients: $(INSTALLED) .venv-clients/installed
+	$(CLIENTS)/pytest tests/clients --confcutdir tests/clients $(ARGS)
 
 fuzz: $(INSTALLED)
 	PAGEWIRE_FUZZ_INPUTS=$(INPUTS) $(BIN)/pytest tests/fuzz --timeout 3600 $(ARGS)
@@ -110,4 +121,4 @@ structured: $(INSTALLED)
 	$(BIN)/python benchmarks/structured_output.py validity $(ARGS)
 
 clean:
-	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -54,17 +54,18 @@ class PythonCalls:
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """How a model is made to write a call: the text before its name and arguments, and after them.
+    """How a model is made to write calls: `begin CALL separator CALL ... close`.
 
-    `separator` stands between two calls. `trigger` is the beginning of `begin` that never begins
-    an answer in words. Names are JSON strings if `quoted`.
+    A call is `before NAME middle ARGUMENTS after`. Names are JSON strings if `quoted`. Arguments
+    are written as the format's `tagged` or `python` says, and as JSON without both.
     """
 
-    begin: str
+    before: str
     middle: str
-    end: str
-    separator: str
-    trigger: str
+    after: str
+    separator: str = ""
+    begin: str = ""
+    close: str = ""
     quoted: bool = True
 
 
@@ -88,8 +89,10 @@ class ToolFormat:
     separators: tuple[str, ...] = ()
     # The model's chat template takes ids of nine letters and digits only.
     short_ids: bool = False
-    # None if calls in this format cannot be enforced.
-    frame: CallFrame | None = None
+    # Calls are enforced in one of these frames, of which a model takes the one that it knows. All
+    # begin with `trigger`: a tag, or a character that no answer in words begins with.
+    frames: tuple[CallFrame, ...] = ()
+    trigger: str = ""
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -121,6 +124,16 @@ def _xml(begin: str, end: str) -> TaggedCalls:
     return TaggedCalls(begin, ">", "<parameter=", ">", "", "</parameter>", end)
 
 
+def _xml_frame(begin: str, end: str) -> CallFrame:
+    before, after = f"{begin}\n<function=", f"</function>\n{end}"
+    return CallFrame(before, ">\n", after, "\n", quoted=False)
+
+
+def _mistral_array(space: str) -> CallFrame:
+    begin = f"[TOOL_CALLS]{space}["
+    return CallFrame('{"name": ', ', "arguments": ', "}", ", ", begin, "]")
+
+
 _DEEPSEEK = NamedCalls(
     begin="<｜tool▁call▁begin｜>",
     prefixes=("function<｜tool▁sep｜>",),
@@ -134,68 +147,86 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         json=JsonCalls(),
         begins=("<tool_call>",),
         ends=("</tool_call>",),
-        frame=CallFrame(
-            '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n", "<tool_call>"
-        ),
+        frames=(CallFrame('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", "\n"),),
+        trigger="<tool_call>",
     ),
     "llama3_json": ToolFormat(
         json=JsonCalls(arguments=("parameters", "arguments")),
         begins=("<|python_tag|>",),
         bare=True,
         separators=(";", ","),
-        frame=CallFrame('{"name": ', ', "parameters": ', "}", "; ", "{"),
+        frames=(CallFrame('{"name": ', ', "parameters": ', "}", "; "),),
+        trigger="{",
     ),
     "qwen3_coder": ToolFormat(
         tagged=_xml("<function=", "</function>"),
         begins=("<tool_call>",),
         ends=("</tool_call>",),
         bare=True,
+        frames=(_xml_frame("<tool_call>", "</tool_call>"),),
+        trigger="<tool_call>",
     ),
     "mistral": ToolFormat(
         json=JsonCalls(),
         named=NamedCalls(separators=("[ARGS]",), id_begin="[CALL_ID]"),
         begins=("[TOOL_CALLS]",),
         short_ids=True,
+        # Newer models write a name, older ones an array.
+        frames=(
+            CallFrame("[TOOL_CALLS]", "[ARGS]", "", quoted=False),
+            *(_mistral_array(space) for space in (" ", "")),
+        ),
+        trigger="[TOOL_CALLS]",
     ),
     "pythonic": ToolFormat(
         python=PythonCalls(),
         begins=("<|python_start|>", "<|tool_call_start|>"),
         ends=("<|python_end|>", "<|tool_call_end|>"),
         bare=True,
+        frames=(CallFrame("", "(", ")", ", ", "[", "]", quoted=False),),
+        trigger="[",
     ),
     # V3 and R1 write `function<sep>NAME\n```json\n{...}\n```, V3.1 `NAME<sep>{...}`. Both are read.
     "deepseek_v3": ToolFormat(
         named=_DEEPSEEK,
         begins=("<｜tool▁calls▁begin｜>",),
         ends=("<｜tool▁calls▁end｜>",),
-        frame=CallFrame(
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            "\n```json\n",
-            "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            "",
-            "<｜tool▁calls▁begin｜>",
-            quoted=False,
+        frames=(
+            CallFrame(
+                before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                middle="\n```json\n",
+                after="\n```<｜tool▁call▁end｜>",
+                separator="\n",
+                begin="<｜tool▁calls▁begin｜>",
+                close="<｜tool▁calls▁end｜>",
+                quoted=False,
+            ),
         ),
+        trigger="<｜tool▁calls▁begin｜>",
     ),
     "deepseek_v31": ToolFormat(
         named=_DEEPSEEK,
         begins=("<｜tool▁calls▁begin｜>",),
         ends=("<｜tool▁calls▁end｜>",),
-        frame=CallFrame(
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            "",
-            "<｜tool▁calls▁begin｜>",
-            quoted=False,
+        frames=(
+            CallFrame(
+                before="<｜tool▁call▁begin｜>",
+                middle="<｜tool▁sep｜>",
+                after="<｜tool▁call▁end｜>",
+                begin="<｜tool▁calls▁begin｜>",
+                close="<｜tool▁calls▁end｜>",
+                quoted=False,
+            ),
         ),
+        trigger="<｜tool▁calls▁begin｜>",
     ),
     # What a model is made to write whose own format cannot be enforced.
     "json": ToolFormat(
         json=JsonCalls(),
         bare=True,
         separators=(",",),
-        frame=CallFrame('{"name": ', ', "arguments": ', "}", ", ", "{"),
+        frames=(CallFrame('{"name": ', ', "arguments": ', "}", ", "),),
+        trigger="{",
     ),
     "kimi_k2": ToolFormat(
         named=NamedCalls(
@@ -208,7 +239,12 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         begins=("<|tool_calls_section_begin|>",),
         ends=("<|tool_calls_section_end|>",),
     ),
-    "granite": ToolFormat(json=JsonCalls(), begins=("<|tool_call|>", "<tool_call>")),
+    "granite": ToolFormat(
+        json=JsonCalls(),
+        begins=("<|tool_call|>", "<tool_call>"),
+        frames=(CallFrame('{"name": ', ', "arguments": ', "}", ", ", "<|tool_call|>[", "]"),),
+        trigger="<|tool_call|>",
+    ),
     "glm45": ToolFormat(
         tagged=TaggedCalls(
             "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>", False
@@ -219,6 +255,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         tagged=_xml("<function=", "</function>"),
         begins=("<seed:tool_call>",),
         ends=("</seed:tool_call>",),
+        frames=(_xml_frame("<seed:tool_call>", "</seed:tool_call>"),),
+        trigger="<seed:tool_call>",
     ),
 }
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -91,7 +91,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort_with(context, error)
         await self._engine.intake.reservations.until_free()
         buffer, finish = DeltaBuffer(), None
-        self._engine.intake.submit(incoming, buffer, 0, owner=owner)
+        parent = None
+        if self._engine.intake.tracing is not None:
+            parent = dict(_context(context.invocation_metadata() or ()))
+        self._engine.intake.submit(incoming, buffer, 0, owner=owner, parent=parent)
         try:
             while True:
                 await buffer.ready.wait()
@@ -198,6 +201,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
             losses = submit.worker_losses if submit.HasField("worker_losses") else None
+            parent = None
+            if submit.traceparent:
+                parent = {"traceparent": submit.traceparent, "tracestate": submit.tracestate}
             self._engine.intake.submit(
                 incoming,
                 buffer,
@@ -205,6 +211,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 submit.moved,
                 worker_losses=losses,
                 job=jobs.of(submit.job),
+                parent=parent,
             )
 
     async def _write(
@@ -281,6 +288,13 @@ async def _take_given_id(message: pb.GenerateRequest, context: Context) -> None:
             message.request_id = f"{given}.{secrets.token_hex(4)}"
             await context.send_initial_metadata(((REQUEST_ID_METADATA, given),))
             return
+
+
+def _context(metadata: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The W3C trace context in a call's metadata."""
+    for name, value in metadata:
+        if name in ("traceparent", "tracestate"):
+            yield name, str(value)
 
 
 def _incoming(request: pb.GenerateRequest | bytes) -> IncomingRequest:

@@ -81,7 +81,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., visible_special_tokens: _Optional[_Iterable[str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., skip_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., return_prompt_token_ids: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_text: bool = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "begin_after", "whitespace_pattern", "field_name")
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "begin_after", "whitespace_pattern", "field_name", "tags")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class StructuredOutput(_message.Message):
     BEGIN_AFTER_FIELD_NUMBER: _ClassVar[int]
     WHITESPACE_PATTERN_FIELD_NUMBER: _ClassVar[int]
     FIELD_NAME_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
@@ -100,7 +101,8 @@ class StructuredOutput(_message.Message):
     begin_after: str
     whitespace_pattern: str
     field_name: str
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., structural_tag: _Optional[str] = ..., begin_after: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ..., field_name: _Optional[str] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., structural_tag: _Optional[str] = ..., begin_after: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ..., field_name: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("values",)
@@ -222,7 +224,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "worker_losses", "hypotheses")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "resumes", "preemptions", "worker_losses", "hypotheses")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,8 @@ class Finish(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOSSES_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
@@ -239,9 +243,11 @@ class Finish(_message.Message):
     error: Error
     queue_seconds: float
     cumulative_logprob: float
+    resumes: int
+    preemptions: int
     worker_losses: WorkerLosses
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., resumes: _Optional[int] = ..., preemptions: _Optional[int] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("token_ids", "text", "score", "reason", "stop_token_id")
@@ -440,18 +446,22 @@ class MultiplexRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[int] = ..., reserve: bool = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("stream", "request", "moved", "worker_losses", "job")
+    __slots__ = ("stream", "request", "moved", "worker_losses", "job", "traceparent", "tracestate")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOSSES_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     stream: int
     request: bytes
     moved: bool
     worker_losses: WorkerLosses
     job: int
-    def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., moved: bool = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., job: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., moved: bool = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., job: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class WorkerLosses(_message.Message):
     __slots__ = ("workers", "alone")

@@ -7,7 +7,7 @@ import jsonschema
 import openai
 import pytest
 
-from support.processes.stack_process import RunningStack
+from support.processes.stack_process import RunningStack, running_stack
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -61,6 +61,26 @@ def test_the_deltas_of_a_forced_call_add_up(chats: Any) -> None:
     parts = [part for chunk in stream for part in chunk.choices[0].delta.tool_calls or ()]
     assert parts[0].function.name == made.function.name == "weather"
     assert "".join(part.function.arguments for part in parts) == made.function.arguments
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "mistral", "pythonic", "deepseek_v3"])
+def test_calls_are_forced_in_the_format_of_the_model(parser: str) -> None:
+    with running_stack("--tool-parser", parser) as stack:
+        client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
+        for choice, tools in (("required", TOOLS), (NAMED, TOOLS)):
+            fields: dict[str, Any] = {"tools": tools, "tool_choice": choice, "temperature": 0}
+            fields["extra_body"] = {"max_tool_calls": 1}
+            answer = client.chat.completions.create(
+                model="pagewire-chat", messages=ASKED, max_tokens=300, **fields
+            )
+            [made] = answer.choices[0].message.tool_calls or ()
+            assert made.type == "function"
+            schema = PARAMETERS if made.function.name == "weather" else {"maxProperties": 0}
+            jsonschema.validate(json.loads(made.function.arguments), schema)
+            assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == (
+                "tool_calls",
+                None,
+            )
 
 
 def test_tools_of_a_model_without_a_format_are_refused(chats: Any) -> None:

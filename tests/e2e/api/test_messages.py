@@ -10,7 +10,7 @@ import pytest
 from support.clients.named_streams import events_of, merged
 from support.processes.fleet import Fleet
 from support.processes.fleet_checks import until_idle
-from support.scripted.text_worker import ask
+from support.scripted.asked_text import ask, call
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -24,10 +24,6 @@ TOOLS: list[Any] = [
     {"name": "time", "input_schema": {"type": "object"}},
 ]
 THINKS: Any = {"type": "enabled", "budget_tokens": 1024}
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 CALLS = (

@@ -11,7 +11,7 @@ from openai.types.responses import Response
 from support.clients.named_streams import events_of, merged
 from support.processes.fleet import Fleet
 from support.processes.fleet_checks import until_idle
-from support.scripted.text_worker import ask
+from support.scripted.asked_text import ask, call
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -27,10 +27,6 @@ TOOLS: list[Any] = [
     {"type": "function", "name": "time", "parameters": None, "strict": None},
 ]
 THOUGHTS = "<think>\nIs it warm?\n</think>\n\n"
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 CALLS = f"{THOUGHTS}Let me look.\n\n{call('weather', ARGUMENTS)}\n{call('time', '{}')}"

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from support.processes.fleet import Fleet
-from support.scripted.text_worker import ask
+from support.scripted.asked_text import ask, call
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -30,10 +30,6 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "time"}},
 ]
 ARGUMENTS = '{"city": "Köln 🙂 \\"}\\"", "days": [1, {"x": 2}]}'
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 TWO_CALLS = f"Let me look.\n\n{call('weather', ARGUMENTS)}\n{call('time', '{}')}"

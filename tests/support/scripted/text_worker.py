@@ -1,13 +1,14 @@
 """The `pagewire` command with a simulated worker that says what the prompt tells it to say.
 
-`ask(text)` is the content of a message that makes the model answer with `text`. The worker knows
-the prompt only from the KV of its blocks, which holds tokens here. So a resumed answer goes on
-only if everything before it is right.
+`ask(text)` of `asked_text` is the content of a message that makes the model answer with `text`. The
+worker knows the prompt only from the KV of its blocks, which holds tokens here. So a resumed answer
+goes on only if everything before it is right.
 """
 
-import base64
 import json
-import re
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from pagewire.packing import Int32Array
 from pagewire.simulator.backend import Hashes, SimulatedBackend
 from pagewire.worker.protocol.steps.device_plan import Chunks
 from support.models.tokenizer_folders import CORPUS
+from support.processes.fleet import TESTS, Fleet, running_fleet
+from support.scripted.asked_text import asked_text
 
 PROGRAM = ("-m", "support.scripted.text_worker")
-_ASKED = re.compile(r"SAY ([A-Za-z0-9+/=]+)")
 # Renders tools, calls, answers and reasoning in the manner of Qwen 3.
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -45,11 +47,6 @@ CHAT_TEMPLATE = """\
 
 {% endif %}{% endif %}"""
 SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]")
-
-
-def ask(text: str) -> str:
-    """What makes the model answer with a text."""
-    return f"SAY {base64.b64encode(text.encode()).decode()}"
 
 
 def text_model_folder(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
@@ -83,6 +80,26 @@ def text_model_folder(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
     return folder
 
 
+@asynccontextmanager
+async def text_fleet(folder: Path) -> AsyncIterator[Fleet]:
+    """A gateway, a scheduler and a worker whose model is called `text`."""
+    flags = (f"--model={text_model_folder(folder)}", "--served-model-name=text")
+    worker = (
+        "simulated-worker",
+        *flags,
+        "--profile=h200-qwen3-0.6b",
+        "--speedup=0.15",
+        "--num-blocks=2000",
+        "--num-slots=32",
+        "--max-model-len=8192",
+    )
+    os.environ["PYTHONPATH"] = str(TESTS)
+    async with running_fleet(
+        1, worker_command=worker, scheduler_flags=flags, program=PROGRAM, proxied=False
+    ) as started:
+        yield started
+
+
 class TextBackend(SimulatedBackend):
     """Says the asked text, then the end token. The KV of a position is its token."""
 
@@ -108,8 +125,7 @@ class TextBackend(SimulatedBackend):
         positions = np.arange(length, dtype=np.int32)
         tokens = self._read(np.full(length, slot, np.int32), positions).astype(np.int32)
         prompt, output = tokens[: length - index].tolist(), tokens[length - index :].tolist()
-        asked = _ASKED.findall(self.tokenizer.decode(prompt, skip_special_tokens=False))
-        text = base64.b64decode(asked[-1]).decode() if asked else "?"
+        text = asked_text(self.tokenizer.decode(prompt, skip_special_tokens=False))
         said = self.tokenizer.encode(text, add_special_tokens=False).ids
         if output != said[:index]:
             return int(self.tokenizer.token_to_id("?"))  # a wrong history

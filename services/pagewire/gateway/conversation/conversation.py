@@ -63,7 +63,7 @@ class Conversation:
         RequestError for tools with a model whose format of calls is not known.
         """
         offered, forced = self.tools.offered, self.tools.forced
-        tools = enforced_format(model.tool_parser) if forced else model.tool_parser
+        tools = enforced_format(self.tools, model.tool_parser) if forced else model.tool_parser
         if offered and tools not in TOOL_FORMATS:
             raise invalid(
                 "tools",
@@ -89,15 +89,11 @@ class Conversation:
     ) -> pb.StructuredOutput | None:
         """What constrains the answer, to be merged with `given`, the request's own constraint.
 
-        It enforces the choice of tools and strict tools, and makes `given` begin after the
-        reasoning. None if there is nothing to add; RequestError where both exclude each other.
+        It enforces the choice of tools and strict tools, allows calls beside a `given` form of the
+        answer, and makes `given` begin after the reasoning. None if there is nothing to add;
+        RequestError where both exclude each other.
         """
-        calls = enforced_calls(self.tools, model.tool_parser) if self.tools.offered else None
-        if given is not None and calls is not None:
-            raise invalid(
-                given.field_name,
-                f"{given.field_name} cannot be combined with {calls.field_name}; give one of them",
-            )
+        calls = enforced_calls(self.tools, model.tool_parser, given) if self.tools.offered else None
         begin_after = self._reasoning_end(model)
         if calls is not None:
             calls.begin_after = begin_after

@@ -12,6 +12,7 @@ ToolMode = Literal["auto", "none", "required", "named"]
 
 # OpenAI's names, and the separators that servers of the Model Context Protocol use.
 _NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,128}")
+_REFERENCE = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Tool:
         properties = (self.parameters or {}).get("properties")
         if not isinstance(properties, dict):
             return {}
-        return {name: _types(schema) for name, schema in properties.items()}
+        root = self.parameters or {}
+        return {name: _types(schema, root) for name, schema in properties.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class ToolOptions:
         return json.dumps(offered, ensure_ascii=False, separators=(",", ":")) if offered else ""
 
 
-def _types(schema: Any, depth: int = 4) -> frozenset[str]:
+def _types(schema: Any, root: dict[str, Any], depth: int = 4) -> frozenset[str]:
     """The types that a schema names; an empty set if it allows any, or names them elsewhere."""
     if not isinstance(schema, dict) or depth == 0:
         return frozenset()
@@ -136,9 +138,20 @@ def _types(schema: Any, depth: int = 4) -> frozenset[str]:
         return frozenset({given})
     if isinstance(given, list):
         return frozenset(each for each in given if isinstance(each, str))
+    if (found := definition_of(schema, root)) is not None:
+        return _types(found, root, depth - 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list) and schema[key]:
-            found = [_types(each, depth - 1) for each in schema[key]]
-            return frozenset().union(*found) if all(found) else frozenset()
+            types = [_types(each, root, depth - 1) for each in schema[key]]
+            return frozenset().union(*types) if all(types) else frozenset()
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
     return frozenset({"string"}) if all(isinstance(each, str) for each in values) else frozenset()
+
+
+def definition_of(schema: dict[str, Any], root: dict[str, Any]) -> Any:
+    """What a `$ref` to the definitions of the root stands for; None for any other schema."""
+    reference = schema.get("$ref")
+    found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
+    if found is None or not isinstance(root.get(found[1]), dict):
+        return None
+    return root[found[1]].get(found[2])

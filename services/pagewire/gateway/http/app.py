@@ -2,7 +2,10 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -20,9 +23,12 @@ from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
+from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
+from pagewire.gateway.http.request_log import GENERATIONS
+from pagewire.gateway.http.request_trace import TRACE
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
@@ -34,6 +40,10 @@ from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
+from pagewire.lifecycle.logs import set_request_id
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +70,7 @@ class Gateway:
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
     strict_fields: bool = GatewayConfig.strict_fields
+    tracing: "Tracing | None" = None
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
@@ -72,6 +83,7 @@ class Gateway:
             max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
             COUNTED,
+            self.tracing,
         )
         self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
         self.parser = ParserPool(
@@ -118,7 +130,16 @@ class Gateway:
         del body
         job = identified(job, request.scope["state"])
         charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
-        response = await answer(job, self.schedulers, request.receive, charge, arrived)
+        state = request.scope["state"]
+        set_request_id(state[STATE])
+        response = await answer(
+            job,
+            self.schedulers,
+            request.receive,
+            charge,
+            arrived,
+            partial(_follow, state),
+        )
         return _naming_ignored(response, job.ignored)
 
     async def _call(self, request: Request, route: TextRoute) -> Response:
@@ -195,6 +216,14 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
         get("/metrics", status.metrics, "metrics")
 
 
+def _follow(state: dict[str, Any], generations: Sequence[Generation]) -> None:
+    """Notes a request's generations for its log line, and its span for them."""
+    state[GENERATIONS] = generations
+    if (span := state.get(TRACE)) is not None:
+        for generation in generations:
+            generation.trace = span
+
+
 def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
     if ignored:
         response.headers[IGNORED_HEADER] = ", ".join(ignored)
@@ -229,6 +258,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
-    log.error("request %s: the gateway failed", request.scope["state"].get(STATE) or "without id")
+    log.error("the gateway failed")  # the line has the request's id
     failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
     return error_response(ApiError.of(failure), request.url.path)

@@ -100,6 +100,9 @@ class OpenRequests:
         self.num_searches -= request.beams is not None
         self._remove(request)
         metrics.REQUESTS.labels(state.name.lower()).inc()
+        metrics.FINISHED.labels(_reason(state, finish)).inc()
+        finish.resumes = sum(sequence.num_resumes for sequence in request.sequences)
+        finish.preemptions = sum(sequence.num_preemptions for sequence in request.sequences)
         completion_tokens = 0
         if request.beams is not None:
             finish.usage.CopyFrom(request.beams.usage())
@@ -124,3 +127,10 @@ class OpenRequests:
             del self._by_id[request.request_id]
         if not self._by_stream:
             self.all_closed.set()
+
+
+def _reason(state: State, finish: pb.Finish) -> str:
+    if finish.reason == pb.FINISH_REASON_ERROR:
+        handed_back = state is State.CANCELLED
+        return metrics.HANDED_BACK_REASON if handed_back else "error"
+    return pb.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()

@@ -6,7 +6,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from pagewire.errors import RequestError, invalid
-from pagewire.scheduler.structured.structural_tag import structural_tag_grammar
+from pagewire.scheduler.structured.structural_tag import is_special, structural_tag_grammar
+from pagewire.schema_dates import with_real_dates
 from pagewire.v1 import inference_pb2 as pb
 
 # White space between the tokens of JSON: a blank, or a new line with its indentation. Without a
@@ -38,12 +39,26 @@ def grammar_text(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
         if kind == "choice":
             return LLMatcher.grammar_from_lark(choice_lark(list(output.choice.values)))
         if kind == "grammar":
-            return grammar_from("grammar", output.grammar)
+            return grammar_from("grammar", output.grammar + _tag_rules(output, tokenizer))
         assert kind == "structural_tag"
         options = _json_options(output)
         return structural_tag_grammar(output.structural_tag, field, tokenizer, options)
     except ValueError as error:
         raise cannot_compile(field, str(error)) from error
+
+
+def _tag_rules(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
+    """The rules of StructuredOutput.tags."""
+    rules = [r"TEXT_TO_TAG: /(.|\n)*/"] if output.tags else []
+    for i, tag in enumerate(output.tags):
+        if is_special(tokenizer, tag):  # such a token is not text, so it needs no lazy rule
+            (token,) = tokenizer.tokenize_str(tag, parse_special=True)
+            lines = [f"tag_{i}: <[{token}]>", f"text_to_tag_{i}: TEXT_TO_TAG tag_{i}"]
+        else:
+            text = json.dumps(tag, ensure_ascii=False)
+            lines = [f"tag_{i}: {text}", f"text_to_tag_{i}[lazy]: TEXT_TO_TAG {text}"]
+        rules += lines
+    return "".join(f"\n{rule}" for rule in rules)
 
 
 def choice_lark(values: list[str]) -> str:
@@ -68,6 +83,9 @@ def shortened(reason: str) -> str:
 
 
 def _json_grammar(schema: str, output: pb.StructuredOutput) -> str:
+    value = json.loads(schema)
+    if with_real_dates(value):
+        schema = json.dumps(value)
     return LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(output))
 
 

@@ -4,11 +4,7 @@ import json
 from typing import Any
 
 from pagewire.errors import RequestError, invalid
-
-# Keywords whose values are no schemas.
-_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
-# Keywords whose values are schemas by names that a client chooses.
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+from pagewire.schema_dates import schemas_in
 
 
 def check_json(text: str, field: str, max_nodes: int) -> None:
@@ -25,7 +21,7 @@ def check_json(text: str, field: str, max_nodes: int) -> None:
     nodes = _count(value)
     if nodes > max_nodes:
         raise too_many(field, nodes, max_nodes)
-    for schema in _schemas(value):
+    for schema in schemas_in(value):
         _check_min_properties(schema, field)
 
 
@@ -45,23 +41,6 @@ def _check_min_properties(schema: dict[str, Any], field: str) -> None:
         field,
         f"{field} has minProperties {least}, which is not supported; list required names instead",
     )
-
-
-def _schemas(value: Any) -> list[dict[str, Any]]:
-    """All objects of a JSON value that may be schemas."""
-    found, waiting = [], [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, list):
-            waiting.extend(each)
-        elif isinstance(each, dict):
-            found.append(each)
-            for key, inner in each.items():
-                if key in _NAMED and isinstance(inner, dict):
-                    waiting.extend(inner.values())
-                elif key not in _VALUES:
-                    waiting.append(inner)
-    return found
 
 
 def _count(value: object) -> int:

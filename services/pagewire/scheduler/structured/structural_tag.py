@@ -6,6 +6,7 @@ from typing import Any
 from llguidance import LLTokenizer, StructTag
 
 from pagewire.errors import invalid
+from pagewire.schema_dates import with_real_dates
 
 _KEYS = {"type", "structures", "triggers"}
 _STRUCTURE_KEYS = {"begin", "schema", "end"}
@@ -60,6 +61,7 @@ def _tag(entry: Any, field: str, triggers: list[str], options: dict[str, Any]) -
     trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
     if trigger is None:
         raise invalid(f"{field}.begin", f"{field}.begin starts with none of the triggers")
+    with_real_dates(schema)
     return StructTag(
         trigger=trigger, begin=begin, grammar={**schema, "x-guidance": options}, end=end
     )

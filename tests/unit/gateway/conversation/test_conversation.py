@@ -12,7 +12,9 @@ from pagewire.gateway.conversation.limits import ToolLimits
 from pagewire.gateway.conversation.tools import Tool, ToolChoice, ToolOptions
 from pagewire.gateway.conversation.turns import ToolCall, Turn
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.parsers.events import CallArguments
 from pagewire.output_formats import TOOL_FORMATS
+from pagewire.scheduler.structured.grammars import grammar_text
 from pagewire.v1 import inference_pb2 as pb
 
 LIMITS = ToolLimits()
@@ -20,6 +22,8 @@ HELLO = [Turn("user", "Hello")]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 F = Tool("f", "does", SCHEMA)
 G = Tool("g", strict=True)
+# Formats whose calls a grammar can describe.
+ENFORCED = {name for name, spec in TOOL_FORMATS.items() if spec.frames}
 STARTS = (
     pb.REASONING_START_IN_PROMPT,
     pb.REASONING_START_BY_MODEL,
@@ -120,28 +124,18 @@ def test_effort_is_a_variable_of_the_template() -> None:
     assert chat.chat_input(LIMITS).template_kwargs["enable_thinking"] is True
 
 
+BYTES = llguidance.LLTokenizer("byte")
+
+
 def grammar_of(constraint: pb.StructuredOutput | None) -> str:
     """The constraint as llguidance takes it."""
     assert constraint is not None
-    if constraint.WhichOneof("kind") == "structural_tag":
-        tag = json.loads(constraint.structural_tag)
-        tags = [
-            llguidance.StructTag(
-                trigger=tag["triggers"][0],
-                begin=each["begin"],
-                grammar=each["schema"],
-                end=each["end"],
-            )
-            for each in tag["structures"]
-        ]
-        return llguidance.StructTag.to_grammar(tags, assume_special=False)
-    return constraint.grammar
+    return grammar_text(constraint, BYTES)
 
 
 def accepts(grammar: str, text: str) -> bool:
     """Whether a text, by bytes, is a whole output that the grammar allows."""
-    tokenizer = llguidance.LLTokenizer("byte")
-    matcher = llguidance.LLMatcher(tokenizer, grammar)
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
     assert not matcher.get_error()
     data = list(text.encode())
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
@@ -149,36 +143,61 @@ def accepts(grammar: str, text: str) -> bool:
 
 HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 LLAMA = '{{"name": "{}", "parameters": {}}}'
-DEEPSEEK = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}"
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-)
 JSON = '{{"name": "{}", "arguments": {}}}'
+XML = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
+A = "<parameter=a>\n{}\n</parameter>\n"
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 
 
-@pytest.mark.parametrize(
-    ("parser", "call", "between"),
-    [
-        ("hermes", HERMES, "\n"),
-        ("llama3_json", LLAMA, "; "),
-        ("deepseek_v31", DEEPSEEK, ""),
-        ("mistral", JSON, ", "),
-        ("pythonic", JSON, ", "),
-        ("", JSON, ", "),
+def jsons(form: str, begin: str = "", close: str = "", between: str = "") -> tuple[str, ...]:
+    """Texts of calls in a format whose arguments are JSON."""
+    good, other = form.format("f", '{"a": 1}'), form.format("g", "{}")
+    bad = form.format("f", '{"a": "x"}')
+    both = begin + good + between + other + close
+    return begin + good + close, both, begin + bad + close
+
+
+def xml(tag: str) -> tuple[str, ...]:
+    texts = [XML.format("f", A.format(1)), XML.format("g", ""), XML.format("f", A.format('"x"'))]
+    good, other, bad = (text.replace("tool_call", tag) for text in texts)
+    return good, good + "\n" + other, bad
+
+
+SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+# By parser: a call of `f`, calls of `f` and `g`, a call of `f` with a wrong argument.
+CALLS: dict[str, list[tuple[str, ...]]] = {
+    "hermes": [jsons(HERMES, between="\n")],
+    "llama3_json": [jsons(LLAMA, between="; ")],
+    "deepseek_v3": [jsons(V3, *SECTION, "\n")],
+    "deepseek_v31": [jsons(V31, *SECTION)],
+    "mistral": [
+        jsons("[TOOL_CALLS]{}[ARGS]{}"),
+        jsons(JSON, "[TOOL_CALLS] [", "]", ", "),
+        jsons(JSON, "[TOOL_CALLS][", "]", ", "),
     ],
-)
-def test_a_required_call_is_enforced_and_read(parser: str, call: str, between: str) -> None:
+    "pythonic": [("[f(a=1)]", "[f(a=1), g()]", '[f(a="x")]')],
+    "qwen3_coder": [xml("tool_call")],
+    "seed_oss": [xml("seed:tool_call")],
+    "granite": [jsons(JSON, "<|tool_call|>[", "]", ", ")],
+    "": [jsons(JSON, between=", ")],
+    "kimi_k2": [jsons(JSON, between=", ")],
+}
+CASES = [(parser, texts) for parser, found in CALLS.items() for texts in found]
+
+
+@pytest.mark.parametrize(("parser", "texts"), CASES)
+def test_a_required_call_is_enforced_and_read(parser: str, texts: tuple[str, ...]) -> None:
     model = ServedModel(100, parser)
-    one = call.format("f", '{"a": 1}')
+    one, two, wrong = texts
     required = grammar_of(conversation(F, G, mode="required").constraint(model))
     named = grammar_of(conversation(F, G, mode="named", name="f").constraint(model))
     for grammar in (required, named):
         assert accepts(grammar, one)
         assert not accepts(grammar, "")
         assert not accepts(grammar, "Hello")
-        assert not accepts(grammar, call.format("f", '{"a": "x"}'))
-        assert not accepts(grammar, call.format("other", "{}"))
-    two = one + between + call.format("g", "{}")
+        assert not accepts(grammar, wrong)
+        assert not accepts(grammar, one.replace("f", "other", 1))
     assert accepts(required, two)
     assert not accepts(named, two)
     output = conversation(F, G, mode="required").output_format(model)
@@ -186,20 +205,64 @@ def test_a_required_call_is_enforced_and_read(parser: str, call: str, between: s
     reader = output.parser()
     events = reader.feed(two) + reader.finish()
     assert [type(each).__name__ for each in events] == ["CallBegin", "CallArguments", "CallEnd"] * 2
+    assert [each.json for each in events if isinstance(each, CallArguments)] == ['{"a": 1}', "{}"]
 
 
-def test_strict_tools_are_enforced_where_a_call_begins() -> None:
+@pytest.mark.parametrize(("parser", "texts"), [case for case in CASES if case[0] in ENFORCED])
+def test_strict_tools_are_enforced_where_a_call_begins(parser: str, texts: tuple[str, ...]) -> None:
     strict = Tool("f", parameters=SCHEMA, strict=True)
-    for parser, call in (("hermes", HERMES), ("llama3_json", LLAMA), ("deepseek_v31", DEEPSEEK)):
-        grammar = grammar_of(conversation(strict).constraint(ServedModel(100, parser)))
-        assert accepts(grammar, "Just words."), parser
-        assert accepts(grammar, call.format("f", '{"a": 1}')), parser
-        assert not accepts(grammar, call.format("f", '{"a": "x"}')), parser
-        assert not accepts(grammar, call.format("g", "{}")), parser
-    assert conversation(F).constraint(ServedModel(100, "hermes")) is None
-    with pytest.raises(RequestError) as refused:
-        conversation(strict).constraint(ServedModel(100, "pythonic"))
-    assert refused.value.field == "tools.strict"
+    model = ServedModel(100, parser)
+    one, two, wrong = texts
+    grammar = grammar_of(conversation(strict, Tool("g")).constraint(model))
+    assert accepts(grammar, "Just words.")
+    assert accepts(grammar, one)
+    assert accepts(grammar, two)
+    assert not accepts(grammar, wrong)
+    if TOOL_FORMATS[parser].trigger in TOOL_FORMATS[parser].tags:
+        assert accepts(grammar, f"Let me look.\n{two}")
+        assert not accepts(grammar, f"Let me look.\n{wrong}")
+    assert conversation(F).constraint(model) is None
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused() -> None:
+    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a"}}}
+    for parser, schema in (("kimi_k2", SCHEMA), ("qwen3_coder", pattern)):
+        chat = conversation(Tool("f", parameters=schema, strict=True))
+        with pytest.raises(RequestError) as refused:
+            chat.constraint(ServedModel(100, parser))
+        assert refused.value.field == "tools.strict"
+        forced = conversation(Tool("f", parameters=schema), mode="required")
+        output = forced.output_format(ServedModel(100, parser))
+        assert output is not None
+        assert output.tools == "json"
+
+
+def test_an_answer_of_a_form_may_also_call() -> None:
+    form = pb.StructuredOutput(
+        json_schema='{"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"], '
+        '"additionalProperties": false}',
+        field_name="response_format.json_schema.schema",
+    )
+    for parser, [(one, _, _), *_] in CALLS.items():
+        if parser not in ENFORCED:
+            continue
+        model = ServedModel(100, parser)
+        if TOOL_FORMATS[parser].trigger != "{":
+            grammar = grammar_of(conversation(F, G).constraint(model, form))
+            assert accepts(grammar, '{"x": 1}')
+            assert accepts(grammar, one)
+            assert not accepts(grammar, '{"x": 2}')
+            assert not accepts(grammar, "Just words.")
+        forced = grammar_of(conversation(F, G, mode="required").constraint(model, form))
+        assert not accepts(forced, '{"x": 1}')
+        assert accepts(forced, one)
+    for parser in ("kimi_k2", "llama3_json"):
+        assert conversation(F).constraint(ServedModel(100, parser), form) is None
+    with pytest.raises(RequestError, match="cannot be combined with tools"):
+        conversation(G).constraint(ServedModel(100, "llama3_json"), form)
+    regex = pb.StructuredOutput(regex="a", field_name="structured_outputs.regex")
+    with pytest.raises(RequestError, match=r"structured_outputs\.regex"):
+        conversation(G).constraint(ServedModel(100, "hermes"), regex)
 
 
 def test_constraints_begin_after_the_reasoning() -> None:
@@ -219,16 +282,3 @@ def test_constraints_begin_after_the_reasoning() -> None:
     merged.MergeFrom(added)
     assert (merged.json_object, merged.begin_after) == (True, "</think>")
     assert Conversation(HELLO).constraint(ServedModel(100), given) is None
-    with pytest.raises(RequestError) as refused:
-        required.constraint(THINKS, given)
-    assert refused.value.field == "response_format"
-
-
-def test_frames_are_in_the_language_of_their_format() -> None:
-    assert {name for name, spec in TOOL_FORMATS.items() if spec.frame} == {
-        "hermes",
-        "llama3_json",
-        "deepseek_v3",
-        "deepseek_v31",
-        "json",
-    }

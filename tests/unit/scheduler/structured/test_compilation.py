@@ -1,5 +1,7 @@
 """From a StructuredOutput to a grammar: what compiles, what is refused, and why."""
 
+import datetime
+import itertools
 import json
 import time
 from typing import Any
@@ -11,6 +13,7 @@ from pagewire.bench.schemas import random_schema, wide_schema
 from pagewire.errors import RequestError
 from pagewire.grammar_limits import parser_limits
 from pagewire.models import resolve_model
+from pagewire.scheduler.structured.checked_grammars import check_form
 from pagewire.scheduler.structured.compilation import check_size, compiled, read_tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from support.hostile_grammars import HOSTILE
@@ -52,6 +55,40 @@ def accepts(text: str, made: str) -> bool:
 def test_kinds(made: str, good: str, bad: str) -> None:
     assert accepts(good, made)
     assert not accepts(bad, made)
+
+
+@pytest.mark.parametrize("fields", [{}, {"pattern": "^[0-9]"}])
+@pytest.mark.parametrize(("form", "ending"), [("date", ""), ("date-time", "T10:20:30Z")])
+def test_dates_exist(fields: dict[str, str], form: str, ending: str) -> None:
+    made = schema({"type": "string", "format": form, **fields})
+    years = (0, 1, 4, 99, 100, 400, 1900, 2000, 2023, 2024, 9999)
+    for year, (month, day) in itertools.product(years, [(2, 28), (2, 29), (2, 30), (12, 31)]):
+        text = f"{year:04}-{month:02}-{day:02}"
+        try:
+            datetime.date.fromisoformat(text)
+            exists = True
+        except ValueError:
+            exists = False
+        assert accepts(json.dumps(text + ending), made) == exists, text
+
+
+def test_tags_are_single_tokens_where_the_model_has_them() -> None:
+    made = grammar(grammar='start: text_to_tag_0 "a" tag_1', tags=["<|im_start|>", "<end>"])
+    (start,) = TOKENIZER.tokenize_str("<|im_start|>", parse_special=True)
+    before, after = TOKENIZER.tokenize_str("some words"), TOKENIZER.tokenize_str("a<end>")
+    matcher = LLMatcher(TOKENIZER, made)
+    assert matcher.try_consume_tokens([*before, start, *after]) == len(before) + 1 + len(after)
+    assert matcher.is_accepting()
+    spelled = [*TOKENIZER.tokenize_str("<|im_"), *TOKENIZER.tokenize_str("start|>")]
+    matcher = LLMatcher(TOKENIZER, made)
+    assert matcher.try_consume_tokens([*before, *spelled, *after])
+    assert not matcher.is_accepting(), "spelled out, it is text"
+    plain = grammar(grammar='start: text_to_tag_0 "a"', tags=["<tag>"])
+    assert accepts("some<end> words<tag>a", plain)
+    assert not accepts("some<end> words<tag>b", plain)
+    assert not accepts("some<end> words", plain)
+    with pytest.raises(RequestError, match="tags needs a grammar"):
+        check_form(pb.StructuredOutput(regex="a", tags=["<tag>"]))
 
 
 def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
