@@ -118,6 +118,8 @@ async def _serve(
         parse_timeout=config.parse_timeout,
         strict_fields=config.strict_fields,
         tracing=tracing,
+        page=config.page,
+        playground_socket=config.playground_socket,
     )
     metrics.registry.register(
         LoadCollector(
@@ -201,6 +203,7 @@ async def _drain(gateway: Gateway, seconds: float) -> None:
         seconds,
         gateway.traffic.num_generating,
     )
+    await gateway.engine.viewers.close()
     if not await gateway.traffic.wait_until_idle(seconds):
         log.warning("requests are still open after %g s; they end with an error", seconds)
         gateway.schedulers.fail_all(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
