@@ -178,3 +178,35 @@ async def test_a_request_without_context_is_a_trace_of_its_own(
     assert {span.service for span in spans} == {
         f"pagewire-{s}" for s in ("gateway", "scheduler", "worker")
     }
+
+
+async def test_a_request_that_survives_its_scheduler_is_one_trace(
+    fleet: Fleet, receiver: Receiver
+) -> None:
+    trace, since = "4" * 32, len(fleet.log)
+    steps = r"pagewire_worker_steps_total"
+    before = sum(fleet.metric(f"worker-{n}", steps) for n in (0, 1))
+    request = asyncio.create_task(complete(fleet, trace))
+    await eventually(
+        lambda: sum(fleet.metric(f"worker-{n}", steps) for n in (0, 1)) > before + 20, 30
+    )
+    fleet.signal("scheduler-0", signal.SIGKILL)
+    await request
+    await eventually(lambda: bool(named(receiver.trace(trace), "decode")), 20)
+    await asyncio.sleep(1.5)
+    spans = receiver.trace(trace)
+    print(tree(spans))
+    [gateway] = named(spans, "POST /v1/completions")
+    assert sorted(event.name for event in gateway.events) == [
+        "first token",
+        "resumed",
+        "scheduler lost",
+    ]
+    # The first scheduler's spans ended with its process, but its worker's did not.
+    [scheduler] = named(spans, "scheduler")
+    assert scheduler.parent == gateway.id
+    first, second = named(spans, "worker")
+    assert [event.name for event in first.events] == ["stream ended"]
+    assert second.parent == scheduler.id
+    assert second.attributes["pagewire.generated_tokens"] > 0
+    await fleet.until_restarted("scheduler-0", since=since)

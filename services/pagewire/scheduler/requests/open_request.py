@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
-from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.limits import MAX_REQUEST_ID_LENGTH
+from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.scheduler.requests.beam_request import BeamRequest
