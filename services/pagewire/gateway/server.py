@@ -118,6 +118,8 @@ async def _serve(
         parse_timeout=config.parse_timeout,
         strict_fields=config.strict_fields,
         tracing=tracing,
+        page=config.page,
+        playground_socket=config.playground_socket,
     )
     metrics.registry.register(
         LoadCollector(
@@ -196,6 +198,7 @@ def _log_access(access: AccessControl, host: str) -> None:
 async def _drain(gateway: Gateway, seconds: float) -> None:
     """Refuses new requests while the open ones finish; ends the rest with an error in time."""
     gateway.status.draining = True
+    await gateway.engine.viewers.close()
     log.info("draining for at most %g s", seconds)
     if not await gateway.traffic.wait_until_idle(seconds):
         log.warning("requests are still open after %g s; they end with an error", seconds)

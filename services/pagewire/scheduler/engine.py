@@ -20,6 +20,7 @@ from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.policies import make_admission, make_policy
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
+from pagewire.scheduler.snapshots.snapshot import Snapshots
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.intake import Intake
 from pagewire.scheduler.stages.losses import WorkerLosses
@@ -93,6 +94,7 @@ class Engine:
             self.endings,
             self.intake.enqueue,
         )
+        self.snapshots = Snapshots(self.instance_id, self._workers, self._admission)
         load.publish(self.endings.open, self._workers, self._admission)
 
     def models(self) -> pb.ListModelsResponse:
@@ -118,6 +120,11 @@ class Engine:
     def ready(self) -> bool:
         """Whether a worker takes requests."""
         return bool(self._admission.batches)
+
+    def num_running(self, link: WorkerLink) -> int:
+        """How many sequences run on a worker."""
+        worker = self._workers.by_link.get(link)
+        return 0 if worker is None else worker.batch.num_running
 
     @property
     def num_open(self) -> int:
@@ -180,6 +187,8 @@ class Engine:
             worker.batch.slot_failed(error.slot)
         if result.HasField("prompt_logprobs"):
             self._prompts.take(worker, result.prompt_logprobs)
+        if worker.batch.in_flight:
+            self.snapshots.steps.note(worker.batch, worker.batch.in_flight[0], result.duration_us)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return outcome, logprobs

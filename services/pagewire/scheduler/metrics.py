@@ -47,6 +47,13 @@ HANDED_BACK = Counter(
     "Requests given back to their gateways, which continue them elsewhere.",
 )
 WORKER_LOSSES = Counter("pagewire_scheduler_worker_losses", "Connections to workers that broke.")
+WORKER_CLAIMS = Counter(
+    "pagewire_scheduler_worker_claims", "Claims of workers that schedulers share."
+)
+WORKER_RELEASES = Counter(
+    "pagewire_scheduler_worker_releases",
+    "Workers given up for another scheduler's share.",
+)
 QUEUE_SECONDS = Histogram(
     "pagewire_scheduler_queue_seconds",
     "Seconds from the arrival of a request to its first admission.",

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import sys
 
 from pagewire.addresses import listen_address, parse_worker_addresses
@@ -27,6 +28,7 @@ from pagewire.scheduler.reports.vllm_names import publish_vllm_names
 from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.workers.membership import Workers
+from pagewire.scheduler.workers.shared_workers import SharedWorkers
 from pagewire.tracing.start import start_tracing
 from pagewire.v1 import inference_pb2_grpc
 
@@ -85,6 +87,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
         config.drain_timeout,
         credentials=to_workers,
         step_timeout=config.step_timeout,
+        shared=_shared_workers(config, engine),
     )
     tasks = [
         essential(asyncio.create_task(workers.run())),
@@ -94,6 +97,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)
     engine.intake.draining = True
+    workers.stop_sharing()
     changed.set()
     await _drain(engine, config.drain_timeout)
     for task in tasks:
@@ -103,6 +107,16 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     await engine.intake.grammars.close()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
+
+
+def _shared_workers(config: SchedulerConfig, engine: Engine) -> SharedWorkers | None:
+    if not config.share_workers:
+        return None
+    name = f"{socket.gethostname()}:{config.grpc_port}/{engine.instance_id[:8]}"
+    log.info("workers are shared; this scheduler is %s", name)
+    return SharedWorkers(
+        name, engine.model, config.rebalance_after, config.drain_timeout, engine.num_running
+    )
 
 
 async def _follow_readiness(engine: Engine, health: Health, changed: asyncio.Event) -> None:

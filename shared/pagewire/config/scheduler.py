@@ -51,8 +51,22 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     )
     workers: str = setting(
         "127.0.0.1:50061",
-        "Addresses of the workers, separated by commas: host:port, unix:PATH, or dns:NAME:PORT for "
-        "every address that a name resolves to. The name is resolved again and again.",
+        "Addresses of the workers, separated by commas: host:port, unix:PATH, dns:NAME:PORT for "
+        "every address that a name resolves to, or file:PATH for every address in a file, one a "
+        "line. Names are resolved, and files read, again and again.",
+    )
+    share_workers: bool = setting(
+        False,
+        "Share the workers with other schedulers that have this setting and the same workers. Each "
+        "worker is used by one of them, and each of them uses its part. Without it a scheduler "
+        "takes every worker that it knows from any other.",
+    )
+    rebalance_after: float = setting(
+        5.0,
+        "With share_workers: seconds without a scheduler or worker that comes or goes, after which "
+        "a scheduler with more than its share gives workers up to others. Its sequences there "
+        "have drain_timeout to end, and then run on its other workers.",
+        minimum=0.1,
     )
     routing: Literal["prefix-aware", "round-robin", "least-loaded"] = setting(
         "prefix-aware", "How a worker is chosen for a request."

@@ -51,16 +51,18 @@ class WorkerInfo(_message.Message):
     def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ..., piggyback_tokens: _Optional[int] = ..., constraints: bool = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("hello", "step", "trace_end", "checksum")
+    __slots__ = ("hello", "step", "trace_end", "claim", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TRACE_END_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
     trace_end: TraceEnd
+    claim: Claim
     checksum: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., trace_end: _Optional[_Union[TraceEnd, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., trace_end: _Optional[_Union[TraceEnd, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class TraceEnd(_message.Message):
     __slots__ = ("slots",)
@@ -69,12 +71,32 @@ class TraceEnd(_message.Message):
     def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "epoch")
+    __slots__ = ("protocol_version", "epoch", "scheduler", "shares")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     epoch: int
-    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    scheduler: str
+    shares: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., scheduler: _Optional[str] = ..., shares: bool = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("model", "holder", "waiting", "claims")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    holder: str
+    waiting: _containers.RepeatedScalarFieldContainer[str]
+    claims: int
+    def __init__(self, model: _Optional[str] = ..., holder: _Optional[str] = ..., waiting: _Optional[_Iterable[str]] = ..., claims: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots", "group_sizes", "group_blocks", "group_slots", "saved_blocks", "saved_host_blocks", "loaded_host_blocks", "loaded_blocks")
@@ -187,16 +209,18 @@ class SlotSampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ...) -> None: ...
 
 class RunResponse(_message.Message):
-    __slots__ = ("ready", "result", "alive", "checksum")
+    __slots__ = ("ready", "result", "alive", "standing", "checksum")
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     ready: WorkerInfo
     result: StepResult
     alive: Alive
+    standing: Standing
     checksum: int
-    def __init__(self, ready: _Optional[_Union[WorkerInfo, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, ready: _Optional[_Union[WorkerInfo, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ("received_steps",)

@@ -35,6 +35,9 @@ from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.page.engine_view import EVENTS_PATH, EngineView
+from pagewire.gateway.page.files import page_files
+from pagewire.gateway.page.playground import KILL_PATH, PLAYGROUND_PATH, Playground
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
@@ -49,6 +52,8 @@ log = logging.getLogger(__name__)
 
 # The paths of requests that generate. They are limited, charged and timed.
 GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
+# The paths that tell of other clients' requests or end workers: they need an operator's key.
+OPERATOR_PATHS = frozenset({EVENTS_PATH, KILL_PATH})
 # The paths of other requests with a body. They are limited, and count as a request of their key.
 COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH, messages.COUNT_PATH)
 
@@ -71,9 +76,13 @@ class Gateway:
     parse_timeout: float = GatewayConfig.parse_timeout
     strict_fields: bool = GatewayConfig.strict_fields
     tracing: "Tracing | None" = None
+    page: bool = GatewayConfig.page
+    playground_socket: str | None = None
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
+    engine: EngineView = field(init=False)
+    playground: Playground = field(init=False)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(
@@ -86,6 +95,8 @@ class Gateway:
             self.tracing,
         )
         self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
+        self.engine = EngineView(self.schedulers, self.metrics)
+        self.playground = Playground(self.playground_socket, self.engine.busiest_worker)
         self.parser = ParserPool(
             self.limits,
             self.max_body_bytes,
@@ -165,13 +176,15 @@ def create_app(gateway: Gateway) -> ASGIApp:
     if gateway.describe:
         routes.describe()
         open_paths |= DESCRIPTION_PATHS
+    if gateway.page:
+        open_paths |= _add_page(routes, gateway)
     routes.allow_head()
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths)
+    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths, OPERATOR_PATHS)
     # The outermost layer: a page can read a refusal only if it has these headers too.
     return allow_origins(gateway.traffic.wrap(with_access), gateway.cors_origins)
 
@@ -222,6 +235,17 @@ def _follow(state: dict[str, Any], generations: Sequence[Generation]) -> None:
     if (span := state.get(TRACE)) is not None:
         for generation in generations:
             generation.trace = span
+
+
+def _add_page(routes: Routes, gateway: Gateway) -> frozenset[str]:
+    """Adds the page; the paths that need no key, as their answers are the same for everybody."""
+    routes.get_unlisted(EVENTS_PATH, gateway.engine.events)
+    routes.get_unlisted(PLAYGROUND_PATH, gateway.playground.state)
+    routes.post_unlisted(KILL_PATH, gateway.playground.kill)
+    files = page_files()
+    for path, file in files.items():
+        routes.get_unlisted(path, file.answer)
+    return frozenset({PLAYGROUND_PATH, *files})
 
 
 def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:

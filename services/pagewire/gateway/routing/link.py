@@ -128,14 +128,24 @@ class Link:
         return not self._open
 
     @property
+    def num_open(self) -> int:
+        """Generations of this gateway that are open here."""
+        return len(self._open)
+
+    @property
     def num_requests(self) -> int:
         """Requests open there: those of this gateway, and those of others by its latest report."""
         return len(self._open) + self._requests_elsewhere
 
     @property
+    def num_workers(self) -> int:
+        """Workers ready there."""
+        return int(self.load.ready_workers)
+
+    @property
     def pressure(self) -> float:
         """Requests for each worker."""
-        return self.num_requests / max(1, self.load.ready_workers)
+        return self.num_requests / max(1, self.num_workers)
 
     def generations(self) -> list[Generation]:
         """The open generations that were not aborted."""

@@ -1,6 +1,7 @@
 """The open requests, as their clients know them."""
 
 import asyncio
+from collections import Counter
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler import metrics
@@ -83,6 +84,10 @@ class OpenRequests:
     def are_all_of(self, buffer: DeltaBuffer) -> bool:
         """Whether no other client has an open request."""
         return all(request.buffer is buffer for request in self._by_stream.values())
+
+    def by_client(self) -> Counter[int]:
+        """How many each client has, by the `id` of its buffer."""
+        return Counter(client for client, _ in self._by_stream)
 
     def in_state(self, state: State) -> int:
         """How many have a sequence in a state; may be called on any thread."""

@@ -108,8 +108,8 @@ class Intake:
         `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
         while they ran it. A request without an id is given one. `owner` is the name of the API key
         whose ids it shares; it is empty for all peers. `job` decides about it together with others.
-        `parent` is the W3C context of its client's span, empty for a client without one; with None
-        it is not traced.
+        `parent` is the W3C context of its client's span, empty for a client without one; None: no
+        trace.
         """
         message = incoming.message
         self._arrivals += 1
