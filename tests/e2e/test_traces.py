@@ -180,6 +180,27 @@ async def test_a_request_without_context_is_a_trace_of_its_own(
     }
 
 
+async def test_spans_hold_nothing_that_a_client_wrote(fleet: Fleet, receiver: Receiver) -> None:
+    mark, trace = "zanzibar-marker", "5" * 32
+    async with httpx.AsyncClient(
+        base_url=fleet.urls[0], timeout=60, headers=headers(trace)
+    ) as client:
+        body = {"prompt": mark, "max_tokens": 2, "stop": [mark], "user": mark}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert (await client.post("/v1/completions", json=body | {"model": mark})).is_error
+        assert (await client.post("/v1/completions", json={mark: mark})).is_error
+    async with grpc.aio.insecure_channel(fleet.schedulers[0]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        request = pb.GenerateRequest(prompt=mark, model=mark)
+        call = stub.Generate(request, metadata=tuple(headers(trace).items()))
+        with pytest.raises(grpc.aio.AioRpcError, match=mark):
+            await call.read()
+    spans = await spans_of(receiver, trace, "worker")
+    assert len(named(spans, "POST /v1/completions")) == 3
+    assert [s.error for s in named(spans, "scheduler") if s.error] == ["error code 5"]
+    assert mark not in str(spans)
+
+
 async def test_a_request_that_survives_its_scheduler_is_one_trace(
     fleet: Fleet, receiver: Receiver
 ) -> None:
