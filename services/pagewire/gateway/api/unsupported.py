@@ -42,7 +42,6 @@ COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
     "logprob_token_ids": (),
-    "truncation_side": ("left",),
     "return_token_offsets": (False,),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
