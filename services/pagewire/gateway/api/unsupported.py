@@ -53,7 +53,7 @@ COMMON: Neutral = {
     "vllm_xargs": ({},),
 }
 CHAT: Neutral = {
-    **COMMON,
+    **{name: values for name, values in COMMON.items() if name != "thinking_token_budget"},
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
