@@ -1,6 +1,9 @@
-# `make demo` and `make run` need Python 3.11 or newer and nothing else; they make .venv first.
+# `make demo` and `make run` need Python 3.11 or newer and nothing else; they make .venv first, with what
+# running needs. The first target for developers, such as `make test`, adds their tools.
 #
 #   TORCH=...       what pip installs as torch: on a GPU machine the build for its CUDA version
+#   TORCH_INDEX=... where torch comes from on a machine without an NVIDIA GPU, by default PyTorch's
+#                   index of CPU builds; empty for where pip looks by itself
 #   VENV_FLAGS=...  for python3 -m venv; with `TORCH= VENV_FLAGS=--system-site-packages` the torch
 #                   that PYTHON already has is used, if it is 2.11 or newer
 #   PYTHON=...      the interpreter to make .venv with
@@ -11,14 +14,18 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0 triton==3.7.1
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV_FLAGS ?=
 ARGS ?=
 INPUTS ?= 100000
 MINUTES ?= 30
 
 BIN := .venv/bin
+# Markers: what developers need is installed, or what running needs. The first includes the second.
 INSTALLED := .venv/installed
 CLIENTS := .venv-clients/bin
+RUNNABLE := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/runnable)
+INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' --venv-flags '$(VENV_FLAGS)'
 
 # Of all kernels: racecheck breaks where some are left out by name. It knows no mbarrier, by which the
 # warp groups of Hopper's prefill attention wait for each other, and takes each hand-over for a race.
@@ -43,17 +50,22 @@ help:
 	@echo "make structured  10,000 outputs for random JSON schemas, checked by jsonschema"
 	@echo "make clean   remove environments and caches"
 
-$(INSTALLED): pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}; give another with PYTHON=")'
-	$(PYTHON) -m venv $(VENV_FLAGS) .venv
-	$(if $(strip $(TORCH)),$(BIN)/python -m pip install --quiet $(TORCH))
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $@
+define CHECK_PYTHON
+@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed, %s is %d.%d; give another with PYTHON=" % (sys.executable, v[0], v[1]))'
+endef
 
-run: $(INSTALLED)
+.venv/installed: pyproject.toml
+	$(CHECK_PYTHON)
+	@$(INSTALL) dev
+
+.venv/runnable: pyproject.toml
+	$(CHECK_PYTHON)
+	@$(INSTALL) run
+
+run: $(RUNNABLE)
 	$(BIN)/pagewire run $(ARGS)
 
-demo: $(INSTALLED)
+demo: $(RUNNABLE)
 	$(BIN)/pagewire demo $(ARGS)
 
 test: $(INSTALLED)

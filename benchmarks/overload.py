@@ -9,7 +9,8 @@ the highest goodput is the peak, then `factor` times the rate of that peak, then
 peak again. Goodput counts the requests that end within a phase, its first 1.5 s aside, and meet
 both objectives.
 
-The services run with their default settings unless `--max-waiting-seconds` is given.
+The services run with their default settings, save that requests may wait for 1 s only unless
+`--max-waiting-seconds` says otherwise: the objective is a time to first token of 2 s.
 
 Refusals are timed where they are read, by the sender, which shares this machine's cores with all
 that it measures. So the same is measured three times: there, at the gateway from a request's head
@@ -110,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tried", default=TRIED, help="rates of the search, of 20 a second")
     parser.add_argument("--slo-ttft-ms", type=float, default=2000.0)
     parser.add_argument("--slo-tpot-ms", type=float, default=100.0)
-    parser.add_argument("--max-waiting-seconds", type=float, help="of the scheduler")
+    parser.add_argument("--max-waiting-seconds", type=float, default=1.0, help="of the scheduler")
     parser.add_argument("--output", type=Path, help="file for the figures, JSON lines")
     return parser.parse_args()
 
@@ -166,8 +167,8 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def make_stack(folder: Path, max_waiting_seconds: float | None) -> Stack:
-    """Two workers, a scheduler, a gateway; with defaults, save that the wait may be bounded."""
+def make_stack(folder: Path, max_waiting_seconds: float) -> Stack:
+    """Two workers, a scheduler, a gateway; with defaults, save for the bound of the wait."""
     workers = [
         SimulatedWorkerConfig(
             worker_address=f"unix:{folder}/worker-{index}",
@@ -182,9 +183,8 @@ def make_stack(folder: Path, max_waiting_seconds: float | None) -> Stack:
         workers=",".join(worker.worker_address for worker in workers),
         served_model_name="embedded",
         grpc_port=free_port(),
+        max_waiting_seconds=max_waiting_seconds,
     )
-    if max_waiting_seconds is not None:
-        scheduler = replace(scheduler, max_waiting_seconds=max_waiting_seconds)
     address = f"127.0.0.1:{scheduler.grpc_port}"
     gateway = GatewayConfig(
         schedulers=address,

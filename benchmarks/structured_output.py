@@ -1,20 +1,27 @@
-"""Structured output with the embedded model: its cost, and whether every output is valid.
+"""Structured output: its cost, and whether every output is valid.
 
-`cost` compares constrained requests with free ones: the same numbers of tokens, round by round in
-turns, by the time that passes and, for a busy machine, by the time that all processes compute. Each
-constrained output is a list of objects of ten fields.
+`cost` compares constrained requests with free ones, round by round in turns, by the time that
+passes and, for a busy machine, by the time that all processes compute. In a round each client sends
+some requests one after another, of other lengths than those of other clients, so that they are not
+in step. Both kinds have the same lengths. A constrained output is a list of objects of ten fields.
 
 `validity` draws outputs for random schemas and checks those that end with `jsonschema`. Ends with
 status 1 if one is not valid.
 
     python benchmarks/structured_output.py cost --output benchmarks/results/structured-cpu.jsonl
     python benchmarks/structured_output.py validity --requests 10000 --schemas 250
+    python benchmarks/structured_output.py cost --model DIR --load-format dummy --num-slots 512 \
+        --concurrency 64 256
+
+The model is the embedded one, or a DIR with a config.json and a tokenizer.json, which
+`train_tokenizer.py` can make.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import statistics
@@ -31,6 +38,7 @@ from pagewire.bench.results import command_line, figures_of, write_rows
 from pagewire.bench.schemas import Schema, random_schema, wide_schema
 from pagewire.cli.launch.launch import launch, quiet
 from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
+from pagewire.models import served_name
 
 # An output that cannot end before its last token.
 LISTS = {"type": "array", "items": wide_schema(10), "minItems": 50}
@@ -57,18 +65,32 @@ class Client:
 
 
 async def cost(client: Client, args: argparse.Namespace) -> dict[str, Any]:
+    """The cost by the number of requests at once."""
+    return {f"{n} at once": await cost_of(client, n, args) for n in args.concurrency}
+
+
+async def cost_of(client: Client, concurrency: int, args: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second of free and of constrained requests, and their ratio."""
     draw = random.Random(0)
+    shortest = args.max_tokens // 4
+    lengths = [
+        [draw.randint(shortest, args.max_tokens) for _ in range(args.turns)]
+        for _ in range(concurrency)
+    ]
 
     async def seconds(schema: Schema | None) -> tuple[float, float]:
         """Seconds of a round, and those that the processes of the stack computed."""
-        prompts = [words(draw, 32) for _ in range(args.concurrency)]
-        fields = {"max_tokens": args.max_tokens, "ignore_eos": True, "temperature": 1}
+        # A list of 50 objects is longer than the longest output.
+        fields = {"ignore_eos": schema is None, "temperature": 1}
+
+        async def requests(lengths: list[int]) -> None:
+            for length in lengths:
+                answer = await client.ask(words(draw, 32), schema, max_tokens=length, **fields)
+                assert answer["usage"]["completion_tokens"] == length
+
         began, computed = time.perf_counter(), cpu_seconds()
-        answers = await asyncio.gather(*(client.ask(each, schema, **fields) for each in prompts))
-        taken = time.perf_counter() - began, cpu_seconds() - computed
-        assert all(a["usage"]["completion_tokens"] == args.max_tokens for a in answers)
-        return taken
+        await asyncio.gather(*map(requests, lengths))
+        return time.perf_counter() - began, cpu_seconds() - computed
 
     await seconds(None)
     await seconds(LISTS)
@@ -76,7 +98,7 @@ async def cost(client: Client, args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.rounds):
         free.append(await seconds(None))
         constrained.append(await seconds(LISTS))
-    tokens = args.concurrency * args.max_tokens
+    tokens = sum(map(sum, lengths))
 
     def over(which: int) -> float:
         """The median over the rounds of constrained over free."""
@@ -84,7 +106,6 @@ async def cost(client: Client, args: argparse.Namespace) -> dict[str, Any]:
         return statistics.median(a[which] / b[which] for a, b in pairs)
 
     return {
-        "requests_at_once": args.concurrency,
         "free": {"tokens/s": tokens / statistics.median(taken for taken, _ in free)},
         "constrained": {"tokens/s": tokens / statistics.median(taken for taken, _ in constrained)},
         "constrained_time_over_free": over(0),
@@ -113,7 +134,7 @@ def cpu_seconds() -> float:
 
 async def validity(client: Client, args: argparse.Namespace) -> dict[str, Any]:
     """Numbers of outputs that ended, of those that are not valid, and of those that were cut."""
-    places = asyncio.Semaphore(args.concurrency)
+    places = asyncio.Semaphore(args.concurrency[0])
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     found = {"complete": 0, "invalid": 0, "cut": 0}
 
@@ -142,8 +163,12 @@ async def validity(client: Client, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("figures", choices=["cost", "validity"])
-    parser.add_argument("--concurrency", type=int, default=16, help="requests at once")
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--load-format", default="safetensors")
+    parser.add_argument("--num-slots", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[16], help="requests at once")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=4, help="requests of each client in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--schemas", type=int, default=250)
@@ -158,12 +183,15 @@ def main() -> None:
             task = cost if args.figures == "cost" else validity
             return await task(Client(stack.url, session), args)
 
-    figures = launch(full_stack, temporary_stack(model="embedded"), quiet, measure)
+    settings = {"model": args.model, "load_format": args.load_format, "num_slots": args.num_slots}
+    stack = temporary_stack(**settings, max_waiting_seconds=math.inf)
+    figures = launch(full_stack, stack, quiet, measure)
     if figures is None:
         sys.exit(130)
     print(json.dumps(figures, indent=2))
     if args.output:
-        write_rows(args.output, figures_of({args.figures: figures}), command_line())
+        name = served_name(args.model, None)
+        write_rows(args.output, figures_of({args.figures: figures}, name), command_line())
     if figures.get("invalid"):
         sys.exit(1)
 

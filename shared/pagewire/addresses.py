@@ -1,30 +1,36 @@
-"""Addresses of services: `host:port` or `unix:PATH`, and the targets that a DNS name stands for."""
+"""Addresses of services: `host:port` or `unix:PATH`, and the targets that a DNS name or a file
+stands for."""
 
 import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """An address as it was given.
 
-    With a host and port it is resolved, and may stand for several gRPC targets. Without a host,
-    `text` itself is the one target.
+    With a host and port it is resolved, and may stand for several gRPC targets. With a file it
+    stands for the targets in it. Otherwise `text` itself is the one target.
     """
 
     text: str
     host: str = ""
     port: int = 0
+    file: str = ""
 
 
 Resolve = Callable[[Address], Awaitable[list[str]]]
 
+_FILE = "file:"
+
 
 def parse_addresses(text: str) -> list[Address]:
-    """Schedulers in a comma-separated list; each host name stands for every address of it.
+    """Schedulers in a comma-separated list; each host name stands for every address of it,
+    and `file:PATH` for every address in a file.
 
     ValueError names the address at fault.
     """
@@ -36,23 +42,30 @@ def parse_addresses(text: str) -> list[Address]:
 
 def parse_worker_addresses(text: str) -> list[Address]:
     """Workers in a comma-separated list. An address stands for one worker, unless it begins with
-    `dns:` or `dns:///`: then it stands for every address of its name.
+    `dns:` or `dns:///`: then it stands for every address of its name. `file:PATH` stands for every
+    address in a file.
 
     ValueError names the address at fault.
     """
     addresses = []
     for part in _split(text):
         address = _parse(part.removeprefix("dns:").removeprefix("///"), "worker")
-        addresses.append(address if part.startswith("dns:") else Address(part))
+        listed = part.startswith(("dns:", _FILE))
+        addresses.append(address if listed else Address(part))
     if not addresses:
         raise ValueError(
-            "workers is empty; give at least one host:port, unix:PATH or dns:NAME:PORT"
+            "workers is empty; give at least one host:port, unix:PATH, dns:NAME:PORT or file:PATH"
         )
     return addresses
 
 
 async def resolve(address: Address) -> list[str]:
-    """The gRPC targets that an address stands for now; OSError if its name does not resolve."""
+    """The gRPC targets that an address stands for now.
+
+    OSError if its name does not resolve, or its file cannot be read or has another kind of line.
+    """
+    if address.file:
+        return _targets_in(address.file)
     if not address.host:
         return [address.text]
     try:
@@ -62,6 +75,24 @@ async def resolve(address: Address) -> list[str]:
     except UnicodeError as error:  # such as an empty label, `a..b`
         raise OSError(f"{address.host!r} is no valid host name: {error}") from error
     return sorted({with_port(str(host[0]), address.port) for _, _, _, _, host in found})
+
+
+def _targets_in(path: str) -> list[str]:
+    """The targets in a file, one a line; lines that begin with # are comments.
+
+    Write the new list to another file and rename that: a half-written list would be taken.
+    """
+    try:
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    except UnicodeDecodeError as error:
+        raise OSError(f"{path} is no text: {error}") from error
+    targets = sorted({line for line in lines if line and not line.startswith("#")})
+    for target in targets:
+        if not is_listen_address(target) or target.endswith(":0"):
+            raise OSError(
+                f"{path} has the line {target!r}, which is neither host:port nor unix:PATH"
+            )
+    return targets
 
 
 def with_port(host: str, port: int) -> str:
@@ -105,10 +136,14 @@ def _split(text: str) -> list[str]:
 def _parse(text: str, service: str) -> Address:
     if text.startswith("unix:"):
         return Address(text)
+    if text.startswith(_FILE):
+        if text == _FILE:
+            raise ValueError(f"{service} address {text!r} names no file")
+        return Address(text, file=text.removeprefix(_FILE))
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not _is_port(port) or int(port) == 0:
-        raise ValueError(f"{service} address {text!r} is neither host:port nor unix:PATH")
+        raise ValueError(f"{service} address {text!r} is no host:port, unix:PATH or file:PATH")
     return Address(text, host, int(port))
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-# Time constant of the exponential average over departures.
+# Usual time constant of the exponential average over departures.
 MEMORY_SECONDS = 10.0
 # Requests leave in batches, so a queue younger than this has no meaningful rate.
 MIN_OBSERVED_SECONDS = 0.25
@@ -16,9 +16,11 @@ class DrainRate:
     rate falls with the time in which nothing leaves.
     """
 
-    __slots__ = ("_at", "_began", "_recent")
+    __slots__ = ("_at", "_began", "_memory", "_recent")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, memory: float = MEMORY_SECONDS) -> None:
+        """`memory` is the time constant, in seconds, by which departures are forgotten."""
+        self._memory = memory
         self._began = self._at = now
         self._recent = 0.0
 
@@ -32,18 +34,21 @@ class DrainRate:
         self._began += now - self._at
         self._at = now
 
-    def seconds_for(self, count: int, now: float) -> float:
-        """Seconds until `count` more requests have left, at the present rate."""
+    def seconds_for(self, count: int, now: float, leaving: int = 1) -> float:
+        """Seconds until `count` more requests have left, at the present rate.
+
+        So many that are `leaving` are added to the departures.
+        """
         self._decay(now)
         if now - self._began < MIN_OBSERVED_SECONDS:
             return 0.0
-        window = MEMORY_SECONDS * -math.expm1((self._began - now) / MEMORY_SECONDS)
-        return count * window / (self._recent + 1)
+        window = self._memory * -math.expm1((self._began - now) / self._memory)
+        return count * window / (self._recent + leaving)
 
     def retry_after(self, count: int, now: float) -> float:
         """Seconds until a refused request should be sent again if `count` are ahead of it."""
         return min(max(self.seconds_for(count, now), MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
     def _decay(self, now: float) -> None:
-        self._recent *= math.exp((self._at - now) / MEMORY_SECONDS)
+        self._recent *= math.exp((self._at - now) / self._memory)
         self._at = now

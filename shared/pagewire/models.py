@@ -1,10 +1,11 @@
 """The folder of a model's files, and its name in requests."""
 
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from pagewire.json_files import read_json_object
 
 EMBEDDED = "embedded"
 EMBEDDED_NAME = "pagewire-chat"
@@ -109,7 +110,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            ids = read_json_object(path).get("eos_token_id")
             if ids is not None:
                 return tuple(ids) if isinstance(ids, list) else (int(ids),)
     return ()

@@ -80,14 +80,30 @@ class ComposeStack:
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def scale(self, **services: int) -> None:
+        """Starts or stops containers until each service has so many; the others stay."""
+        numbers = [f"--scale={name}={number}" for name, number in services.items()]
+        self.run("up", "-d", "--no-recreate", "--no-build", *numbers)
+
+    def containers(self, service: str) -> list[str]:
+        """The running containers of a service, by name."""
+        labels = [f"project={self._project}", f"service={service}"]
+        filters = [f"--filter=label=com.docker.compose.{label}" for label in labels]
+        names = _docker("ps", "--format={{.Names}}", *filters).split()
+        return sorted(names)
+
+    def docker(self, *arguments: str) -> str:
+        """Runs a command of the engine; returns its output."""
+        return _docker(*arguments)
+
     def health(self) -> dict[str, str]:
-        """The health of each service; `stopped` if its container does not run."""
+        """The health of each container; `stopped` if it does not run."""
         states = {}
         for container in self._containers():
             [details] = json.loads(_docker("inspect", container))
-            service = details["Config"]["Labels"]["com.docker.compose.service"]
             running = details["State"]["Running"]
-            states[service] = details["State"]["Health"]["Status"] if running else "stopped"
+            name = details["Name"].removeprefix("/")
+            states[name] = details["State"]["Health"]["Status"] if running else "stopped"
         return states
 
     def _containers(self) -> list[str]:

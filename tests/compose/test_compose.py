@@ -103,23 +103,112 @@ def in_image(image: str, code: str) -> str:
     return done.stdout.strip()
 
 
-async def test_requests_succeed_without_one_gateway_and_one_scheduler(stack: ComposeStack) -> None:
-    before = await chat(stack)
-    stack.run("stop", "gateway-0", "scheduler-0")
-    # Envoy may still try a stopped service; then it must retry at another within the request.
-    for _ in range(6):
-        assert (await chat(stack)).text == before.text
-        assert await generate(stack) == before.text
-    health = stack.health()
-    assert {health["gateway-0"], health["scheduler-0"]} == {"stopped"}
+class Clients:
+    """Streams over HTTP and gRPC, one after the other for each client, until they are stopped."""
 
-    stack.run("start", "scheduler-0", "gateway-0")
-    stack.wait_healthy(120)
-    stack.run("stop", "gateway-1", "scheduler-1")
-    # The restarted services serve alone once Envoy has found them.
+    def __init__(self, stack: ComposeStack) -> None:
+        self._stack = stack
+        self._stopped = False
+        self.answers: list[str] = []
+        self.failures: list[str] = []
+
+    async def run(self, http: int, over_grpc: int) -> None:
+        """Returns when the last stream of each client has ended."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(http + over_grpc):
+                group.create_task(self._repeat(over_http=number < http))
+
+    async def _repeat(self, over_http: bool) -> None:
+        while not self._stopped:
+            try:
+                if over_http:
+                    self.answers.append((await chat(self._stack)).text)
+                else:
+                    self.answers.append(await generate(self._stack))
+            except Exception as error:
+                self.failures.append(f"{'HTTP' if over_http else 'gRPC'}: {error!r}")
+
+    async def some_more(self) -> None:
+        """Waits until further streams have ended."""
+        count = len(self.answers) + 8
+        async with asyncio.timeout(120):
+            while len(self.answers) < count and not self.failures:
+                await asyncio.sleep(0.1)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+async def until_shares(stack: ComposeStack, *want: int) -> None:
+    """Waits until the schedulers use so many workers each, in ascending order, 120 s at most."""
+    have: list[int] = []
+    async with asyncio.timeout(120):
+        while tuple(have) != want:
+            await asyncio.sleep(0.5)
+            names = stack.containers("scheduler")
+            have = sorted([await asyncio.to_thread(ready_workers, name) for name in names])
+
+
+def ready_workers(container: str) -> int:
+    """How many workers a scheduler uses, by its metrics; -1 if it does not answer."""
+    code = (
+        "from urllib.request import urlopen;"
+        "lines = urlopen('http://127.0.0.1:9100/metrics').read().decode().splitlines();"
+        "print(*[line.split()[1] for line in lines"
+        " if line.startswith('pagewire_scheduler_ready_workers ')])"
+    )
+    command = ["docker", "exec", container, "python", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(float(done.stdout)) if done.returncode == 0 else -1
+
+
+async def test_services_scale_up_and_down_under_load(stack: ComposeStack) -> None:
+    """No stream fails, and each has the answer of an undisturbed one."""
+    before = (await chat(stack)).text
+    clients = Clients(stack)
+    running = asyncio.create_task(clients.run(http=4, over_grpc=1))
+    try:
+        await clients.some_more()
+        await asyncio.to_thread(stack.scale, gateway=3, scheduler=2, worker=4)
+        await until_shares(stack, 2, 2)
+        await clients.some_more()
+
+        # The other scheduler takes the workers of a dead one over, until it is back.
+        killed = stack.containers("scheduler")[0]
+        clients_of_the_dead = len(clients.failures)
+        stack.docker("kill", killed)
+        await until_shares(stack, 4)
+        await clients.some_more()
+        await asyncio.to_thread(stack.docker, "start", killed)
+        await until_shares(stack, 2, 2)
+        await clients.some_more()
+        # A gRPC client has no gateway that continues its stream elsewhere.
+        lost = clients.failures[clients_of_the_dead:]
+        assert all(failure.startswith("gRPC") for failure in lost), lost
+        assert len(lost) <= 1, lost
+        del clients.failures[clients_of_the_dead:]
+
+        await asyncio.to_thread(stack.scale, gateway=1, scheduler=1, worker=1)
+        await until_shares(stack, 1)
+        await clients.some_more()
+    finally:
+        clients.stop()
+        await running
+    assert clients.failures == []
+    assert set(clients.answers) == {before}
+    sizes = {name: len(stack.containers(name)) for name in ("gateway", "scheduler", "worker")}
+    assert sizes == {"gateway": 1, "scheduler": 1, "worker": 1}
+    print(f"{len(clients.answers)} streams, 0 failed")
+
+
+async def test_envoy_ends_open_streams_before_it_stops(stack: ComposeStack) -> None:
+    asking = asyncio.create_task(chat(stack))
+    over_grpc = asyncio.create_task(generate(stack))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(stack.run, "stop", "envoy")
+    assert (await asking).text == await over_grpc
+    await asyncio.to_thread(stack.run, "start", "envoy")
     await until_ready(stack)
-    assert (await chat(stack)).text == before.text
-    assert await generate(stack) == before.text
 
 
 async def until_ready(stack: ComposeStack) -> None:

@@ -1,10 +1,12 @@
 """Envoy accepts its configuration, and forwards that a client has disconnected."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -30,6 +32,7 @@ from support.scripted.scheduler_stack import (
 from support.waiting import eventually, until
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "envoy" / "envoy.yaml"
+RUN = CONFIG.with_name("run.sh")
 
 
 _GRPC_HEALTH = "grpc_health_check: {service_name: pagewire.v1.Inference}"
@@ -57,22 +60,29 @@ def test_envoy_accepts_its_configuration_without_a_warning() -> None:
 class Proxied:
     """A scheduler with one scripted worker, a gateway, and Envoy in front of both."""
 
-    def __init__(self, stack: Stack, http_port: int, grpc_port: int) -> None:
+    def __init__(
+        self, stack: Stack, http_port: int, grpc_port: int, envoy: asyncio.subprocess.Process
+    ) -> None:
         self.stack = stack
+        self.envoy = envoy
         self.http_port = http_port
         self.grpc_address = f"127.0.0.1:{grpc_port}"
 
     async def begin(self) -> asyncio.StreamWriter:
         """Sends a streamed request; returns the connection."""
-        _, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
-        body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 150, "stream": True}
+        return (await self.stream(150))[1]
+
+    async def stream(self, max_tokens: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Sends a streamed request; returns the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
+        body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": max_tokens, "stream": True}
         data = json.dumps({**body, "ignore_eos": True}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             f"content-length: {len(data)}\r\n\r\n"
         )
         writer.write(head.encode() + data)
-        return writer
+        return reader, writer
 
     async def until_load(self, running: int, waiting: int) -> None:
         """Waits until so many requests run and wait."""
@@ -113,15 +123,24 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
                 config = config.replace(old, new)
             path = tmp_path / "envoy.yaml"
             path.write_text(config)
-            command = [str(find_envoy()), "--log-level", "warning", "--use-dynamic-base-id"]
+            command = ["bash", str(RUN), "--log-level", "warning", "--use-dynamic-base-id"]
             command += ["--concurrency", "1", "-c", str(path)]
+            environment = {
+                **os.environ,
+                "PATH": f"{Path(str(find_envoy())).parent}{os.pathsep}{os.environ['PATH']}",
+                "ADMIN_PORT": str(admin_port),
+                "DRAIN_SECONDS": "1",
+            }
             # The program on PATH may be a script that starts Envoy: end its process group.
-            envoy = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+            envoy = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, env=environment
+            )
             try:
                 await asyncio.to_thread(until, lambda: _answers(http_port), 30)
-                yield Proxied(stack, http_port, grpc_port)
+                yield Proxied(stack, http_port, grpc_port, envoy)
             finally:
-                os.killpg(envoy.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(envoy.pid, signal.SIGKILL)
                 await envoy.wait()
 
 
@@ -172,3 +191,34 @@ async def test_disconnected_grpc_clients_behind_envoy_free_their_blocks(proxied:
             with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
                 await reader
     await proxied.stack.settle()
+
+
+@needs_envoy
+async def test_envoy_drains_on_sigterm(proxied: Proxied) -> None:
+    """Open streams end as they should, new connections are refused meanwhile, then Envoy ends."""
+    reader, _ = await proxied.stream(60)
+    await proxied.until_load(1, 0)
+    async with open_channel(proxied.grpc_address) as channel:
+        call = collect(InferenceStub(channel).Generate(request([7], 60)))
+        over_grpc = asyncio.create_task(call)
+        await proxied.until_load(1, 1)
+        proxied.envoy.terminate()
+        # Connections made while load balancers look elsewhere are served.
+        assert await asyncio.to_thread(_answers, proxied.http_port)
+        await eventually(lambda: not _listens(proxied.http_port), 20)
+        assert proxied.envoy.returncode is None
+        assert proxied.stack.engine.num_open == 2
+        answer = b""
+        while b"[DONE]" not in answer:
+            piece = await asyncio.wait_for(reader.read(65536), 60)
+            assert piece, answer[-200:]
+            answer += piece
+        tokens, _, finish = await over_grpc
+        assert len(tokens) == finish.usage.completion_tokens == 60
+    assert await asyncio.wait_for(proxied.envoy.wait(), 20) == 0
+    await proxied.stack.settle()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -8,6 +8,7 @@ from pagewire.cli.errors import CommandError
 
 if TYPE_CHECKING:
     from pagewire.scheduler.core.kv.host_tier import HostMemory
+    from pagewire.scheduler.core.queue.policy import SchedulingPolicy
     from pagewire.simulator.profile import Profile
     from pagewire.simulator.recording import Recording
     from pagewire.simulator.trace import TraceRequest
@@ -18,7 +19,7 @@ class Setup:
     """The parameters of a replay."""
 
     profile: str
-    workers: int
+    workers: int  # of each scheduler
     policy: str
     routing: str
     cache_blocks: int  # of a worker; 0 means as many as the whole trace could fill
@@ -29,6 +30,7 @@ class Setup:
     prefix_caching: bool
     host_memory_gb: float = 0.0  # host memory of a worker for KV
     whole_sequences: bool = False  # whether a request waits until its whole output fits
+    schedulers: int = 1
 
     @property
     def name(self) -> str:
@@ -41,15 +43,11 @@ def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "
     """Replays requests. CommandError if the router or policy does not exist, or no request fits."""
     from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
     from pagewire.scheduler.core.routing import ROUTERS
-    from pagewire.scheduler.policies import make_policy
+    from pagewire.simulator.fleet import run_fleet
     from pagewire.simulator.replay import Replay
 
     if setup.routing not in ROUTERS:
         raise CommandError(f"--routing {setup.routing!r}: give one of {', '.join(ROUTERS)}")
-    try:
-        policy = make_policy(setup.policy)
-    except ValueError as error:
-        raise CommandError(f"--policy: {error}") from error
     limits = WorkerLimits(
         num_blocks=setup.cache_blocks or _blocks_of_all(requests, setup.block_size),
         block_size=setup.block_size,
@@ -61,22 +59,38 @@ def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "
         host=_host_memory(setup, device),
     )
     last = requests[-1].arrival
-    replaying = Replay(
-        policy=policy,
-        router=ROUTERS[setup.routing](),
-        limits=limits,
-        num_workers=setup.workers,
-        step_time=device.step_time,
-        interval=max(last / 3600, 0.25),
-        on_progress=_Progress(setup.name, last),
-    )
-    recording = replaying.run(requests)
+    progress = _Progress(setup.name, last)
+    replays = [
+        Replay(
+            policy=_policy(setup.policy),
+            router=ROUTERS[setup.routing](),
+            limits=limits,
+            num_workers=setup.workers,
+            step_time=device.step_time,
+            interval=max(last / 3600, 0.25),
+            on_progress=progress,
+        )
+        for _ in range(setup.schedulers)
+    ]
+    if len(replays) == 1:
+        recording = replays[0].run(requests)
+    else:
+        recording = run_fleet(replays, requests)
     if not recording.finished:
         raise CommandError(
             f"none of the {recording.refused} requests fits the {limits.num_blocks} KV blocks of a "
             "worker; give more with --cache-blocks or another --profile"
         )
     return recording
+
+
+def _policy(name: str) -> "SchedulingPolicy":
+    from pagewire.scheduler.policies import make_policy
+
+    try:
+        return make_policy(name)
+    except ValueError as error:
+        raise CommandError(f"--policy: {error}") from error
 
 
 def _host_memory(setup: Setup, device: "Profile") -> "HostMemory":

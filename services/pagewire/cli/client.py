@@ -11,12 +11,19 @@ from pagewire.cli.errors import CommandError
 DEFAULT_URL = "http://127.0.0.1:8000"
 # A flag would show the key to every user of the machine.
 KEY_VARIABLE = "PAGEWIRE_API_KEY"
+UNAUTHORIZED = 401
 
 
 def authorization() -> dict[str, str]:
     """The header with the API key in PAGEWIRE_API_KEY; no header without a key."""
     key = os.environ.get(KEY_VARIABLE)
     return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def server_url(given: str) -> str:
+    """The URL of a server, without a path: clients of OpenAI's API are given it with `/v1`."""
+    url = given if "://" in given else f"http://{given}"
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class Answer:
@@ -26,7 +33,7 @@ class Answer:
     """
 
     def __init__(self, url: str, path: str, body: dict[str, Any]) -> None:
-        self._url = url.rstrip("/") + path
+        self._url = server_url(url) + path
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         self.text = ""
         self.ttft: float | None = None
@@ -80,36 +87,53 @@ def text_answer(url: str, model: str, prompt: str, **options: Any) -> Answer:
 
 async def served_models(url: str) -> list[str] | None:
     """The names of the models that a server serves; None if no server answers at the URL."""
+    cards = await model_cards(url)
+    return None if cards is None else [str(card["id"]) for card in cards]
+
+
+async def model_cards(url: str) -> list[dict[str, Any]] | None:
+    """The models that a server serves, as it describes them; None if no server answers."""
     import httpx
+
+    url = server_url(url)
 
     try:
         async with httpx.AsyncClient(
             timeout=5.0, trust_env=False, headers=authorization()
         ) as client:
-            response = await client.get(url.rstrip("/") + "/v1/models")
+            response = await client.get(url + "/v1/models")
     except httpx.TransportError:
         return None
+    except httpx.InvalidURL as error:
+        raise CommandError(f"{url} is no URL of a server: {error}") from error
+    if response.status_code == UNAUTHORIZED:
+        raise CommandError(f"{url}: {_key_problem()}")
     if response.status_code != 200:
         raise CommandError(
             f"{url} answers with HTTP status {response.status_code}: {response.text}"
         )
     try:
-        return [str(model["id"]) for model in response.json()["data"]]
+        return [{**card, "id": str(card["id"])} for card in response.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(f"{url}/v1/models is not a list of models; check the URL") from error
 
 
 async def first_model(url: str) -> str:
     """The first model that a server serves; CommandError if there is no server or no model."""
-    models = await served_models(url)
-    if models is None:
+    return str((await listed_models(url))[0]["id"])
+
+
+async def listed_models(url: str) -> list[dict[str, Any]]:
+    """The models that a server serves; CommandError if there is no server or no model."""
+    cards = await model_cards(url)
+    if cards is None:
         raise CommandError(
             f"no server answers at {url}; start one with `pagewire run`, or give another address "
             "with --url"
         )
-    if not models:
+    if not cards:
         raise CommandError(f"the server at {url} serves no model yet; try again in a moment")
-    return models[0]
+    return cards
 
 
 async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -129,7 +153,22 @@ async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any
         raise CommandError(f"the connection to {url} failed: {error!r}") from error
 
 
+def _key_problem() -> str:
+    """Why a server refuses the key, and which variable to set."""
+    if os.environ.get(KEY_VARIABLE):
+        return (
+            f"the server does not know the API key in the environment variable {KEY_VARIABLE}; "
+            "`pagewire keys new NAME --file FILE` makes one for the file of --api-keys-file"
+        )
+    return (
+        "the server wants an API key; set the environment variable "
+        f"{KEY_VARIABLE}, as in `export {KEY_VARIABLE}=KEY`"
+    )
+
+
 def _refusal(status: int, body: bytes) -> str:
+    if status == UNAUTHORIZED:
+        return _key_problem()
     try:
         return f"the server refused with HTTP status {status}: {_message(json.loads(body))}"
     except (ValueError, KeyError, TypeError):

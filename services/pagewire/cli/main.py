@@ -5,10 +5,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pagewire.cli.commands import bench, demo, generate, keys, run, services
+from pagewire.cli.commands import bench, demo, generate, keys, models, ps, run, services
 from pagewire.cli.commands import chat as chat_command
 from pagewire.cli.commands import simulate as simulate_command
 from pagewire.cli.errors import CommandError
+from pagewire.cli.help.command import explain
+from pagewire.cli.help.commands import HelpCommand, HelpGroup
 from pagewire.parent_process import end_with_supervisor
 
 # The base class of typer's usage errors (exit status 2), which typer does not export.
@@ -24,13 +26,17 @@ def make_app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        cls=HelpGroup,
     )
     app.callback()(_root)
     for function in (
         run.run,
         chat_command.chat,
         generate.generate,
+        models.models,
+        ps.ps,
         demo.demo,
         services.gateway,
         services.scheduler,
@@ -39,7 +45,9 @@ def make_app() -> typer.Typer:
         simulate_command.simulate,
         services.health,
     ):
-        app.command()(function)
+        app.command(cls=HelpCommand)(function)
+    words = {"ignore_unknown_options": True}
+    app.command("help", cls=HelpCommand, context_settings=words)(explain)
     app.add_typer(bench.make_app(), name="bench")
     app.add_typer(keys.make_app(), name="keys")
     return app
@@ -49,7 +57,7 @@ def main() -> None:
     """Runs the command line. An error is printed as one message and sets the exit status."""
     end_with_supervisor()
     try:
-        status = make_app()(standalone_mode=False)
+        status = make_app()(standalone_mode=False, prog_name="pagewire")
     except _UsageError as error:
         _fail(error, 2)
     except CommandError as error:

@@ -5,6 +5,13 @@ from prometheus_client import Counter, Gauge, Histogram
 from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS
 
 REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
+HANDED_BACK_REASON = "handed_back"
+FINISHED = Counter(
+    "pagewire_scheduler_finished_requests",
+    "Accepted requests that ended, by reason: stop, length, abort, error, or handed_back, which "
+    "means that their gateways continue them elsewhere.",
+    ["reason"],
+)
 OPEN_REQUESTS = Gauge(
     "pagewire_scheduler_open_requests", "Requests that have not ended, by state.", ["state"]
 )
@@ -40,6 +47,13 @@ HANDED_BACK = Counter(
     "Requests given back to their gateways, which continue them elsewhere.",
 )
 WORKER_LOSSES = Counter("pagewire_scheduler_worker_losses", "Connections to workers that broke.")
+WORKER_CLAIMS = Counter(
+    "pagewire_scheduler_worker_claims", "Claims of workers that schedulers share."
+)
+WORKER_RELEASES = Counter(
+    "pagewire_scheduler_worker_releases",
+    "Workers given up for another scheduler's share.",
+)
 QUEUE_SECONDS = Histogram(
     "pagewire_scheduler_queue_seconds",
     "Seconds from the arrival of a request to its first admission.",

@@ -54,6 +54,7 @@ class SimulatedBackend:
     synchronous = False
     prefix_groups = False  # the time model reads all KV of each row
     piggyback_tokens = 0  # by the time model, a prompt token costs the same in any step
+    mask_words = None
 
     def __init__(
         self,

@@ -51,6 +51,16 @@ class Sample:
     busy_seconds: float
 
 
+_SUMMED = (
+    "waiting",
+    "running",
+    "used_blocks",
+    "wasted_tokens",
+    "output_tokens",
+    "busy_seconds",
+)
+
+
 @dataclass(slots=True)
 class Recording:
     """The record of a whole replay."""
@@ -72,6 +82,36 @@ class Recording:
     steps: int = 0
     busy_seconds: float = 0.0
     seconds: float = 0.0
+
+    @classmethod
+    def of_all(cls, parts: "list[Recording]") -> "Recording":
+        """One record of replays that ran at the same time, with samples at the same times."""
+        merged = cls(
+            sum(part.workers for part in parts),
+            sum(part.total_blocks for part in parts),
+            parts[0].block_size,
+        )
+        for part in parts:
+            merged.requests += part.requests
+            merged.refused += part.refused
+            merged.preemptions += part.preemptions
+            merged.restarts += part.restarts
+            merged.saved_blocks += part.saved_blocks
+            merged.loaded_blocks += part.loaded_blocks
+            merged.steps += part.steps
+            merged.busy_seconds += part.busy_seconds
+        merged.longest_pause = max(part.longest_pause for part in parts)
+        merged.seconds = max(part.seconds for part in parts)
+        # A part that has ended earlier stays as it was.
+        for index in range(max(len(part.samples) for part in parts)):
+            at = [part.samples[min(index, len(part.samples) - 1)] for part in parts]
+            merged.samples.append(
+                Sample(
+                    max(each.time for each in at),
+                    *(sum(getattr(each, name) for each in at) for name in _SUMMED),
+                )
+            )
+        return merged
 
     @property
     def finished(self) -> list[RequestRecord]:

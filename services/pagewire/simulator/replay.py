@@ -5,6 +5,7 @@ of steps is simulated. Events are arrivals and ends of steps.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class Replay:
-    """One replay; call `run` once."""
+    """One replay; call `run` once. Or `start`, then `turn` for each event, then `end`."""
 
     policy: SchedulingPolicy
     router: Router
@@ -59,23 +60,38 @@ class Replay:
     _recording: Recording = field(init=False)
     _output_tokens: int = field(init=False, default=0)
     _latest_token: NDArray[np.float64] = field(init=False)  # [requests], by their numbers
+    # Requests that have not ended.
+    num_open: int = field(init=False, default=0)
 
     def run(self, requests: Iterable[TraceRequest]) -> Recording:
         """Replays requests, given in order of arrival, until the last has ended."""
-        self._start()
         arrivals = deque(requests)
-        self._latest_token = np.zeros(1 + max((r.number for r in arrivals), default=0))
+        self.start(max((r.number for r in arrivals), default=0))
         now = 0.0
         while arrivals or self._ends:
-            coming = [arrivals[0].arrival] if arrivals else []
-            ending = [self._ends[0][0]] if self._ends else []
-            now = min(coming + ending)
-            self._sample_until(now)
+            now = min(arrivals[0].arrival if arrivals else math.inf, self.next_end)
+            arriving = []
             while arrivals and arrivals[0].arrival <= now:
-                self._arrive(arrivals.popleft())
-            while self._ends and self._ends[0][0] <= now:
-                self._commit(heapq.heappop(self._ends)[2], now)
-            self._pump(now)
+                arriving.append(arrivals.popleft())
+            self.turn(now, arriving)
+        return self.end(now)
+
+    @property
+    def next_end(self) -> float:
+        """When the next step ends; infinity if none is in flight."""
+        return self._ends[0][0] if self._ends else math.inf
+
+    def turn(self, now: float, arriving: Iterable[TraceRequest]) -> None:
+        """Takes the requests and the ends of steps that are due, then admits and plans."""
+        self._sample_until(now)
+        for request in arriving:
+            self._arrive(request)
+        while self.next_end <= now:
+            self._commit(heapq.heappop(self._ends)[2], now)
+        self._pump(now)
+
+    def end(self, now: float) -> Recording:
+        """The record, once nothing runs any more."""
         assert not len(self._admission.waiting), "a request waits and nothing runs"
         recording = self._recording
         recording.preemptions = self._admission.preemptions
@@ -83,7 +99,9 @@ class Replay:
         recording.seconds = now
         return recording
 
-    def _start(self) -> None:
+    def start(self, last_number: int) -> None:
+        """Begins a replay of requests with numbers up to this one."""
+        self._latest_token = np.zeros(1 + last_number)
         self._admission = Admission(self.policy, self.router)
         for _ in range(self.num_workers):
             batch = self._admission.add_worker(self.limits)
@@ -98,6 +116,7 @@ class Replay:
             request.arrival, request.input_length, request.output_length, hash_blocks
         )
         self._recording.requests.append(record)
+        self.num_open += 1
         sequence = Sequence(
             prompt=request.prompt(),
             sampling=_GREEDY,
@@ -126,6 +145,7 @@ class Replay:
             sequence, batch = admitted.sequence, admitted.batch
             if batch is None:
                 self._recording.refused += 1
+                self.num_open -= 1
                 continue
             # Unlike any other request's output, and above all token ids of prompts.
             worker = self._workers[batch]
@@ -161,6 +181,7 @@ class Replay:
         for row in outcome.ended:
             sequence = batch.finish(int(outcome.slots[row]), State.COMPLETED)
             sequence.owner.last_token = now
+            self.num_open -= 1
 
     def _note_pauses(self, batch: WorkerBatch, outcome: StepOutcome, now: float) -> None:
         """Notes the time since the previous token of each request that gets one."""

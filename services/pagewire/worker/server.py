@@ -13,11 +13,13 @@ from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.rpc.transport import Health, bind, make_server
+from pagewire.tracing.start import start_tracing
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
@@ -42,7 +44,7 @@ def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
     `pool` compiles kernels if this worker needs any. Callers start it before they import this
     module, so that both do their imports at the same time.
     """
-    logs.configure("worker", config.log_level)
+    logs.configure("worker", config.log_level, config.log_format)
     run_service(partial(_serve, config, pool))
 
 
@@ -51,10 +53,12 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     phases.end("imports")
     try:
         credentials = worker_credentials(config, config.worker_token_file, config.worker_address)
+        tracing = start_tracing(config, "worker")
     except (OSError, ValueError) as error:
         _refuse_to_start(error)
     server = make_server(credentials)
     service, health = WorkerService(), Health(SERVICE_NAME)
+    service.tracing = tracing
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health.attach(server)
     await health.set_serving(False)
@@ -68,8 +72,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         loaded = await _unless(stop, launcher.call(partial(_load, config, pool, phases)))
         if loaded is not None:
             grammars = None
-            # A program draws its tokens itself.
-            if config.structured_output and config.backend == "torch":
+            if config.structured_output and loaded.backend.mask_words is not None:
                 model = resolve_model(config.model)
                 tokenizer = resolve_tokenizer(config.model, config.tokenizer)
                 read = partial(grammars_of, model, loaded.limits.vocab_size, tokenizer)
@@ -90,7 +93,9 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    masks = None if grammars is None else MaskThreads(grammars, end_process)
+    masks: MaskThreads | None = None
+    if grammars is not None and loaded.backend.mask_words is not None:
+        masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), end_process)
     info = worker_info(
         name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None
     )
@@ -110,6 +115,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     await server.stop(SHUTDOWN_SECONDS)
     watchdog.close()
     executor.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
     log.info("stopped")
 
 

@@ -16,8 +16,9 @@ class GatewayConfig(RequestConfig):
     )
     schedulers: str = setting(
         "127.0.0.1:50051",
-        "Addresses of the schedulers, separated by commas: host:port or unix:PATH. A DNS name "
-        "stands for every address that it resolves to.",
+        "Addresses of the schedulers, separated by commas: host:port, unix:PATH, or file:PATH "
+        "for every address in a file, one a line. A DNS name stands for every address that it "
+        "resolves to. Names are resolved, and files read, again and again.",
     )
     resume_timeout: float = setting(
         30.0,
@@ -57,6 +58,14 @@ class GatewayConfig(RequestConfig):
     )
     openapi: bool = setting(
         True, "Serve a description of the HTTP API at /openapi.json, and a page of it at /docs."
+    )
+    page: bool = setting(
+        True, "Serve a web page at `/`: a chat, and a live view of schedulers and workers."
+    )
+    playground_socket: str | None = setting(
+        None,
+        "Unix socket of a supervisor that ends workers when the page asks for it. "
+        "`pagewire run --playground` sets it.",
     )
     api_metrics: bool = setting(
         True,

@@ -51,8 +51,22 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     )
     workers: str = setting(
         "127.0.0.1:50061",
-        "Addresses of the workers, separated by commas: host:port, unix:PATH, or dns:NAME:PORT for "
-        "every address that a name resolves to. The name is resolved again and again.",
+        "Addresses of the workers, separated by commas: host:port, unix:PATH, dns:NAME:PORT for "
+        "every address that a name resolves to, or file:PATH for every address in a file, one a "
+        "line. Names are resolved, and files read, again and again.",
+    )
+    share_workers: bool = setting(
+        False,
+        "Share the workers with other schedulers that have this setting and the same workers. Each "
+        "worker is used by one of them, and each of them uses its part. Without it a scheduler "
+        "takes every worker that it knows from any other.",
+    )
+    rebalance_after: float = setting(
+        5.0,
+        "With share_workers: seconds without a scheduler or worker that comes or goes, after which "
+        "a scheduler with more than its share gives workers up to others. Its sequences there "
+        "have drain_timeout to end, and then run on its other workers.",
+        minimum=0.1,
     )
     routing: Literal["prefix-aware", "round-robin", "least-loaded"] = setting(
         "prefix-aware", "How a worker is chosen for a request."
@@ -98,11 +112,12 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         minimum=1,
     )
     max_waiting_seconds: float = setting(
-        1.0,
+        60.0,
         "Longest expected wait for admission, in seconds. It is estimated from the rate at which "
         "the queue empties; a request that would wait longer is refused (HTTP 429). While the "
-        "queue is younger than half this time, four times as much is allowed. Keep it below the "
-        "target for the time to first token; with `inf` requests wait without limit.",
+        "queue is younger than half this time, and than 5 s, four times as much is allowed. Give "
+        "less than the target for the time to first token, such as 1, where a late answer is worth "
+        "nothing; with `inf` requests wait without limit.",
         minimum=0.001,
     )
     hand_back_after: float = setting(

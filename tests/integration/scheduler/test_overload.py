@@ -175,6 +175,29 @@ async def test_a_burst_is_not_refused_for_its_wait(start: StartStack) -> None:
     await stack.settle()
 
 
+async def test_a_job_is_refused_by_what_others_have_waiting(start: StartStack) -> None:
+    """A job of nine on a queue for two; then others of two jobs, of which nothing is queued."""
+    stack = await start(worker_info(num_slots=1), max_waiting_requests=2, max_waiting_tokens=8)
+    stack.workers[0].step_seconds = 0.01
+    call = stack.multiplex()
+    streams = {number: 1 + number // 9 for number in range(9 * 3)}
+    for stream, job in streams.items():
+        message = request([stream + 1] * 6, 2).SerializeToString()
+        submit = pb.Submit(stream=stream, request=message, job=job)
+        await call.write(pb.MultiplexRequest(submit=submit))
+    ends: dict[int, pb.Finish] = {}
+    while len(ends) < len(streams):
+        ends |= {ended.stream: ended.finish for ended in (await call.read()).finished}
+    reasons = {number: set() for number in (1, 2, 3)}
+    for stream, finish in ends.items():
+        reasons[streams[stream]].add((finish.reason, finish.error.code))
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert reasons[1] == {(pb.FINISH_REASON_LENGTH, 0)}
+    assert reasons[2] == reasons[3] == {(pb.FINISH_REASON_ERROR, full)}
+    call.cancel()
+    await stack.settle()
+
+
 async def test_load_says_that_new_requests_are_refused(start: StartStack) -> None:
     stack = await start(worker_info(num_slots=1), max_waiting_requests=2)
     stack.workers[0].step_seconds = 0.01

@@ -64,7 +64,7 @@ def masks(rows: int) -> None:
     from pagewire.worker.ops.triton.masks import mask_logits
 
     mask_logits(
-        meta(512, 151936), meta(rows, dtype=torch.int32), meta(rows, 4748, dtype=torch.int32)
+        meta(rows, 151936), meta(rows, dtype=torch.int32), meta(512, 4748, dtype=torch.int32)
     )
 
 

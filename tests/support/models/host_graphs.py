@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
-from pagewire.worker.runtime import graphs, mixed_graphs
+from pagewire.worker.protocol.constraints.slot_masks import StepMasks
+from pagewire.worker.runtime import graphs, masked_sampling, mixed_graphs
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import GraphBackend
 from pagewire.worker.runtime.timer import HostTimer
@@ -36,6 +37,16 @@ class CopiedAtOnce:
         target.view(-1).copy_(torch.from_numpy(fill.ravel()))
 
 
+class HostGate:
+    """Stands in for `MaskGate`: the host waits, and its masks are those of the device."""
+
+    def __init__(self, host: Tensor, _device: torch.device) -> None:
+        self.masks = host
+
+    def hold(self, step: StepMasks) -> None:
+        step.wait()
+
+
 class HostGraphBackend(GraphBackend):
     """See `GraphBackend`; without prefix groups, which need the kernels."""
 
@@ -48,8 +59,12 @@ class HostGraphBackend(GraphBackend):
 
 def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
     """What makes a loaded CPU worker run steps through the graph backend's code."""
-    for module in (graphs, mixed_graphs):
+    for module in (graphs, mixed_graphs, masked_sampling):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
+    monkeypatch.setattr(masked_sampling, "MaskGate", HostGate)
+    monkeypatch.setattr(
+        masked_sampling, "pinned", lambda *shape: torch.full(shape, -1, dtype=torch.int32)
+    )
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
     monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())

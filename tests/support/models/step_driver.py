@@ -16,6 +16,7 @@ from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.metrics import WorkerMetrics
@@ -86,7 +87,10 @@ async def local_worker(
         loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append
     )
     grammars = grammars_of(folder, loaded.limits.vocab_size)
-    masks = None if grammars is None else MaskThreads(grammars, fatal.append)
+    masks = None
+    if grammars is not None:
+        assert loaded.backend.mask_words is not None
+        masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), fatal.append)
     yield LocalWorker(loaded, engine, fatal, masks)
     await asyncio.to_thread(engine.close)
 

@@ -49,6 +49,15 @@ class Fleet:
     proxies: list[TcpProxy] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
+    # Of a fleet that shares its workers: the file that lists them, and their addresses by name.
+    worker_list: Path = Path()
+    workers: dict[str, str] = field(default_factory=dict)
+
+    def list_workers(self, *names: str) -> None:
+        """Lists these workers, and no others, to the schedulers that share them."""
+        new = self.worker_list.with_suffix(".new")
+        new.write_text("".join(f"{self.workers[name]}\n" for name in names))
+        new.replace(self.worker_list)
 
     def names(self, kind: str = "") -> list[str]:
         """The running processes of a kind."""
@@ -156,12 +165,14 @@ async def running_fleet(
     program: tuple[str, ...] = PROGRAM,
     failing: str = "",
     proxied: bool = True,
+    shared: bool = False,
 ) -> AsyncIterator[Fleet]:
     """Starts a fleet, waits until it is ready, and ends it with SIGTERM.
 
     `program` holds the arguments with which Python runs the `pagewire` command. `failing` names a
     service, `worker` or `scheduler`, whose processes run `failing_services.py`. With `proxied` all
-    connections between services pass through the test's process.
+    connections between services pass through the test's process. With `shared` the schedulers share
+    all workers, which a file lists.
     """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         sockets = [f"unix:{folder}/worker-{n}.sock" for n in range(workers)]
@@ -176,6 +187,8 @@ async def running_fleet(
             if proxied:
                 workers_at = [proxy.address for proxy in to_workers]
                 schedulers_at = [proxy.address for proxy in to_schedulers]
+            names = [f"worker-{n}" for n in range(workers)]
+            addresses_of = dict(zip(names, workers_at, strict=True))
             worker_tier = []
             for n, socket in enumerate(sockets):
                 metrics_port = free_port()
@@ -193,7 +206,7 @@ async def running_fleet(
                 command = (
                     "scheduler",
                     f"--grpc-port={port}",
-                    f"--workers={','.join(workers_at[n::schedulers])}",
+                    *_workers_of(n, schedulers, workers_at, f"{folder}/workers", shared),
                     f"--scheduler-metrics-port={metrics_port}",
                     *scheduler_flags,
                 )
@@ -223,6 +236,8 @@ async def running_fleet(
                 lambda name, line: log.append(f"{name} | {line}"),
             )
             fleet = Fleet(supervisor, urls, addresses, metrics, [*to_workers, *to_schedulers], log)
+            fleet.worker_list, fleet.workers = Path(folder) / "workers", addresses_of
+            fleet.list_workers(*names)
             try:
                 await supervisor.start()
                 yield fleet
@@ -230,6 +245,15 @@ async def running_fleet(
                 for name in list(fleet.stopped):
                     fleet.signal(name, signal.SIGCONT)
                 await supervisor.stop()
+
+
+def _workers_of(
+    number: int, schedulers: int, workers: list[str], listed_in: str, shared: bool
+) -> list[str]:
+    """The flags by which a scheduler finds its workers."""
+    if shared:
+        return [f"--workers=file:{listed_in}", "--share-workers", "--rebalance-after=1"]
+    return [f"--workers={','.join(workers[number::schedulers])}"]
 
 
 def _service(

@@ -22,11 +22,12 @@ EMBEDDED_FOLDER = resolve_model(EMBEDDED)
 
 @dataclass
 class RunningStack:
-    """A started stack; `log` has the lines of its services."""
+    """A started stack; `log` has the lines of its services, `output` what it printed when ready."""
 
     process: subprocess.Popen[str]
     url: str = ""
     grpc_address: str = ""
+    output: str = ""
     log: list[str] = field(default_factory=list)
 
     def pids(self, service: str) -> list[int]:
@@ -76,6 +77,7 @@ def running_stack(*flags: str, model: Path | str = EMBEDDED) -> Iterator[Running
         text = "".join(output)
         assert process.poll() is None, "".join(stack.log)
         stack.url = re.search(r"at (https?://\S+)", text)[1]
+        stack.output = text
         stack.grpc_address = re.search(r"gRPC: (\S+)", text)[1]
         yield stack
     finally:

@@ -1,5 +1,8 @@
 """Addresses: how they are written, and which of them only this machine reaches."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from pagewire.addresses import (
@@ -7,6 +10,7 @@ from pagewire.addresses import (
     is_local,
     is_loopback,
     parse_addresses,
+    parse_worker_addresses,
     resolve,
     with_port,
 )
@@ -71,3 +75,30 @@ async def test_a_host_name_with_an_empty_label_does_not_resolve() -> None:
     (address,) = parse_addresses("a..b:1")
     with pytest.raises(OSError, match=r"'a\.\.b' is no valid host name"):
         await resolve(address)
+
+
+async def test_a_file_stands_for_the_addresses_in_it_now(tmp_path: Path) -> None:
+    listed = tmp_path / "workers"
+    [address] = parse_worker_addresses(f"file:{listed}")
+    with pytest.raises(OSError, match="workers"):
+        await resolve(address)
+    listed.write_text("# two workers\n10.0.0.2:50061\n\n unix:/run/a.sock\n10.0.0.2:50061\n")
+    assert await resolve(address) == ["10.0.0.2:50061", "unix:/run/a.sock"]
+    listed.write_text("")
+    assert await resolve(address) == []
+    assert parse_addresses(f"file:{listed}") == [address]
+
+
+@pytest.mark.parametrize("line", ["worker", "worker:", "worker:0", "worker:50061:x"])
+async def test_a_file_with_another_kind_of_line_is_refused_as_a_whole(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "workers").write_text(f"10.0.0.2:50061\n{line}\n")
+    [address] = parse_worker_addresses(f"file:{tmp_path}/workers")
+    with pytest.raises(OSError, match=re.escape(repr(line))):
+        await resolve(address)
+
+
+def test_an_address_of_a_file_names_one() -> None:
+    with pytest.raises(ValueError, match="names no file"):
+        parse_worker_addresses("file:")

@@ -11,7 +11,7 @@ from pagewire.bench.http import run_plans, split, words_for
 from pagewire.bench.http_load import LoadPlan
 from pagewire.bench.latency import summarize, summary_text
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.cli.client import DEFAULT_URL, first_model
+from pagewire.cli.client import DEFAULT_URL, first_model, server_url
 from pagewire.cli.errors import CommandError
 from pagewire.objectives import Objectives
 
@@ -69,6 +69,7 @@ def http(
         raise typer.BadParameter("give --concurrency or --request-rate, not both")
     if request_rate is None:
         concurrency = concurrency or _DEFAULT_CONCURRENCY
+    url = server_url(url)
     model = model or asyncio.run(first_model(url))
     plan = LoadPlan(
         url=url,

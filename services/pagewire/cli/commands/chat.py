@@ -2,34 +2,34 @@
 
 import asyncio
 import contextlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pagewire.cli.client import DEFAULT_URL, chat_answer, first_model
+from pagewire.cli.client import DEFAULT_URL, chat_answer, listed_models
 from pagewire.cli.errors import CommandError
+from pagewire.cli.sampling import with_sampling
 
 
+@with_sampling
 def chat(
-    url: Annotated[str, typer.Option(help="The server's URL.")] = DEFAULT_URL,
+    options: dict[str, Any],
+    url: Annotated[str, typer.Option(help="The server's URL, with or without /v1.")] = DEFAULT_URL,
     model: Annotated[
         str | None,
         typer.Option(help="Name of the model; by default the first one that the server lists."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Sampling temperature, 0 is greedy; by default the server's."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of an answer; by default the server's limit.")
-    ] = None,
 ) -> None:
     """Chat with the model of a running server. Ctrl-C interrupts an answer, Ctrl-D exits."""
-    model = model or asyncio.run(first_model(url))
+    cards = asyncio.run(listed_models(url))
+    model = model or str(cards[0]["id"])
+    if any(card["id"] == model and card.get("has_chat_template") is False for card in cards):
+        raise CommandError(
+            f"{model} has no chat template, so it cannot chat; `pagewire generate` continues a text"
+        )
     print(f"{model} at {url}. Ctrl-C interrupts an answer, Ctrl-D exits.")
     messages = [{"role": "system", "content": system}] if system else []
-    options = {"temperature": temperature, "max_tokens": max_tokens}
     while (question := _ask()) is not None:
         if not question.strip():
             continue
@@ -53,9 +53,7 @@ def _ask() -> str | None:
             print("\n(Ctrl-D exits)", end="")
 
 
-def _answer(
-    url: str, model: str, messages: list[dict[str, str]], options: dict[str, float | int | None]
-) -> str:
+def _answer(url: str, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> str:
     """Prints an answer as it arrives and returns its text, which is incomplete if the answer is
     interrupted or fails."""
     answer = chat_answer(url, model, messages, **options)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pagewire.cli.errors import CommandError
+from pagewire.cli.help.commands import HelpCommand, HelpGroup
 
 
 def _limit(what: str) -> Any:
@@ -15,9 +16,14 @@ def _limit(what: str) -> Any:
 
 def make_app() -> typer.Typer:
     """The commands under `pagewire keys`."""
-    app = typer.Typer(help="API keys of gateways and schedulers.", no_args_is_help=True)
+    app = typer.Typer(
+        help="API keys of gateways and schedulers.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        cls=HelpGroup,
+    )
     app.callback()(_group)
-    app.command()(new)
+    app.command(cls=HelpCommand)(new)
     return app
 
 
@@ -41,6 +47,9 @@ def new(
         int | None, _limit("tokens a minute, of prompts and outputs together")
     ] = None,
     max_concurrent: Annotated[int | None, _limit("prompts that run at once")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="The key may see the engine on the page.")
+    ] = False,
 ) -> None:
     """Make an API key. Print it, and without --file also its line for the key file.
 
@@ -52,7 +61,7 @@ def new(
 
     key = new_key()
     limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrent)
-    line = entry_of(name, key, tenant, limits)
+    line = entry_of(name, key, tenant, limits, operator)
     try:
         keys_in(line, "this key")
         if file is None:

@@ -1,7 +1,6 @@
 """`pagewire run`: all services on one machine."""
 
 import asyncio
-import json
 import sys
 import time
 from typing import Any
@@ -9,7 +8,9 @@ from typing import Any
 from pagewire.cli.launch.launch import launch
 from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
 from pagewire.cli.launch.supervisor import SUPERVISOR
+from pagewire.cli.ready import has_chat_template, ready_block
 from pagewire.cli.settings.options import configured
+from pagewire.lifecycle.logs import json_line
 from pagewire.models import served_name
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
@@ -25,10 +26,13 @@ def run(values: dict[str, Any]) -> None:
 
     async def serve(stack: Stack) -> None:
         name = served_name(values["model"], values["served_model_name"])
-        print(_ready_block(name, stack, time.monotonic() - started), flush=True)
+        chats = await has_chat_template(stack, values)
+        seconds = time.monotonic() - started
+        print(ready_block(name, stack, seconds, values, chats), flush=True)
         await asyncio.Event().wait()
 
-    launch(full_stack, values, _Log(), serve)
+    report = _json_log if values["log_format"] == "json" else _Log()
+    launch(full_stack, values, report, serve)
 
 
 class _Log:
@@ -47,19 +51,6 @@ class _Log:
         self._console.print(line, markup=False)
 
 
-def _ready_block(model: str, stack: Stack, seconds: float) -> str:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello! What can you do?"}],
-        "stream": True,
-    }
-    return f"""
-  Pagewire is ready: {model} at {stack.url} (started in {seconds:.1f} s)
-
-  Try it:
-    curl -N {stack.url}/v1/chat/completions -H 'Content-Type: application/json' \\
-      -d '{json.dumps(body)}'
-    pagewire chat --url {stack.url}
-
-  gRPC: {stack.grpc_address}    Ctrl-C ends everything.
-"""
+def _json_log(name: str, line: str) -> None:
+    """Passes the lines of the services on as they are."""
+    print(json_line(name, line) if name == SUPERVISOR else line, file=sys.stderr, flush=True)

@@ -36,7 +36,13 @@ def simulate(
             "with timestamp, input_length, output_length, hash_ids."
         ),
     ],
-    workers: Annotated[int, typer.Option(min=1, help="Simulated workers.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Simulated workers of each scheduler.")] = 1,
+    schedulers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Schedulers; each request goes to one of them by a gateway's rule."
+        ),
+    ] = 1,
     policy: Annotated[
         str, typer.Option(help="Scheduling policy, as in `pagewire scheduler`.")
     ] = "fcfs",
@@ -133,6 +139,7 @@ def simulate(
     setup = Setup(
         profile=profile,
         workers=workers,
+        schedulers=schedulers,
         policy=policy,
         routing="",
         cache_blocks=device.blocks(block_size),
@@ -142,6 +149,8 @@ def simulate(
         memory_threshold=memory_threshold,
         prefix_caching=not no_prefix_caching,
     )
+    if schedulers > 1 and (compare_static or compare_preemption):
+        raise CommandError("--schedulers: a comparison has one; leave it out")
     if compare_static and compare_preemption:
         raise CommandError("give one of --compare-static and --compare-preemption")
     host_sizes = _gigabytes(host_memory_gb)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagewire.cli.launch.model_files import with_model_files
+from pagewire.cli.launch.model_files import check_model, with_model_files
+from pagewire.cli.launch.playground import playground
 from pagewire.cli.launch.stack import Stack
-from pagewire.cli.launch.supervisor import Report, Supervisor, running
+from pagewire.cli.launch.supervisor import SUPERVISOR, Report, Supervisor, running
 
 Result = TypeVar("Result")
 Body = Callable[[Stack], Coroutine[Any, Any, Result]]
@@ -28,22 +29,32 @@ def launch(
     kills the stack. CommandError if the stack does not start.
     """
     values = with_model_files(values)
+    check_model(values)
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
-        return asyncio.run(_launch(make_stack(values, Path(folder)), report, body))
+        stack = make_stack(values, Path(folder))
+        return asyncio.run(_launch(stack, report, body, values["drain_timeout"]))
 
 
 def quiet(_name: str, _line: str) -> None:
     """A report that drops all lines. If the stack fails to start, the error has its last lines."""
 
 
-async def _launch(stack: Stack, report: Report, body: Body[Result]) -> Result | None:
-    supervisor = Supervisor(stack.tiers, report)
+async def _launch(
+    stack: Stack, report: Report, body: Body[Result], drain_seconds: float
+) -> Result | None:
+    supervisor = Supervisor(stack.tiers, report, lines_are_shown=report is not quiet)
     task = asyncio.ensure_future(_run(supervisor, stack, body))
 
     def on_signal() -> None:
         if task.cancelling():
+            report(SUPERVISOR, "ending at once: open requests are cut off")
             supervisor.kill()
         else:
+            report(
+                SUPERVISOR,
+                f"draining: open requests have up to {drain_seconds:g} s to finish; Ctrl-C again "
+                "ends everything at once",
+            )
             task.cancel()
 
     loop = asyncio.get_running_loop()
@@ -56,5 +67,5 @@ async def _launch(stack: Stack, report: Report, body: Body[Result]) -> Result | 
 
 
 async def _run(supervisor: Supervisor, stack: Stack, body: Body[Result]) -> Result:
-    async with running(supervisor):
+    async with playground(stack.playground, supervisor), running(supervisor):
         return await body(stack)

@@ -6,6 +6,10 @@ from typing import Any
 
 from pagewire.cli.errors import CommandError
 from pagewire.hub import DownloadError, fetch_model
+from pagewire.json_files import read_json_object
+from pagewire.models import resolve_model
+
+_JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
 def with_model_files(
@@ -28,3 +32,22 @@ def with_model_files(
         raise CommandError(str(error)) from error
     fetched = {"model": model, "tokenizer": given}
     return {**values, **{name: fetched[name] for name in fetched if name in values}}
+
+
+def check_model(values: Mapping[str, Any]) -> None:
+    """CommandError if the model is not on this machine, or one of its JSON files is malformed.
+
+    Each service would find that out by itself, and say it once more.
+    """
+    try:
+        folder = resolve_model(values["model"])
+        for name in _JSON_FILES:
+            if (folder / name).is_file():
+                read_json_object(folder / name)
+    except FileNotFoundError as error:
+        raise CommandError(
+            f"{error}. `pagewire run --model Qwen/Qwen3-0.6B` downloads that model; without "
+            "--model the one that comes with Pagewire is served"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error

@@ -45,9 +45,13 @@ class Supervisor:
     """Runs services in tiers. All start at once. They end tier by tier from the last to the first,
     so that no service ends before those that depend on it."""
 
-    def __init__(self, tiers: Sequence[Sequence[Service]], report: Report) -> None:
+    def __init__(
+        self, tiers: Sequence[Sequence[Service]], report: Report, lines_are_shown: bool = False
+    ) -> None:
+        """With `lines_are_shown` errors do not repeat the lines that `report` has got."""
         self._tiers = tiers
         self._report = report
+        self._lines_are_shown = lines_are_shown
         self._children: dict[str, ChildProcess] = {}
         self._restarters: list[asyncio.Task[None]] = []
 
@@ -85,6 +89,15 @@ class Supervisor:
         for child in self._children.values():
             child.kill()
 
+    def kill_at(self, address: str) -> str | None:
+        """Sends SIGKILL to the first tier's service at an address; its name, None if none runs."""
+        for service in self._tiers[0]:
+            child = self._children.get(service.name)
+            if service.health == address and child is not None and child.running:
+                child.kill()
+                return service.name
+        return None
+
     def _services(self) -> list[Service]:
         return [service for tier in self._tiers for service in tier]
 
@@ -100,7 +113,8 @@ class Supervisor:
             for service, task in zip(services, ended, strict=True):
                 if task.done():
                     child = self._children[service.name]
-                    raise CommandError(_start_failure(service.name, task.result(), child))
+                    tail = [] if self._lines_are_shown else list(child.tail)
+                    raise CommandError(_start_failure(service.name, task.result(), tail))
             ready.result()
         finally:
             ready.cancel()
@@ -174,8 +188,9 @@ async def _all_healthy(services: Sequence[Service]) -> None:
     )
 
 
-def _start_failure(name: str, status: int, child: ChildProcess) -> str:
-    lines = "\n".join(f"  {line}" for line in child.tail)
-    return (
-        f"{name} {describe_end(status)} before it was ready. Its last lines:\n{lines or '  (none)'}"
-    )
+def _start_failure(name: str, status: int, tail: Sequence[str]) -> str:
+    """Why a service did not start; its last lines are in front of the user if there is no tail."""
+    ended = f"{name} {describe_end(status)} before it was ready"
+    if not tail:
+        return f"{ended}; its lines say why"
+    return "\n".join([f"{ended}. Its last lines:", *(f"  {line}" for line in tail)])

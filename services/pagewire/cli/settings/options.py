@@ -81,11 +81,10 @@ def _set_signature(
 
 
 def _option(setting: Setting) -> inspect.Parameter:
-    default = "" if setting.default is None else f" Default: {setting.default}."
     common: dict[str, Any] = {
         "envvar": setting.env,
-        "help": setting.help + default,
-        "show_default": False,
+        "help": setting.help,
+        "show_default": False if setting.default is None else str(setting.default),
     }
     if setting.kind is bool:
         flags = f"{setting.flag}/--no-{setting.flag[2:]}"

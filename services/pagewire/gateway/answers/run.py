@@ -1,7 +1,7 @@
 """The generations of one job, from submission to their end."""
 
 import asyncio
-from itertools import groupby
+from itertools import count, groupby
 
 from starlette.types import Receive
 
@@ -15,6 +15,9 @@ from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.routing.schedulers import Schedulers
 
+# Of jobs with several generations; schedulers admit or refuse those together.
+_numbers = count(1)
+
 
 class Run:
     """Submits a job's generations. They are aborted when the client disconnects, or by `close`."""
@@ -25,6 +28,7 @@ class Run:
         self._disconnect: asyncio.Task[None] | None = None
         self._num_unfinished = len(job.requests)
         budget = PromptBudget(job.max_prompt_logprobs, job.n)
+        number = next(_numbers) if len(job.requests) > 1 else 0
         prompts = [PromptLog(wishes, budget) for wishes in job.prompts]
         self.generations = [
             Generation(
@@ -36,6 +40,7 @@ class Run:
                 job.common_of(index),
                 arrived,
                 prompts[index // job.candidates] if prompts else None,
+                number,
             )
             for index, request in enumerate(job.requests)
         ]

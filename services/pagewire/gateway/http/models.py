@@ -11,7 +11,10 @@ _NAMESPACE = uuid.UUID("6f1bcb0c-0f55-4a3f-9d5e-7a55a2b6d8a1")
 
 
 def model_card(model: pb.Model) -> dict[str, Any]:
-    """One model. `root` is what was loaded; `parent` is null, as no model is an adapter."""
+    """One model. `root` is what was loaded; `parent` is null, as no model is an adapter.
+
+    Without a chat template it only continues text.
+    """
     return {
         "id": model.id,
         "object": "model",
@@ -20,6 +23,7 @@ def model_card(model: pb.Model) -> dict[str, Any]:
         "root": model.root or model.id,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "has_chat_template": model.has_chat_template,
         "permission": [_permission(model)],
     }
 

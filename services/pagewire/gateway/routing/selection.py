@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from pagewire.gateway.affinity import by_preference
 from pagewire.gateway.generation.generation import Generation
@@ -13,25 +14,58 @@ from pagewire.gateway.routing.link import Link
 MAX_SHARE = 1.25
 
 
+class Choice(Protocol):
+    """A scheduler that may be chosen."""
+
+    @property
+    def target(self) -> str:
+        """Its address."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Requests open there."""
+        ...
+
+    @property
+    def num_workers(self) -> int:
+        """Workers ready there."""
+        ...
+
+    @property
+    def pressure(self) -> float:
+        """Requests for each worker."""
+        ...
+
+
+C = TypeVar("C", bound=Choice)
+
+
 def select(links: Iterable[Link], generation: Generation) -> Link | None:
-    """The scheduler that a generation is sent to; None if none accepts it.
+    """The scheduler that a generation is sent to; None if none accepts it."""
+    accepting = [link for link in links if link.accepts(generation)]
+    return choose(accepting, generation.common.head)
+
+
+def choose(accepting: Sequence[C], head: bytes) -> C | None:
+    """The scheduler for a prompt with this head, of those that accept it; None without any.
 
     Consistent hashing with bounded loads: the scheduler that the prompt's head prefers most, unless
     it already has more than MAX_SHARE of what its workers should have. A prompt without a head
     goes to the least loaded scheduler.
     """
-    accepting = {link.target: link for link in links if link.accepts(generation)}
-    if len(accepting) > 1 and (head := generation.common.head):
-        num_requests = 1 + sum(link.num_requests for link in accepting.values())
-        num_workers = sum(link.load.ready_workers for link in accepting.values())
-        for target in by_preference(head, list(accepting)):
-            link = accepting[target]
-            share = num_requests * link.load.ready_workers / num_workers
-            if link.num_requests < math.ceil(MAX_SHARE * share):
-                return link
-    return least_loaded(accepting.values())
+    if len(accepting) > 1 and head:
+        by_target = {each.target: each for each in accepting}
+        num_requests = 1 + sum(each.num_requests for each in accepting)
+        num_workers = sum(each.num_workers for each in accepting)
+        for target in by_preference(head, list(by_target)):
+            chosen = by_target[target]
+            share = num_requests * chosen.num_workers / num_workers
+            if chosen.num_requests < math.ceil(MAX_SHARE * share):
+                return chosen
+    return least_loaded(accepting)
 
 
-def least_loaded(links: Iterable[Link]) -> Link | None:
-    """The link under the least pressure, a random one among equals; None without links."""
-    return min(links, key=lambda link: (link.pressure, random.random()), default=None)
+def least_loaded(choices: Iterable[C]) -> C | None:
+    """The scheduler under the least pressure, a random one among equals; None without any."""
+    return min(choices, key=lambda each: (each.pressure, random.random()), default=None)

@@ -4,21 +4,25 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.lifecycle.logs import set_request_id
 from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
+from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.beam_request import begin_search, reserved_arrivals
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import IncomingRequest
-from pagewire.scheduler.requests.open_request import Request, error_finish
+from pagewire.scheduler.requests.open_request import Request, error_finish, is_loggable
 from pagewire.scheduler.requests.parsing import (
     ParsedRequest,
     check_model,
@@ -38,6 +42,9 @@ from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.suspicion import Suspicion
 from pagewire.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +72,12 @@ class Intake:
     ) -> None:
         """`plan_soon` is called when a sequence has come into the queue."""
         self.draining = False
+        # Makes spans; None without tracing.
+        self.tracing: Tracing | None = None
         self.reservations = Reservations(endings.give_all_back)
         self.helpers = TextHelpers(config)
         self.grammars = CheckedGrammars(config)
-        self.bounds = QueueBounds(config, admission.waiting, endings.open)
+        self.bounds = QueueBounds(config, admission, endings.open)
         self._policy_name = config.policy
         self._policy = policy
         self._model = model
@@ -91,12 +100,16 @@ class Intake:
         moved: bool = False,
         owner: str = "",
         worker_losses: pb.WorkerLosses | None = None,
+        job: JobAdmission | None = None,
+        parent: Mapping[str, str] | None = None,
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
         `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
         while they ran it. A request without an id is given one. `owner` is the name of the API key
-        whose ids it shares; it is empty for all peers.
+        whose ids it shares; it is empty for all peers. `job` decides about it together with others.
+        `parent` is the W3C context of its client's span, empty for a client without one; None: no
+        trace.
         """
         message = incoming.message
         self._arrivals += 1
@@ -107,13 +120,19 @@ class Intake:
         request = Request(message.request_id, buffer, stream, received, self._arrivals, moved)
         request.owner = owner
         request.worker_losses = worker_losses
+        request.job = job
+        if self.tracing is not None and parent is not None:
+            request.trace = self._begin_trace(self.tracing, parent, request)
         self._arrivals += reserved_arrivals(message.beam_search.width)
         if self.reservations.is_for(buffer):
             self._endings.give_all_back()  # a reservation runs one request at a time
         refusal = self._refusal(request)
         if refusal is not None:
             metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
-            buffer.add_finish(stream, error_finish(refusal), 0)
+            finish = error_finish(refusal)
+            if request.trace is not None:
+                request.trace.ended(State.FAILED, finish)
+            buffer.add_finish(stream, finish, 0)
             return
         self._open.add(request)
         loop = asyncio.get_running_loop()
@@ -124,6 +143,15 @@ class Intake:
         self._open.begin_parsing(request, task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _begin_trace(
+        self, tracing: "Tracing", parent: Mapping[str, str], request: Request
+    ) -> RequestTrace | None:
+        attributes: dict[str, str] = {"gen_ai.request.model": self._model}
+        if is_loggable(request.request_id):
+            attributes["pagewire.request_id"] = request.request_id
+        span = tracing.serve("scheduler", parent, attributes)
+        return None if span is None else RequestTrace(span)
 
     def enqueue(self, sequences: list[Sequence]) -> None:
         """Lets sequences wait for admission."""
@@ -141,7 +169,11 @@ class Intake:
         if self.reservations.excludes(request.buffer):
             return failures.reserved()
         conflict = self._open.conflict(request)
-        return conflict or self.bounds.refusal(request.moved, tokens=0)
+        if conflict is not None or request.job is None:
+            return conflict or self.bounds.refusal(request.moved, tokens=0)
+        return request.job.refusal(
+            request.moved, lambda: self.bounds.refusal(request.moved, tokens=0)
+        )
 
     async def _parse_and_queue(self, incoming: IncomingRequest, request: Request) -> None:
         try:
@@ -163,6 +195,7 @@ class Intake:
         """Checks and tokenizes: small requests at once, large ones in a helper process."""
         message = incoming.message
         check_request_id(message.request_id)
+        set_request_id(message.request_id)
         check_model(message.model, self._model)
         if message.priority and not self._policy.uses_priority:
             raise invalid(
@@ -225,7 +258,9 @@ class Intake:
         elif ended is not None:
             self._endings.close(request, State.COMPLETED, ended)
             return
-        full = self.bounds.refusal(request.moved, sequence.num_known)
+        # Others of its job may wait by now.
+        alone = request.job is None
+        full = self.bounds.refusal(request.moved, sequence.num_known) if alone else None
         if full is not None:
             self._close_failed(request, full)
             return
@@ -235,6 +270,8 @@ class Intake:
         if parsed.beam_search is not None:
             beams = begin_search(parsed.beam_search, sequence, self._limits().vocab_size)
             self._open.begin_search(request, beams)
+        elif request.trace is not None:
+            sequence.traceparent = request.trace.traceparent
         self.enqueue(request.sequences)
 
     def _close_failed(self, request: Request, error: RequestError) -> None:

@@ -1,9 +1,9 @@
 """Where a model keeps its chat templates, in the order in which transformers looks."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from pagewire.json_files import read_json_object
 from pagewire.scheduler.text.chat_template import DEFAULT, ChatTemplate
 
 _FILE = "chat_template.jinja"
@@ -64,12 +64,4 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} cannot be read: it is not a JSON object")
-    return content
+    return read_json_object(path) if path.is_file() else {}

@@ -4,7 +4,6 @@ Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of
 transformers makes such a file, see `pagewire.tokenizer_conversion`.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
+from pagewire.json_files import read_json_object
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.models import eos_token_ids
 from pagewire.packing import Int32Array
@@ -301,6 +301,6 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
 def _default_sampling(folder: Path) -> SamplingParams:
     """What generation_config.json recommends for requests that do not say otherwise."""
     path = folder / "generation_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = read_json_object(path) if path.is_file() else {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     return SamplingParams(**{n: config[n] for n in names if config.get(n) is not None})

@@ -5,6 +5,8 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -55,8 +57,22 @@ class WorkerEvents(Protocol):
         ...
 
 
+class WorkerTurns(Protocol):
+    """Decides which workers a scheduler claims that shares them with others."""
+
+    name: str
+
+    def on_standing(self, link: "WorkerLink", standing: pb.Standing) -> None:
+        """Who holds the worker, or waits for it, has changed; ValueError for another model."""
+        ...
+
+    def on_gone(self, link: "WorkerLink") -> None:
+        """The stream has ended: nothing is known of the worker."""
+        ...
+
+
 class WorkerLink:
-    """Keeps one worker connected while `run` runs."""
+    """Keeps one worker connected while `run` runs, or waits for it where schedulers share it."""
 
     def __init__(
         self,
@@ -64,8 +80,14 @@ class WorkerLink:
         events: WorkerEvents,
         credentials: Credentials = NO_CREDENTIALS,
         step_timeout: float = 60.0,
+        turns: WorkerTurns | None = None,
     ) -> None:
-        """`address` is host:port or unix:PATH; a step may take `step_timeout` seconds."""
+        """`address` is host:port or unix:PATH; a step may take `step_timeout` seconds.
+
+        Without `turns` the worker is this scheduler's alone, and a new stream takes it over.
+        """
+        self._turns = turns
+        self.released = False
         self._credentials = credentials
         self.address = address
         self._step_timeout = step_timeout
@@ -73,12 +95,18 @@ class WorkerLink:
         self._unread = StallDetector(SILENT_HEARTBEATS)
         self._events = events
         self.retired = False
+        self.claims_sent = 0
+        self._end_stream: Callable[[], object] = lambda: None
+        self._grace_over: asyncio.TimerHandle | None = None
         self.connected = False
+        # This scheduler ends the link, as it stops.
+        self.closing = False
         # The latest stream ended for a known reason that has nothing to do with its sequences.
         self.end_explained = False
         # The latest stream ended because a step took too long: the connection was sound.
         self.step_timed_out = False
         self._leaving = False
+        self._serving = True
         self._outgoing: deque[pb.RunRequest | None] = deque()
         self._outgoing_filled = asyncio.Event()
         self._reported = ""
@@ -87,6 +115,11 @@ class WorkerLink:
         """Sends a step; run-ahead bounds the steps that wait in the outgoing queue."""
         self._sent += 1
         self._outgoing.append(pb.RunRequest(step=step))
+        self._outgoing_filled.set()
+
+    def end_trace(self, slot: int) -> None:
+        """Tells the worker that the traced sequence in a slot has left it."""
+        self._outgoing.append(pb.RunRequest(trace_end=pb.TraceEnd(slots=[slot])))
         self._outgoing_filled.set()
 
     def leave(self) -> None:
@@ -101,6 +134,26 @@ class WorkerLink:
         if self.connected:
             self._events.on_draining(self)
 
+    def claim(self) -> None:
+        """Asks for the worker, which is free."""
+        self.claims_sent += 1
+        self._outgoing.append(pb.RunRequest(claim=pb.Claim()))
+        self._outgoing_filled.set()
+
+    def release(self, grace: float) -> None:
+        """Gives the worker up, and waits for it again.
+
+        Its sequences may end within `grace` seconds; those that are left run elsewhere.
+        """
+        if self.connected and not self.released:
+            self.released = True
+            self._events.on_draining(self)
+            self._grace_over = asyncio.get_running_loop().call_later(grace, self._end_stream)
+
+    def _end_explained_stream(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        self.end_explained = True
+        call.cancel()
+
     async def run(self) -> None:
         """Connects again and again, with back-off.
 
@@ -112,7 +165,7 @@ class WorkerLink:
             try:
                 await self._serve()
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.ABORTED:
+                if error.code() is grpc.StatusCode.ABORTED and self._turns is None:
                     log.error(
                         "worker %s now serves another scheduler (%s); restart this scheduler to "
                         "take it back",
@@ -123,7 +176,7 @@ class WorkerLink:
                 self._report(error.code(), error.details() or "")
             except asyncio.CancelledError:
                 # gRPC raises this too when either side cancels a call.
-                if not _cancelled():
+                if not _cancelled() and not self.released:
                     self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
             except TimeoutError:
                 self._report(grpc.StatusCode.UNAVAILABLE, "it does not serve yet")
@@ -139,9 +192,11 @@ class WorkerLink:
             backoff = min(2 * backoff, LAST_BACKOFF)
 
     def _report(self, code: grpc.StatusCode, details: str) -> None:
-        """Logs why there is no connection, as a warning only when the reason changes."""
+        """Logs why there is no connection, at debug unless the reason changes."""
         reason = details if code is not grpc.StatusCode.UNAVAILABLE else "not reachable yet"
-        level = logging.DEBUG if reason == self._reported else logging.WARNING
+        # A worker that cannot be reached may be starting; one that is lost was reported.
+        new = logging.INFO if code is grpc.StatusCode.UNAVAILABLE else logging.WARNING
+        level = logging.DEBUG if reason == self._reported else new
         self._reported = reason
         log.log(level, "worker %s: %s (%s)", self.address, reason, code.name)
         log.debug("worker %s: %s", self.address, details)
@@ -155,6 +210,7 @@ class WorkerLink:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 while not await _serving(health):
                     pass
+            self._serving = True
             call = open_stream(channel, RUN, self._credentials.metadata)
             try:
                 await self._converse(call, health)
@@ -165,33 +221,66 @@ class WorkerLink:
         self, call: grpc.aio.StreamStreamCall[Any, Any], health: grpc.aio.UnaryStreamCall[Any, Any]
     ) -> None:
         """One stream, from its hello to its end."""
+        self._outgoing.clear()
+        self.claims_sent = 0
+        self._leaving = self.end_explained = self.step_timed_out = self.released = False
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             hello = pb.Hello(protocol_version=PROTOCOL_VERSION, epoch=time.time_ns())
+            if self._turns is not None:
+                hello.scheduler, hello.shares = self._turns.name, True
             await call.write(pb.RunRequest(hello=hello))
-            ready = await receive(call)
-            if ready is grpc.aio.EOF:
+            message = await receive(call)
+        tasks = [
+            asyncio.create_task(each) for each in (self._write(call), self._watch(health, call))
+        ]
+        try:
+            if self._turns is not None:
+                message = await self._wait_for_turn(call, message, self._turns)
+            if message is grpc.aio.EOF:
                 await self._raise_status(call)
-        if ready is grpc.aio.EOF or ready.WhichOneof("message") != "ready":
-            raise ValueError("its first message is not `ready`")
-        self._outgoing.clear()
-        self._leaving = self.end_explained = self.step_timed_out = False
+            if message is grpc.aio.EOF or message.WhichOneof("message") != "ready":
+                raise ValueError("its first message is not `ready`")
+            await self._hold(call, message.ready)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if self._turns is not None:
+                self._turns.on_gone(self)
+
+    async def _wait_for_turn(
+        self, call: grpc.aio.StreamStreamCall[Any, Any], message: Any, turns: WorkerTurns
+    ) -> Any:
+        """Reports who holds the worker, until a claim succeeds or the stream ends.
+
+        Returns the stream's next message, or its end.
+        """
+        while message is not grpc.aio.EOF and message.HasField("standing"):
+            turns.on_standing(self, message.standing)
+            message = await receive(call)
+        return message
+
+    async def _hold(self, call: grpc.aio.StreamStreamCall[Any, Any], info: pb.WorkerInfo) -> None:
+        """The stream from `ready` to its end."""
         self._sent = self._answered = self._received = 0
         self._unread = StallDetector(SILENT_HEARTBEATS)
-        self._events.on_ready(self, ready.ready)
+        self._end_stream = partial(self._end_explained_stream, call)
+        self._events.on_ready(self, info)
         self.connected = True
         self._reported = ""
-        work = (
-            self._write(call),
-            self._watch(health, call),
-            self._time_steps(call),
-            self._time_heartbeats(call),
-        )
-        tasks = [asyncio.create_task(each) for each in work]
+        if not self._serving:
+            self._events.on_draining(self)
+        tasks = [
+            asyncio.create_task(each)
+            for each in (self._time_steps(call), self._time_heartbeats(call))
+        ]
         try:
             while (message := await receive(call)) is not grpc.aio.EOF:
                 self._received += 1
                 if message.HasField("alive"):
                     self._check_reading(message.alive)
+                    continue
+                if message.HasField("standing") and self._turns is not None:
+                    self._turns.on_standing(self, message.standing)
                     continue
                 self._answered += 1
                 self._events.on_result(self, message.result)
@@ -202,6 +291,9 @@ class WorkerLink:
         finally:
             self.connected = False
             self.end_explained |= self.retired
+            self.closing = _cancelled()
+            if self._grace_over is not None:
+                self._grace_over.cancel()
             for task in tasks:
                 task.cancel()
             self._events.on_lost(self)
@@ -222,10 +314,13 @@ class WorkerLink:
                 serving = await _serving(health)
                 if health.done():
                     return  # the worker has no health service
+                self._serving = serving
+                if not self.connected:
+                    continue  # it waits for its turn
                 if not serving:
                     log.info("worker %s is draining", self.address)
                     self._events.on_draining(self)
-                elif not self.retired:
+                elif not self.retired and not self.released:
                     self._events.on_serving(self)
         except (grpc.aio.AioRpcError, ValueError):
             call.cancel()  # without its health stream, a drain of the worker would be missed

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pagewire.addresses import Address, Resolve, resolve
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.scheduler.workers.link import WorkerEvents, WorkerLink
+from pagewire.scheduler.workers.shared_workers import SharedWorkers
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,13 @@ class Workers:
         resolve_names: Resolve = resolve,
         credentials: Credentials = NO_CREDENTIALS,
         step_timeout: float = 60.0,
+        shared: SharedWorkers | None = None,
     ) -> None:
-        """`grace`: seconds for the sequences of a removed worker; `step_timeout`: for a step."""
+        """`grace`: seconds for the sequences of a removed worker; `step_timeout`: for a step.
+
+        `shared`: other schedulers use the same workers, each its part.
+        """
+        self._shared = shared
         self._addresses = addresses
         self._events = events
         self._grace = grace
@@ -52,6 +58,15 @@ class Workers:
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    def stop_sharing(self) -> None:
+        """Waits for no worker any more. Those that this scheduler holds stay."""
+        if self._shared is None:
+            return
+        self._shared.close()
+        for link, task in self._tasks.items():
+            if not link.connected:
+                task.cancel()
+
     async def refresh(self) -> None:
         """Resolves the names again, links to new workers and removes those that are gone."""
         for address in self._addresses:
@@ -67,7 +82,7 @@ class Workers:
             self._remove(self._links[target])
 
     def _add(self, target: str) -> None:
-        link = WorkerLink(target, self._events, self._credentials, self._step_timeout)
+        link = WorkerLink(target, self._events, self._credentials, self._step_timeout, self._shared)
         self._links[target] = link
         task = asyncio.create_task(link.run(), name=f"worker {target}")
         self._tasks[link] = task

@@ -49,6 +49,7 @@ class CommandBackend:
     kv_cache_bytes = 0
     host_costs: HostCosts | None = None
     piggyback_tokens = 0
+    mask_words = None  # a program draws its tokens itself
 
     def __init__(
         self, command: Sequence[str], start_seconds: float, silence: float, longest: float

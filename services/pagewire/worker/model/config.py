@@ -5,12 +5,13 @@ meaning and the default that it has in transformers 5; docs/decisions/own-config
 transformers does not read it.
 """
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pagewire.json_files import line_of, read_json_object
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.stored_dtype import stored_dtype
 
@@ -135,14 +136,28 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        raw = read_json_object(path)
+    except OSError as error:
         raise SetupError(f"{path} cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise SetupError(f"{path} cannot be read: it is not a JSON object")
+    except ValueError as error:
+        raise SetupError(str(error)) from error
     if not (raw.get("dtype") or raw.get("torch_dtype")):
         raw["dtype"] = stored_dtype(folder)
-    return parse_model_config(raw)
+    try:
+        return parse_model_config(raw)
+    except SetupError as error:
+        raise SetupError(_with_place(str(error), path, raw)) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SetupError(f"{path}: a value is of the wrong kind: {error}") from error
+
+
+def _with_place(message: str, path: Path, raw: Mapping[str, Any]) -> str:
+    """A message about config.json with the file's path, and the line of the key that it names."""
+    words = re.findall(r"\w+", message)
+    named = next((word for word in words if word in raw), None)
+    line = None if named is None else line_of(path, named)
+    place = str(path) if line is None else f"{path}, line {line}"
+    return message.replace("config.json:", f"{place}:", 1)
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:

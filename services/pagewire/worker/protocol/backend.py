@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pagewire.packing import Int32Array
+from pagewire.worker.protocol.constraints.token_bans import Words
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import Logprobs
@@ -58,6 +59,10 @@ class Backend(Protocol):
     kv_cache_bytes: int
     host_costs: HostCosts | None  # measured by `warm_up`; None without host blocks
     piggyback_tokens: int  # measured by `warm_up`; see WorkerInfo in worker.proto
+
+    @property
+    def mask_words(self) -> Words | None:
+        """Memory `[num_slots, words]` for the masks of all slots; None if none are applied."""
 
     def warm_up(self) -> None:
         """Compiles, captures, allocates and measures, so that the first requests do not wait."""

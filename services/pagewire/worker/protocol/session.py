@@ -18,17 +18,25 @@ MAX_UNANSWERED = 64
 class Session:
     """A stream: its slots, the number of its next step, and its queue of answers.
 
-    An answer is a StepResult, a heartbeat, a RequestError that ends the stream, or None, the
-    regular end.
+    An answer is a StepResult, a heartbeat, a Standing, a RequestError that ends the stream, or
+    None, the regular end.
     """
 
-    def __init__(self, epoch: int, limits: Limits, masks: MaskThreads | None = None) -> None:
-        """`masks` None: sequences with a constraint fail."""
+    def __init__(
+        self,
+        epoch: int,
+        limits: Limits,
+        masks: MaskThreads | None = None,
+        shares: bool = False,
+    ) -> None:
+        """`masks` None: sequences with a constraint fail. `shares`: the scheduler hears who waits
+        for the worker."""
         self.epoch = epoch
+        self.shares = shares
         self.slots = Slots(limits, None if masks is None else SlotMasks(masks))
-        self.answers: asyncio.Queue[pb.StepResult | pb.Alive | RequestError | None] = (
-            asyncio.Queue()
-        )
+        self.answers: asyncio.Queue[
+            pb.StepResult | pb.Alive | pb.Standing | RequestError | None
+        ] = asyncio.Queue()
         self.window = asyncio.Semaphore(MAX_UNANSWERED)
         self.closed = False
         self.received_steps = 0

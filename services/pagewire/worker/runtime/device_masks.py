@@ -1,5 +1,6 @@
-"""Masks of constrained rows: awaited on the host, applied on the device."""
+"""Masks of constrained rows, awaited on the host."""
 
+import numpy as np
 from torch import Tensor
 
 from pagewire.worker.ops import Ops
@@ -14,8 +15,12 @@ def apply_masks(ops: Ops, logits: Tensor, plan: DevicePlan) -> Tensor:
     """
     if plan.masks is None:
         return logits
-    masks = plan.masks.wait()  # the layers may still run on the device
+    step = plan.masks
+    step.wait()  # the layers may still run on the device
     unmasked = logits if plan.logprobs is None else logits.clone()
-    rows, words = upload(logits.device, masks.rows, masks.words.ravel())
-    ops.mask_logits(logits, rows, words.view(masks.words.shape))
+    masks = step.words[step.slots]  # [n, words]
+    mask_rows = np.full(len(logits), -1, np.int32)
+    mask_rows[step.rows] = np.arange(len(masks))
+    rows, words = upload(logits.device, mask_rows, masks.ravel())
+    ops.mask_logits(logits, rows, words.view(masks.shape))
     return unmasked

@@ -13,6 +13,7 @@ from pagewire.worker.model.decoder import Batch, Decoder, Prefill, SampledTokens
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
+from pagewire.worker.protocol.constraints.token_bans import Words
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
@@ -65,6 +66,7 @@ class EagerBackend:
             HostCache(self._cache, limits.host_blocks, decoder.ops) if limits.host_blocks else None
         )
         self.host_costs: HostCosts | None = None
+        self.mask_words = self._mask_words()
         self.weight_bytes = decoder.weights.nbytes
         self.kv_cache_bytes = self._cache.nbytes
         parameters = self.weight_bytes // decoder.weights.embedding.itemsize
@@ -117,6 +119,10 @@ class EagerBackend:
     def is_fatal(self, error: BaseException) -> bool:
         """See `Backend`."""
         return device_errors.is_fatal(error)
+
+    def _mask_words(self) -> Words:
+        """Memory for `Backend.mask_words`; the system gives it when it is first written to."""
+        return np.zeros((self.limits.num_slots, -(-self.limits.vocab_size // 32)), np.int32)
 
     def _measure_costs(self) -> None:
         if self._host is not None:

@@ -1,8 +1,7 @@
 """The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
 Steps with prefill chunks take two of each, see `mixed_graphs.py`. For a step with constrained rows
-there are graphs that end with the logits: the host waits for the masks while the device runs the
-layers, then sampling is launched as the eager backend does it.
+there are graphs that end with the logits, see `masked_sampling.py` for what follows.
 """
 
 from bisect import bisect_left
@@ -30,8 +29,8 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.device_logprobs import WIDTHS, compute_logprobs
-from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
+from pagewire.worker.runtime.masked_sampling import MaskedSampling
 from pagewire.worker.runtime.mixed_graphs import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.staging import Staging
@@ -74,6 +73,10 @@ class GraphBackend(EagerBackend):
             self._logits,
             self._last_hidden,
         )
+        self._masked = MaskedSampling(
+            decoder.ops, self._slots, limits, self._buckets, self._logits, self._last_hidden
+        )
+        self.mask_words = self._masked.words.numpy()
         # Graphs run one after another, so they can share a memory pool.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -83,7 +86,7 @@ class GraphBackend(EagerBackend):
         All inputs are 0. Slot 0 has no blocks yet, so KV goes to the scratch block.
         """
         with torch.inference_mode():
-            for run in (*self._mixed.runs(), *self._runs()):
+            for run in (*self._mixed.runs(), *self._runs(), *self._masked.runs()):
                 run()
         if self._host is not None:
             scratch = np.zeros(1, np.int32)
@@ -94,11 +97,11 @@ class GraphBackend(EagerBackend):
         """Captures every graph, largest first, and measures. Kernels must be loaded before."""
         with torch.inference_mode():
             self._mixed.capture(self._capture)
+            self._masked.capture(self._capture)
             for rows, filtered, shared in self._variants():
                 graph, tokens = self._capture(partial(self._decode, rows, filtered, shared))
                 inputs = self._rows(rows)
-                step = CapturedStep(graph, inputs, inputs[SLOTS], inputs[INDICES], tokens)
-                self._captured[rows, filtered, shared] = step
+                self._captured[rows, filtered, shared] = CapturedStep(graph, inputs, tokens)
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
@@ -138,13 +141,7 @@ class GraphBackend(EagerBackend):
         rows = len(plan.sample_slots)
         if plan.masks is None:
             return launched.tokens[:rows], self._logits
-        # The rows of the graph, padding included: sampling has kernel variants for these numbers.
-        size = len(launched.slots)
-        logits, ops = self._logits[:size], self._decoder.ops
-        unmasked = apply_masks(ops, logits, plan)
-        tokens = self._slots.sample(
-            ops, logits, self._last_hidden[:size], launched.slots, launched.indices, plan.filtered
-        )
+        tokens, unmasked = self._masked.launch(plan, launched.inputs.shape[1])
         return tokens[:rows], unmasked
 
     def _launch_decode(self, plan: DevicePlan) -> CapturedStep:
@@ -182,14 +179,6 @@ class GraphBackend(EagerBackend):
             rows = LogprobRows(np.zeros(1, np.int32), width)
             yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
             yield partial(self._dummy_prompt_logprobs, width)
-        yield self._mask_one
-
-    def _mask_one(self) -> Tensor:
-        """Masks a row of the logits."""
-        words = -(-self.limits.vocab_size // 32)
-        masks = torch.zeros(1, words, dtype=torch.int32, device=self.device)
-        self._decoder.ops.mask_logits(self._logits, masks[0, :1], masks)
-        return self._logits
 
     def _dummy_prompt_logprobs(self, width: int) -> Tensor:
         """Log probabilities of the tokens of one chunk of the largest size."""

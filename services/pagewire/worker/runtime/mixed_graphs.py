@@ -45,8 +45,6 @@ class CapturedStep:
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor  # [inputs, rows] int32
-    slots: Tensor  # [rows] int32, a row of `inputs`
-    indices: Tensor  # [rows] int32, a row of `inputs`
     tokens: Tensor  # [rows] int32; [rows, hidden] if it does not sample
 
 
@@ -105,9 +103,7 @@ class MixedGraphs:
             for filtered in (True, False, None):
                 inputs = self._rows(rows)
                 graph, tokens = capture(partial(self._head, inputs, filtered))
-                self._heads[rows, filtered] = CapturedStep(
-                    graph, inputs, inputs[SLOTS], inputs[INDICES], tokens
-                )
+                self._heads[rows, filtered] = CapturedStep(graph, inputs, tokens)
 
     def launch(self, plan: DevicePlan, chunks: Chunks) -> CapturedStep | None:
         """Queues a step; without its sampling if it has constrained rows.

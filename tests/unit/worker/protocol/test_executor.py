@@ -31,6 +31,7 @@ class DeferredBackend(EagerBackend):
 
     def __init__(self, inner: EagerBackend) -> None:
         self.inner = inner
+        self.mask_words = inner.mask_words
         self.submitted = 0
         self.most_ahead = 0
 

@@ -101,14 +101,15 @@ class SamplingOps(Protocol):
             `[rows]` int32 token ids.
         """
 
-    def mask_logits(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    def mask_logits(self, logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
         """Set the logits of tokens that a mask excludes to -inf, in place.
 
         Args:
-            logits: `[all rows, vocabulary]`; rows may have any stride.
-            rows: `[n]` int32, distinct rows of `logits`.
-            masks: `[n, words]` int32, contiguous, at least a bit for each token: bit `i % 32` of
-                word `i // 32` is set if token `i` may come.
+            logits: `[rows, vocabulary]`; rows may have any stride.
+            mask_rows: `[rows]` int32, the row of `masks` for each row of `logits`; -1 for a row
+                without a mask.
+            masks: `[masks, words]` int32, contiguous, at least a bit for each token: bit `i % 32`
+                of word `i // 32` is set if token `i` may come.
         """
 
     def logprobs(

@@ -65,9 +65,11 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     return tokens
 
 
-def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
+    rows = (mask_rows >= 0).nonzero()[:, 0]
     bits = torch.arange(8, dtype=torch.uint8, device=masks.device)
-    allowed = (masks.view(torch.uint8)[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
+    given = masks[mask_rows[rows].long()].view(torch.uint8)
+    allowed = (given[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
     excluded = allowed.flatten(1)[:, : logits.shape[1]] == 0
     logits[rows] = logits[rows].masked_fill_(excluded, -torch.inf)
 

@@ -12,36 +12,39 @@ CHUNK = 4096
 WARPS = 4
 
 
-# Values of `rows` are loaded one by one, so their alignment does not matter: compiled once.
-@triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
+# Values of `mask_rows` are loaded one by one, so their alignment does not matter: compiled once.
+@triton.jit(do_not_specialize_on_alignment=["mask_rows_ptr"])
 def _mask_kernel(
-    logits_ptr,  # [all rows, vocabulary]
+    logits_ptr,  # [rows, vocabulary]
     stride,
-    rows_ptr,  # [n]
-    masks_ptr,  # [n, words]
+    mask_rows_ptr,  # [rows]
+    masks_ptr,  # [masks, words]
     words,
     vocabulary,
     CHUNK: tl.constexpr,
 ):
     """Write -inf for the excluded tokens of one chunk of ids of one row.
 
-    The grid is `[chunks, n]`.
+    The grid is `[chunks, rows]`.
     """
-    masked = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    masked = tl.load(mask_rows_ptr + row).to(tl.int64)
+    if masked < 0:
+        return
     ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     known = ids < vocabulary
     word = tl.load(masks_ptr + masked * words + ids // 32, mask=known, other=-1)
     excluded = ((word >> (ids % 32)) & 1) == 0
-    logits = logits_ptr + tl.load(rows_ptr + masked).to(tl.int64) * stride + ids
+    logits = logits_ptr + row * stride + ids
     tl.store(logits, tl.full((CHUNK,), -float("inf"), tl.float32), mask=known & excluded)
 
 
-def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    vocabulary = logits.shape[1]
-    _mask_kernel[(cdiv(vocabulary, CHUNK), len(rows))](
+def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
+    rows, vocabulary = logits.shape
+    _mask_kernel[(cdiv(vocabulary, CHUNK), rows)](
         logits,
         logits.stride(0),
-        rows,
+        mask_rows,
         masks,
         masks.shape[1],
         vocabulary,

@@ -1,10 +1,14 @@
 """Compiled grammars of a model, and the matchers made from them."""
 
 import logging
+import os
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from weakref import WeakSet
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -14,42 +18,96 @@ from pagewire.tokenizer_conversion import tokenizer_file
 
 log = logging.getLogger(__name__)
 
-# Compiled grammars that are kept. One takes some 100 KB.
-MAX_COMPILED = 256
+# Compilations that are kept. One takes some 100 KB.
+MAX_COMPILED = 512
+# Copies of a compilation share its lexer, which computes one mask at a time. So a grammar that
+# compiles within this many seconds is compiled again for sequences that run at the same time.
+QUICK_SECONDS = 0.02
+MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1  # of one grammar
 
 
 class GrammarError(Exception):
     """A grammar that does not compile, or output that it does not allow."""
 
 
+@dataclass(eq=False, slots=True)
+class Lexer:
+    """One compilation of a grammar, and the sequences that share it."""
+
+    matcher: LLMatcher  # at the beginning
+    users: WeakSet[object] = field(default_factory=WeakSet)
+
+
+@dataclass(eq=False, slots=True)
+class Compiled:
+    """The compilations of one grammar."""
+
+    first: Future[LLMatcher] = field(default_factory=Future)
+    seconds: float = 0.0  # that the first one took
+    lexers: list[Lexer] = field(default_factory=list)
+
+
 class Grammars:
-    """Compiles each grammar once. Threads may share it."""
+    """Compiles grammars and keeps them. Threads may share it."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         """`tokenizer` is that of the model, padded to its vocabulary."""
         self.tokenizer = tokenizer
         self.words = -(-tokenizer.vocab_size // 32)  # of 32 bits, in a mask
         self._lock = Lock()
-        # By grammar, the latest used last. Copies share what the lexer has learned.
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        # By grammar, the latest used last.
+        self._compiled: OrderedDict[str, Compiled] = OrderedDict()
 
-    def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of a grammar; GrammarError if it does not compile."""
+    def matcher(self, grammar: str, user: object) -> tuple[LLMatcher, Lexer]:
+        """A matcher at the beginning of a grammar, and the lexer that it shares with others.
+
+        `user` stays among the lexer's users for as long as it lives. GrammarError if the grammar
+        does not compile.
+        """
         with self._lock:
             compiled = self._compiled.get(grammar)
             mine = compiled is None
             if compiled is None:
-                compiled = self._compiled[grammar] = Future()
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+                compiled = self._compiled[grammar] = Compiled()
             self._compiled.move_to_end(grammar)
         if mine:
             # Without the lock: compiling may take long, and others wait for the future.
+            began = time.perf_counter()
             try:
-                compiled.set_result(compile_grammar(self.tokenizer, grammar))
+                matcher = compile_grammar(self.tokenizer, grammar)
             except BaseException as error:
-                compiled.set_exception(error)
-        return compiled.result().deep_copy()
+                compiled.first.set_exception(error)
+            else:
+                compiled.seconds = time.perf_counter() - began
+                compiled.lexers.append(Lexer(matcher))
+                compiled.first.set_result(matcher)
+        compiled.first.result()
+        lexer = self._choose(compiled, user)
+        if lexer is None:
+            lexer = Lexer(compile_grammar(self.tokenizer, grammar))
+            lexer.users.add(user)
+            with self._lock:
+                compiled.lexers.append(lexer)
+        self._forget()
+        return lexer.matcher.deep_copy(), lexer
+
+    def _choose(self, compiled: Compiled, user: object) -> Lexer | None:
+        """The lexer with the fewest users, which then has one more; None: compile another."""
+        with self._lock:
+            lexer = min(compiled.lexers, key=lambda each: len(each.users))
+            quick = compiled.seconds < QUICK_SECONDS and len(compiled.lexers) < MAX_LEXERS
+            if lexer.users and quick:
+                return None
+            lexer.users.add(user)
+            return lexer
+
+    def _forget(self) -> None:
+        """Drops the grammars that were used longest ago, down to `MAX_COMPILED`."""
+        with self._lock:
+            kept = sum(max(1, len(each.lexers)) for each in self._compiled.values())
+            while kept > MAX_COMPILED and len(self._compiled) > 1:
+                _, dropped = self._compiled.popitem(last=False)
+                kept -= max(1, len(dropped.lexers))
 
 
 def grammars_of(model: Path, vocab_size: int, tokenizer: Path | None = None) -> Grammars | None:

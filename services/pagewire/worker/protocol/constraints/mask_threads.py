@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from llguidance import LLExecutor, LLMatcher
 
 from pagewire.worker.protocol.constraints.grammars import Grammars
+from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.token_bans import Words
 from pagewire.worker.protocol.queue_thread import QueueThread
 
@@ -17,9 +18,12 @@ COMPILERS = 4
 class MaskThreads:
     """Runs the work of masks beside the launcher. No thread starts before the first constraint."""
 
-    def __init__(self, grammars: Grammars, on_error: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, grammars: Grammars, table: MaskTable, on_error: Callable[[BaseException], None]
+    ) -> None:
         """`on_error` is called when a thread fails; it should end the process."""
         self.grammars = grammars
+        self.table = table
         self._on_error = on_error
 
     def compile(self, call: Callable[[], None]) -> None:

@@ -41,6 +41,8 @@ class MaskedSequence:
             self._budget = ReasoningBudget(constraint, grammars.tokenizer)
         self._tokenizer: LLTokenizer | None = None
         self._matcher: LLMatcher | None = None
+        # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
+        self.lexer = 0
         # The text after which the matcher begins; None once it has begun.
         self._awaited: bytes | None = constraint.begin_after.encode() or None
         self._tail = b""
@@ -48,7 +50,8 @@ class MaskedSequence:
         self._plain = False
         if constraint.grammar:
             tokenizer = self._tokenizer = grammars.tokenizer
-            self._matcher = grammars.matcher(constraint.grammar)
+            self._matcher, lexer = grammars.matcher(constraint.grammar, self)
+            self.lexer = id(lexer)
             self._eos_ids = np.array(tokenizer.eos_tokens, np.int64)
             same_ends = self._ends == set(tokenizer.eos_tokens)
             self._plain = same_ends and not constraint.min_tokens and self._bans is None

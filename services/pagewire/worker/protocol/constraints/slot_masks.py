@@ -16,6 +16,7 @@ from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError
+from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 from pagewire.worker.protocol.constraints.token_bans import Words
@@ -25,14 +26,6 @@ from pagewire.worker.protocol.constraints.token_bans import Words
 MAX_WAIT = 0.2
 
 _TOO_SLOW = f"its grammar was not ready within {MAX_WAIT:g} s of its step"
-
-
-@dataclass(frozen=True, slots=True)
-class RowMasks:
-    """The masks of some sampling rows."""
-
-    rows: Int32Array  # [n], ascending
-    words: Words  # [n, words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +40,29 @@ class MaskFailure:
 
 @dataclass(slots=True, eq=False)
 class MaskedSlot:
-    """A constrained sequence in a slot. `ready` and `mask` change together."""
+    """A constrained sequence in a slot; its mask is the slot's row of the table."""
 
-    mask: Words
-    ready: int = -1  # the index of the token that `mask` is for; INT32_MAX: of any token
+    slot: int
+    ready: int = -1  # the index of the token that the mask is for; INT32_MAX: of any token
     sequence: MaskedSequence | None = None  # None while its grammar is being compiled
     failure: str | None = None
-
-
-# A slot and what becomes of it: mask, ready, failure.
-Done = tuple[MaskedSlot, Words, int, str | None]
 
 
 class SlotMasks:
     """The constrained slots of one stream."""
 
     def __init__(self, threads: MaskThreads) -> None:
+        self.table: MaskTable = threads.table
         self._threads = threads
         self._slots: dict[int, MaskedSlot] = {}
         self._changed = Condition()  # some mask is ready
-        self._all = np.full(threads.grammars.words, -1, np.int32)  # allows every token
 
     def start(
         self, slot: int, constraint: Constraint, prompt: Int32Array, output: Int32Array
     ) -> None:
         """Gives a slot a constrained sequence; its grammar is compiled in the background."""
-        masked = self._slots[slot] = MaskedSlot(self._all)
+        masked = self._slots[slot] = MaskedSlot(slot)
+        self.table.take(slot, masked)
         self._threads.compile(partial(self._begin, masked, constraint, prompt, output))
 
     def of_step(self, rows: Int32Array, slots: Int32Array, indices: Int32Array) -> "StepMasks":
@@ -83,11 +73,12 @@ class SlotMasks:
             slots: `[n]`, their slots.
             indices: `[n]`, the indices of their tokens in the outputs.
         """
-        return StepMasks(self, rows, [self._slots[s] for s in slots.tolist()], indices.tolist())
+        masked = [self._slots[slot] for slot in slots.tolist()]
+        return StepMasks(self, rows, slots, masked, indices.tolist())
 
-    def wait(self, step: "StepMasks") -> RowMasks:
+    def wait(self, step: "StepMasks") -> None:
         """See `StepMasks.wait`."""
-        pairs = list(zip(step.slots, step.indices, strict=True))
+        pairs = list(zip(step.masked, step.indices, strict=True))
         deadline = time.monotonic() + MAX_WAIT
         with self._changed:
             while late := [masked for masked, index in pairs if masked.ready < index]:
@@ -103,82 +94,99 @@ class SlotMasks:
                     step.failures.append(MaskFailure(row, _TOO_SLOW, retryable=True))
                 elif masked.failure is not None:
                     step.failures.append(MaskFailure(row, masked.failure, retryable=False))
-            return RowMasks(step.rows, np.stack([masked.mask for masked in step.slots]))
 
     def advance(self, step: "StepMasks", tokens: list[int]) -> None:
         """Computes the masks after `tokens`, one for each row of `step`, on the mask thread."""
-        self._threads.post(partial(self._advance, step.slots, tokens))
+        self._threads.post(partial(self._advance, step.masked, tokens))
 
     def abandon(self, step: "StepMasks") -> None:
         """See `StepMasks.abandon`."""
         with self._changed:
-            for masked in step.slots:
+            for masked in step.masked:
                 self._free(masked)
             self._changed.notify_all()
 
-    def _free(self, masked: MaskedSlot) -> None:
-        """Lets later steps draw any token, because none of them will be used."""
-        masked.ready, masked.mask = INT32_MAX, self._all
+    def _free(self, masked: MaskedSlot, failure: str | None = None) -> None:
+        """Lets later steps draw any token: none of them will be used, or there is a `failure`."""
+        if self.table.holds(masked.slot, masked):
+            self.table.words[masked.slot] = -1
+        if masked.ready != INT32_MAX:
+            masked.ready, masked.failure = INT32_MAX, failure
+            masked.sequence = None  # others get its lexer
 
     def _begin(
         self, masked: MaskedSlot, constraint: Constraint, prompt: Int32Array, output: Int32Array
     ) -> None:
+        """Compiles the grammar of a sequence and computes its first mask, on a compiler thread."""
+        mask = np.full(self.table.words.shape[1], -1, np.int32)
         try:
             sequence = MaskedSequence(constraint, self._threads.grammars, prompt, output)
+            if not sequence.ended:
+                if sequence.matcher is not None:
+                    self._threads.fill([(sequence.matcher, 0)], mask[None])
+                sequence.narrow(mask)
         except GrammarError as error:
-            self._publish([(masked, self._all, INT32_MAX, str(error))])
-            return
-        masked.sequence = sequence
-        self._compute([masked], [])
+            self._threads.post(partial(self._fail, masked, str(error)))
+        else:
+            self._threads.post(partial(self._place, masked, sequence, mask))
+
+    def _fail(self, masked: MaskedSlot, message: str) -> None:
+        with self._changed:
+            self._free(masked, message)
+            self._changed.notify_all()
+
+    def _place(self, masked: MaskedSlot, sequence: MaskedSequence, mask: Words) -> None:
+        """Takes over the first mask of a sequence, on the mask thread."""
+        with self._changed:
+            if masked.ready == INT32_MAX or not self.table.holds(masked.slot, masked):
+                return
+            self.table.words[masked.slot] = mask
+            masked.sequence = sequence
+            masked.ready = INT32_MAX if sequence.ended else sequence.index
+            self._changed.notify_all()
 
     def _advance(self, slots: list[MaskedSlot], tokens: list[int]) -> None:
-        """Takes a token of each of `slots`, on the mask thread."""
-        going = []
-        done: list[Done] = []
+        """Takes a token of each of `slots` and computes their next masks, on the mask thread."""
+        table = self.table
+        going: list[tuple[MaskedSlot, MaskedSequence]] = []
+        over: list[tuple[MaskedSlot, str | None]] = []
         for masked, token in zip(slots, tokens, strict=True):
             sequence = masked.sequence
             if masked.ready == INT32_MAX or sequence is None:
                 continue
-            if token < 0:  # its row failed, so its sequence has left
-                done.append((masked, self._all, INT32_MAX, None))
+            if token < 0 or not table.holds(masked.slot, masked):
+                over.append((masked, None))  # its row failed, so its sequence has left
                 continue
             try:
                 sequence.advance(token)
             except GrammarError as error:
-                done.append((masked, self._all, INT32_MAX, str(error)))
-            else:
-                going.append(masked)
-        self._compute(going, done)
-
-    def _compute(self, slots: list[MaskedSlot], done: list[Done]) -> None:
-        """Computes the masks of the next tokens of `slots`; publishes them, and what is `done`."""
-        masks = np.full((len(slots), len(self._all)), -1, np.int32)
-        sequences = [masked.sequence for masked in slots]
-        matchers = [
-            (sequence.matcher, row)
-            for row, sequence in enumerate(sequences)
-            if sequence is not None and not sequence.ended and sequence.matcher is not None
-        ]
-        if matchers:
-            self._threads.fill(matchers, masks)
-        for masked, sequence, mask in zip(slots, sequences, masks, strict=True):
-            assert sequence is not None
-            if sequence.ended:
-                done.append((masked, self._all, INT32_MAX, None))
+                over.append((masked, str(error)))
                 continue
-            try:
-                sequence.narrow(mask)
-            except GrammarError as error:
-                done.append((masked, self._all, INT32_MAX, str(error)))
+            if sequence.ended:
+                over.append((masked, None))
             else:
-                done.append((masked, mask, sequence.index, None))
-        self._publish(done)
-
-    def _publish(self, done: list[Done]) -> None:
+                going.append((masked, sequence))
+        matchers = []
+        # Those that wait for each other side by side, so that one thread takes them.
+        going.sort(key=lambda each: each[1].lexer)
+        for masked, sequence in going:
+            if sequence.matcher is not None:
+                matchers.append((sequence.matcher, masked.slot))
+            else:
+                table.words[masked.slot] = -1
+        if matchers:
+            self._threads.fill(matchers, table.words)
+        for masked, sequence in going:
+            try:
+                sequence.narrow(table.words[masked.slot])
+            except GrammarError as error:
+                over.append((masked, str(error)))
         with self._changed:
-            for masked, mask, ready, failure in done:
+            for masked, sequence in going:
                 if masked.ready != INT32_MAX:  # else given up
-                    masked.mask, masked.ready, masked.failure = mask, ready, failure
+                    masked.ready = sequence.index
+            for masked, failure in over:
+                self._free(masked, failure)
             self._changed.notify_all()
 
 
@@ -188,13 +196,19 @@ class StepMasks:
 
     owner: SlotMasks
     rows: Int32Array  # [n], ascending
-    slots: list[MaskedSlot]
+    slots: Int32Array  # [n], the rows of `words` that have their masks
+    masked: list[MaskedSlot]
     indices: list[int]
     failures: list[MaskFailure] = field(default_factory=list)
 
-    def wait(self) -> RowMasks:
-        """The masks, once they are known. A failed row, noted in `failures`, has any token."""
-        return self.owner.wait(self)
+    @property
+    def words(self) -> Words:
+        """The masks of all slots, `[slots, words]`."""
+        return self.owner.table.words
+
+    def wait(self) -> None:
+        """Returns once the masks are known. A failed row, noted in `failures`, has any token."""
+        self.owner.wait(self)
 
     def advance(self, tokens: Int32Array) -> None:
         """Hands on the tokens of all sampling rows, -1 for a failed one."""

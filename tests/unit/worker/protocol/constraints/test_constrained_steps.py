@@ -42,6 +42,7 @@ class DeferredBackend(EagerBackend):
 
     def __init__(self, inner: EagerBackend) -> None:
         self.inner = inner
+        self.mask_words = inner.mask_words
 
     def submit(self, plan: DevicePlan) -> Any:
         return self.inner.submit(plan)

@@ -1,0 +1,97 @@
+"""What `pagewire run` prints when everything is ready: commands that work as they are copied."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from pagewire.auth.keys import KEYS_VARIABLE
+from pagewire.cli.client import KEY_VARIABLE
+from pagewire.cli.launch.stack import Stack
+from pagewire.cli.launch.supervisor import Service
+from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
+from pagewire.rpc.transport import open_channel
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+
+_TIMEOUT = 5.0
+
+
+async def has_chat_template(stack: Stack, values: Mapping[str, Any]) -> bool:
+    """Whether the served model chats, as its scheduler says."""
+    [scheduler] = stack.tiers[1]
+    token = _token(scheduler, values)
+    credentials = scheduler.credentials.with_token(token)
+    async with open_channel(stack.grpc_address, credentials) as channel:
+        try:
+            answer = await inference_pb2_grpc.InferenceStub(channel).ListModels(
+                pb.ListModelsRequest(), timeout=_TIMEOUT, metadata=credentials.metadata
+            )
+        except grpc.aio.AioRpcError:
+            return True  # only the example depends on it
+    return all(model.has_chat_template for model in answer.models)
+
+
+def ready_block(
+    model: str, stack: Stack, seconds: float, values: Mapping[str, Any], chats: bool
+) -> str:
+    """The lines that say where the server is, and how to try it."""
+    lines = [
+        "",
+        f"  Pagewire is ready: {model} at {stack.url} (started in {seconds:.1f} s)",
+        "",
+        "  Try it:",
+    ]
+    has_keys = bool(values["api_keys_file"] or os.environ.get(KEYS_VARIABLE, "").strip())
+    if has_keys:
+        lines.append(f"    export {KEY_VARIABLE}=...    # one of your API keys")
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
+    path, body = _example(model, chats, bool(values["skip_tokenizer"]))
+    url = f"{stack.url}{path}"
+    lines.append(f"    curl -N {url}{header} -H 'Content-Type: application/json' \\")
+    lines.append(f"      -d '{json.dumps(body)}'")
+    if not values["skip_tokenizer"]:
+        command = "chat" if chats else 'generate "Once upon a time"'
+        lines.append(f"    {program()} {command} --url {stack.url}")
+    lines += ["", f"  gRPC: {stack.grpc_address}    Ctrl-C ends everything.", ""]
+    return "\n".join(lines)
+
+
+def program() -> str:
+    """The `pagewire` of this environment as a shell finds it: by its name if it is on the path."""
+    beside = Path(sys.executable).with_name("pagewire")
+    found = shutil.which("pagewire")
+    if found is not None and Path(found).absolute() == beside.absolute():
+        return "pagewire"
+    if not beside.is_file():
+        return f"{shlex.quote(sys.executable)} -m pagewire.cli.main"
+    if beside.is_relative_to(Path.cwd()):
+        return shlex.quote(str(beside.relative_to(Path.cwd())))
+    return shlex.quote(str(beside))
+
+
+def _example(model: str, chats: bool, ids_only: bool) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a request that this model can answer."""
+    if ids_only:
+        asked = {"prompt": [1, 2, 3], "max_tokens": 16, "return_token_ids": True}
+        return "/v1/completions", {"model": model, **asked}
+    if not chats:
+        asked = {"prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+        return "/v1/completions", {"model": model, **asked}
+    messages = [{"role": "user", "content": "Hello! What can you do?"}]
+    return "/v1/chat/completions", {"model": model, "messages": messages, "stream": True}
+
+
+def _token(scheduler: Service, values: Mapping[str, Any]) -> str | None:
+    """The token that the scheduler wants of its gateways."""
+    given = scheduler.environment.get(SCHEDULER_TOKEN)
+    try:
+        return given or read_token(values["scheduler_token_file"], SCHEDULER_TOKEN)
+    except (OSError, ValueError):
+        return None

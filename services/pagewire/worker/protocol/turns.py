@@ -1,0 +1,75 @@
+"""The schedulers that wait for a worker: each is told who holds it, and claims it when free."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pagewire.errors import Code, RequestError, invalid
+from pagewire.v1 import worker_pb2 as pb
+
+# Bounds on what waits at a worker; a fleet has far fewer schedulers, with far shorter names.
+MAX_WAITING = 1024
+MAX_NAME_LENGTH = 256
+
+
+class Turn:
+    """The place of one scheduler among those that wait."""
+
+    def __init__(self, scheduler: str) -> None:
+        self.scheduler = scheduler
+        # Claims read so far.
+        self.claims = 0
+        # Why the scheduler waits no more.
+        self.error: RequestError | None = None
+        # Something has changed since the scheduler was last told.
+        self.changed = asyncio.Event()
+        self.changed.set()
+
+
+class Turns:
+    """Who holds a worker and who waits for it."""
+
+    def __init__(self, tell_holder: Callable[[], None]) -> None:
+        """`tell_holder` is called after every change."""
+        self.holder = ""
+        self._tell_holder = tell_holder
+        self._turns: list[Turn] = []
+
+    @contextmanager
+    def wait(self, scheduler: str) -> Iterator[Turn]:
+        """A scheduler waits while this context is open; RequestError if it may not."""
+        if not 0 < len(scheduler) <= MAX_NAME_LENGTH:
+            raise invalid(
+                "hello.scheduler",
+                f"a scheduler that shares workers has a name of 1 to {MAX_NAME_LENGTH} characters; "
+                f"this one has {len(scheduler)}",
+            )
+        if len(self._turns) >= MAX_WAITING:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, f"{MAX_WAITING} schedulers wait for this worker already"
+            )
+        turn = Turn(scheduler)
+        self._turns.append(turn)
+        self.tell()
+        try:
+            yield turn
+        finally:
+            self._turns.remove(turn)
+            self.tell()
+
+    def end(self, error: RequestError) -> None:
+        """Ends the waiting of every scheduler."""
+        for turn in self._turns:
+            turn.error = error
+        self.tell()
+
+    def tell(self) -> None:
+        """Has every scheduler told who holds the worker and who waits."""
+        for turn in self._turns:
+            turn.changed.set()
+        self._tell_holder()
+
+    def standing(self, model: str, claims: int = 0) -> pb.Standing:
+        """What a scheduler is told whose claims were read so often."""
+        waiting = sorted({turn.scheduler for turn in self._turns} - {self.holder})
+        return pb.Standing(model=model, holder=self.holder, waiting=waiting, claims=claims)

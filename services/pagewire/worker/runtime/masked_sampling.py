@@ -1,0 +1,102 @@
+"""Sampling for steps with constrained rows, in graphs of its own behind those of the layers."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.worker.ops import Ops
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.mask_gate import MaskGate
+from pagewire.worker.runtime.staging import Staging
+
+# Rows of the inputs.
+SLOTS, INDICES, MASK_ROWS = range(3)
+NUM_INPUTS = 3
+
+Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
+
+
+class MaskedSampling:
+    """Masks and samples the logits that the graphs of the layers leave in a buffer."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        slots: DeviceSlots,
+        limits: Limits,
+        row_buckets: list[int],
+        logits: Tensor,
+        hidden: Tensor,
+    ) -> None:
+        """`logits [rows, vocab]` and `hidden [rows, hidden]`, the input of the head, are read."""
+        self._ops = ops
+        self._slots = slots
+        self._padding_slot = limits.padding_slot
+        self._row_buckets = row_buckets
+        self._logits = logits
+        self._hidden = hidden
+        words = -(-limits.vocab_size // 32)
+        # [slots, words] int32, where the masks are written.
+        self.words = pinned(limits.num_slots, words)
+        self._gate = MaskGate(self.words, logits.device)
+        size = NUM_INPUTS * row_buckets[-1]
+        self._staging = Staging(size)
+        self._inputs = torch.zeros(size, dtype=torch.int32, device=logits.device)
+        # Keys: number of rows, whether any is filtered, see `DevicePlan`.
+        self._captured: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def runs(self) -> Iterator[Callable[[], Tensor]]:
+        """Functions that run every variant once, largest first."""
+        yield from (partial(self._sample, *variant) for variant in self._variants())
+
+    def capture(self, capture: Capture) -> None:
+        """Captures every variant, largest first."""
+        for rows, filtered in self._variants():
+            self._captured[rows, filtered] = capture(partial(self._sample, rows, filtered))
+
+    def launch(self, plan: DevicePlan, rows: int) -> tuple[Tensor, Tensor]:
+        """Queues the sampling of a step whose layers ran with `rows` rows, padding included.
+
+        Returns the tokens `[rows]` int32, and the logits `[rows, vocabulary]` without masks if the
+        plan needs log probabilities. The next step overwrites them.
+        """
+        masks, count = plan.masks, len(plan.sample_slots)
+        assert masks is not None
+        packed = np.zeros((NUM_INPUTS, rows), np.int32)
+        packed[SLOTS, :count] = plan.sample_slots
+        packed[SLOTS, count:] = self._padding_slot
+        packed[INDICES, :count] = plan.sample_indices
+        packed[MASK_ROWS] = -1
+        packed[MASK_ROWS, masks.rows] = masks.slots
+        self._staging.copy_to(self._rows(rows), packed)
+        logits = self._logits[:rows]
+        unmasked = logits if plan.logprobs is None else logits.clone()
+        self._gate.hold(masks)
+        graph, tokens = self._captured[rows, plan.filtered]
+        graph.replay()
+        return tokens, unmasked
+
+    def _variants(self) -> Iterator[tuple[int, bool]]:
+        for rows in reversed(self._row_buckets):
+            yield from ((rows, filtered) for filtered in (True, False))
+
+    def _rows(self, rows: int) -> Tensor:
+        """The input buffer for `rows` rows, `[NUM_INPUTS, rows]`."""
+        return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
+
+    def _sample(self, rows: int, filtered: bool) -> Tensor:
+        inputs, logits, hidden = self._rows(rows), self._logits[:rows], self._hidden[:rows]
+        self._ops.mask_logits(logits, inputs[MASK_ROWS], self._gate.masks)
+        return self._slots.sample(
+            self._ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
+        )
+
+
+def pinned(*shape: int) -> Tensor:
+    """Pinned memory on the host, int32, all bits set."""
+    return torch.full(shape, -1, dtype=torch.int32, pin_memory=True)

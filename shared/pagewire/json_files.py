@@ -1,0 +1,35 @@
+"""JSON files of a model: what is wrong with one is said with its path and line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a file; ValueError names the file, the line and what is wrong there.
+
+    OSError if the file cannot be opened.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        what = f"line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}"
+        raise ValueError(f"{path} cannot be read: {what}") from error
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8 text: {error.reason} at byte {error.start}"
+        raise ValueError(f"{path} cannot be read: {what}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} cannot be read: its values are nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path} cannot be read: it is not a JSON object, but a {type(content).__name__}"
+        )
+    return content
+
+
+def line_of(path: Path, key: str) -> int | None:
+    """The line of a key in a file; None if it is not there."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if f'"{key}"' in line:
+            return number
+    return None

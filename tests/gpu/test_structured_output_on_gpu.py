@@ -1,0 +1,94 @@
+"""Constrained steps of the graph backend: the device waits for masks that the host computes."""
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from llguidance import LLMatcher
+
+from pagewire.models import eos_token_ids, resolve_model
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.startup.triton_hooks import on_compilation
+from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+]
+
+FOLDER = resolve_model("embedded")
+EOS = eos_token_ids(FOLDER)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [1, 22]}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
+STEPS = 40
+# Of the same seeds twice, so that rows of one grammar end at different steps.
+VARIANTS = [{}, {"top_k": 30}, {"presence_penalty": 1.0}, {"logprobs": 2}]
+
+
+def constrained(seed: int, **sampling: Any) -> Sequence:
+    return Sequence(
+        [10 + seed, 20, 30],
+        STEPS,
+        sampling=pb.SlotSampling(temperature=1.2, top_p=1, seed=seed, **sampling),
+        constraint=pb.Constraint(grammar=GRAMMAR, end_token_ids=EOS),
+    )
+
+
+def free(seed: int) -> Sequence:
+    return Sequence([40 + seed, 5], STEPS, sampling=pb.SlotSampling(temperature=1, top_p=1))
+
+
+def checked(worker: LocalWorker, output: list[int]) -> list[int]:
+    """The tokens before the end; they are valid JSON of the schema."""
+    ends = [index for index, token in enumerate(output) if token in EOS]
+    assert ends, "the grammar is complete long before"
+    assert worker.masks is not None
+    text = worker.masks.grammars.tokenizer.decode_str(output[: ends[0]])
+    jsonschema.validate(json.loads(text), SCHEMA)
+    return output[: ends[0]]
+
+
+@pytest.mark.parametrize("run_ahead", [1, 2, 6])
+def test_outputs_match_beside_free_rows(run_ahead: int) -> None:
+    late: list[str] = []
+
+    async def check() -> None:
+        async with local_worker(FOLDER, device="cuda", num_slots=16) as worker:
+            on_compilation(late.append)
+            driver = StepDriver(worker.stream(), worker.limits)
+            batch = [constrained(seed, **VARIANTS[seed % 4]) for seed in range(8)]
+            outputs = await driver.run([free(0), *batch, free(1)], chunk=2, run_ahead=run_ahead)
+            again = [constrained(seed, **VARIANTS[seed % 4]) for seed in range(8)]
+            repeated = await driver.run([free(0), *again, free(1)], chunk=2, run_ahead=run_ahead)
+            for output, other in zip(outputs[1:-1], repeated[1:-1], strict=True):
+                assert checked(worker, output) == checked(worker, other)
+            # Log probabilities are of the model's own logits: some likeliest token is not allowed.
+            assert any(chosen < min(top) for chosen, _, top in batch[3].logprobs)
+            assert not worker.fatal
+
+    asyncio.run(check())
+    assert not late
+
+
+def test_a_bad_grammar_fails_alone() -> None:
+    bad = constrained(1)
+    bad.constraint = pb.Constraint(grammar=LLMatcher.grammar_from_regex("(?=a)"), end_token_ids=EOS)
+
+    async def check() -> None:
+        async with local_worker(FOLDER, device="cuda", num_slots=16) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            failed, good = await driver.run([bad, constrained(2)], run_ahead=3)
+            assert "look-around" in bad.failure
+            assert set(failed) == {-1}
+            checked(worker, good)
+            assert not worker.fatal
+
+    asyncio.run(check())
