@@ -7,7 +7,7 @@ It has no HTTP. It starts workers and a scheduler, and follows requests with the
 from pagewire.errors import RequestError
 from pagewire.llm.async_llm import AsyncLLM
 from pagewire.llm.llm import LLM
-from pagewire.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from pagewire.llm.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from pagewire.llm.params import SamplingParams
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ToolCall",
 ]

@@ -116,7 +116,7 @@ class _Stream:
         """Posts pieces, the last one finished, or the error that ends the stream."""
         updates: UpdateQueue[Generation] = UpdateQueue()
         generations = generations_of(self._task.job, updates, True, time.perf_counter())
-        pieces = Pieces(self._task.prompt, generations)
+        pieces = Pieces(self._task.prompt, self._task.job, generations)
         try:
             self._schedulers.submit(generations)
             ended = False

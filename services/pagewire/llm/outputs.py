@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 
 from pagewire.errors import RequestError
 from pagewire.gateway.answers.choices import Choice, choices
+from pagewire.gateway.api.chat_output import message_of
 from pagewire.gateway.api.formatting import ended_by
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.generation.prompt_log import ScoredToken
+from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -30,6 +32,15 @@ class Logprob:
 Logprobs = list[dict[int, Logprob]]
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; `arguments` is JSON text, which ends early where the output was cut off."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One output of a prompt, or a piece: then `text`, `token_ids` and `logprobs` are new.
@@ -37,6 +48,9 @@ class CompletionOutput:
     `finish_reason` is "stop" or "length", or None while it goes on. `stop_reason` is the stop
     string or token that ended it. `cumulative_logprob` and `logprobs` are None unless the
     parameter `logprobs` is given; a piece has no `cumulative_logprob` before its last.
+
+    `text` is the model's own. Of a complete answer to a chat `content`, `reasoning` and
+    `tool_calls` are its parts, as over HTTP; in a stream they come with the last piece.
     """
 
     index: int
@@ -46,6 +60,9 @@ class CompletionOutput:
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -87,6 +104,8 @@ def whole_output(prompt: Prompt, job: Job, generations: Sequence[Generation]) ->
     output.outputs = [
         _whole(index, choice) for index, choice in enumerate(choices(job, generations))
     ]
+    for each in output.outputs:
+        _read(each, each.text, job.output)
     _end(output, generations)
     return output
 
@@ -103,9 +122,11 @@ def failed_output(
 class Pieces:
     """Cuts the outputs of a prompt into pieces; remembers what it has given already."""
 
-    def __init__(self, prompt: Prompt, generations: Sequence[Generation]) -> None:
+    def __init__(self, prompt: Prompt, job: Job, generations: Sequence[Generation]) -> None:
         self._prompt = prompt
+        self._form = job.output
         self._generations = generations
+        self._texts: list[list[str]] = [[] for _ in generations]
         self._num_given = [0] * len(generations)
 
     def take(self, updated: Sequence[Generation]) -> RequestOutput:
@@ -121,10 +142,12 @@ class Pieces:
         new = generation.tokens[self._num_given[index] :].tolist()
         self._num_given[index] += len(new)
         piece = CompletionOutput(index, generation.take_text(), new)
+        self._texts[index].append(piece.text)
         if generation.logprobs is not None:
             piece.logprobs = [_position(token) for token in generation.logprobs.take()]
         if generation.finish is not None:
             _note_end(piece, generation.finish, generation.logprobs is not None)
+            _read(piece, "".join(self._texts[index]), self._form)
         return piece
 
 
@@ -159,6 +182,20 @@ def _whole(index: int, choice: Choice) -> CompletionOutput:
         output.logprobs = [_position(token) for token in choice.logprobs.take()]
     _note_end(output, choice.finish, choice.logprobs is not None)
     return output
+
+
+def _read(output: CompletionOutput, text: str, form: OutputFormat | None) -> None:
+    """Splits the whole text of an output into its parts."""
+    if form is None:
+        output.content = text
+        return
+    parser = form.parser()
+    message = message_of([*parser.feed(text), *parser.finish()], form.short_ids)
+    output.content = message["content"]
+    output.reasoning = message.get("reasoning") if form.shows_reasoning else None
+    for call in message.get("tool_calls", ()):
+        made = call["function"]
+        output.tool_calls.append(ToolCall(call["id"], made["name"], made["arguments"]))
 
 
 def _note_end(output: CompletionOutput, finish: pb.Finish, has_logprobs: bool) -> None:

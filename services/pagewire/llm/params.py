@@ -23,6 +23,7 @@ _OTHERS = (
     "structured_outputs",
     "skip_special_tokens",
     "truncate_prompt_tokens",
+    "truncation_side",
     "add_special_tokens",
     "use_beam_search",
     "length_penalty",

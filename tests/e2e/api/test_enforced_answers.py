@@ -106,6 +106,40 @@ def test_required_calls(stack: RunningStack) -> None:
     assert message.stop_reason == "tool_use"
 
 
+def test_responses_have_log_probabilities(stack: RunningStack) -> None:
+    client = openai_client(stack)
+    asked: dict[str, Any] = {"model": EMBEDDED_NAME, "input": "Hello!", "temperature": 0}
+    asked |= {"max_output_tokens": 20, "top_logprobs": 2}
+    asked["include"] = ["message.output_text.logprobs"]
+    whole = client.responses.create(**asked)
+    chat = client.chat.completions.create(
+        model=EMBEDDED_NAME,
+        messages=[{"role": "user", "content": "Hello!"}],
+        temperature=0,
+        max_tokens=20,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [each.model_dump() for each in chat.choices[0].logprobs.content or ()]
+    [message] = whole.output
+    assert message.type == "message"
+    [part] = message.content
+    assert part.type == "output_text"
+    assert [each.model_dump() for each in part.logprobs or ()] == expected
+    assert whole.top_logprobs == 2
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert sum(len(event.logprobs) for event in deltas) in (len(expected), len(expected) - 1)
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert [each.token for each in done.logprobs] == [each["token"] for each in expected]
+    tool: Any = {"type": "function", "name": "f", "parameters": None, "strict": False}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**asked, tools=[tool], tool_choice="required")
+    assert refused.value.param == "include"
+
+
 def test_a_schema_that_cannot_be_compiled_is_named(stack: RunningStack) -> None:
     bad = {"type": "object", "properties": {"a": {"type": "wrong"}}}
     form: Any = {"type": "json_schema", "name": "n", "schema": bad}

@@ -77,6 +77,9 @@ def test_a_prompt_is_cut_to_its_last_tokens(client: openai.OpenAI) -> None:
     answer = complete(client, [5, 6, 7, 8, 9, 10], max_tokens=8, extra_body=cut)
     assert answer.usage.prompt_tokens == 4
     assert answer.choices[0].text == complete(client, [7, 8, 9, 10], max_tokens=8).choices[0].text
+    cut = {"truncate_prompt_tokens": 4, "truncation_side": "right"}
+    answer = complete(client, [5, 6, 7, 8, 9, 10], max_tokens=8, extra_body=cut)
+    assert answer.choices[0].text == complete(client, [5, 6, 7, 8], max_tokens=8).choices[0].text
     length = client.models.retrieve(EMBEDDED_NAME).max_model_len  # type: ignore[attr-defined]
     fitting = {"truncate_prompt_tokens": -1}
     answer = chat(client, long_chat(length * 2), max_tokens=9, extra_body=fitting)

@@ -60,6 +60,19 @@ async def test_the_last_tokens_of_a_prompt_are_kept(
     assert tokens == expected(list(range(20 - last, 20)), max_tokens)
 
 
+async def test_the_first_tokens_of_a_prompt_are_kept(start: StartStack) -> None:
+    stack = await start(worker_info(vocab_size=TEXT_VOCAB))
+    cut = {"truncate_prompt_tokens": 3, "keep_prompt_start": True}
+    tokens, _, finish = await collect(stack.stub.Generate(request(list(range(10, 20)), 5, **cut)))
+    assert finish.usage.prompt_tokens == 3
+    assert tokens == expected([10, 11, 12], 5, TEXT_VOCAB)
+    ids = stack.engine.tokenizer.encode("The quick brown fox").tolist()
+    message = pb.GenerateRequest(prompt="The quick brown fox", stop=SHORT, **cut)
+    message.sampling.temperature = 0
+    tokens, _, finish = await collect(stack.stub.Generate(message))
+    assert tokens == expected(ids[:3], 5, TEXT_VOCAB)
+
+
 async def test_a_text_is_cut_after_tokenization(start: StartStack) -> None:
     stack = await start(worker_info(vocab_size=TEXT_VOCAB))
     for words in (50, 240):  # above 200 tokens the whole text would be refused

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from pagewire.errors import invalid
+from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import CandidateReader
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.llm import RequestError, SamplingParams
 from pagewire.llm.batch import generations_of
-from pagewire.llm.outputs import Logprob, Pieces, Prompt, failed_output, whole_output
-from pagewire.llm.prompts import completion_task
+from pagewire.llm.outputs import Logprob, Pieces, Prompt, ToolCall, failed_output, whole_output
+from pagewire.llm.prompts import chat_task, completion_task
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import inference_pb2 as pb
 
@@ -57,6 +58,36 @@ def test_a_whole_output():
     assert (only.stop_reason, only.logprobs, only.cumulative_logprob) == ("c", None, None)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_parts_of_a_chat(streamed):
+    fields = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    model = pb.Model(id="m", max_model_len=64, tool_parser="hermes", reasoning_parser="think")
+    asked = [{"role": "user", "content": "hi"}]
+    task = chat_task(asked, SamplingParams(), fields, model, BodyLimits())
+    [generation] = generations_of(task.job, UpdateQueue(), True, 0.0)
+    call = ['{"name": "f", "arg', 'uments": {"a": 1}}']
+    texts = ["<think>so</thi", f"nk>Yes.<tool_call>{call[0]}", f"{call[1]}</tool_call>"]
+    if streamed:
+        pieces = Pieces(task.prompt, task.job, [generation])
+        for i, text in enumerate(texts[:2]):
+            receive(generation, [i], text)
+            [only] = pieces.take([generation]).outputs
+            assert (only.text, only.content, only.tool_calls) == (text, None, [])
+        receive(generation, [2], texts[2])
+    else:
+        receive(generation, [0, 1, 2], "".join(texts))
+    finish(generation, pb.FINISH_REASON_STOP)
+    if streamed:
+        [only] = pieces.take([generation]).outputs
+        assert only.text == texts[2]
+    else:
+        [only] = whole_output(task.prompt, task.job, [generation]).outputs
+        assert only.text == "".join(texts)
+    assert (only.content, only.reasoning) == ("Yes.", "so")
+    [made] = only.tool_calls
+    assert made == ToolCall(made.id, "f", '{"a": 1}')
+
+
 def test_log_probabilities_are_by_token_id():
     task, [generation] = started(logprobs=1)
     places = [[(1, -0.5, b"a"), (1, -0.5, b"a")], [(2, -2.0, b"\xff"), (3, -0.25, b"c")]]
@@ -82,7 +113,7 @@ def test_the_best_candidates_come_first():
 
 def test_pieces_are_the_output():
     task, generations = started(n=2, logprobs=0)
-    pieces = Pieces(task.prompt, generations)
+    pieces = Pieces(task.prompt, task.job, generations)
     first, second = generations
     receive(first, [1], "a", [[(1, -1.0, b"a")]])
     one = pieces.take([first])

@@ -11,6 +11,9 @@ from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.parsers.output_format import OutputFormat
 
+# Writing their log probabilities takes some milliseconds.
+_TOKENS_AT_ONCE = 32
+
 
 class NamedEventWriter:
     """Formats the events of a generation's output in the order of its API."""
@@ -32,6 +35,10 @@ class NamedEventWriter:
             known = finish is not None and not generation.prompt_tokens
             prompt = finish.usage.prompt_tokens if finish and known else generation.prompt_tokens
             pieces += self._answer.begin(prompt)
+        log = generation.logprobs
+        while log is not None and log.waiting:
+            self._answer.logprobs(log.take(_TOKENS_AT_ONCE))
+            await pacer.pause_if_due()
         for event in await self._parsed.take(generation, pacer):
             pieces += self._answer.feed((event,))
             await pacer.pause_if_due()

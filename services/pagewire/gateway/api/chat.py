@@ -40,7 +40,7 @@ from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.gateway.models import ServedModel
-from pagewire.limits import MAX_CHAT_TEMPLATE_BYTES
+from pagewire.limits import INT32_MAX, MAX_CHAT_TEMPLATE_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/chat/completions"
@@ -156,6 +156,7 @@ class ChatRequest(GenerationFields):
     max_tool_calls: Count | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
 
     def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
@@ -180,6 +181,7 @@ class ChatRequest(GenerationFields):
             chat=chat,
             visible_special_tokens=output.tags if output is not None else (),
             structured_output=constraint,
+            reasoning_budget=conversation.reasoning_budget(served, self._thinking_budget()),
             **self.input_options(),
         )
         n = self.num_choices()
@@ -206,6 +208,10 @@ class ChatRequest(GenerationFields):
         if old is not None and new is not None and old != new:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
         return old if new is None else new
+
+    def _thinking_budget(self) -> int | None:
+        """The most tokens of reasoning; -1 stands for no limit."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     def _wanted_logprobs(self) -> int | None:
         if self.logprobs:

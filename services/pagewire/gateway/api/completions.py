@@ -144,7 +144,9 @@ class CompletionRequest(GenerationFields):
     def _kept(self, prompt: str | list[int]) -> str | list[int]:
         """The prompt; of token ids only those that are not cut off."""
         kept = self.truncate_prompt_tokens
-        return prompt if kept is None or isinstance(prompt, str) else prompt[-kept:]
+        if kept is None or isinstance(prompt, str):
+            return prompt
+        return prompt[:kept] if self.keeps_prompt_start else prompt[-kept:]
 
     def _beam_search(self, n: int, width: int) -> pb.BeamSearch | None:
         """The beam search, if one is requested. The scheduler checks it against the model."""

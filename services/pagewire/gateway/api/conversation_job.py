@@ -25,10 +25,12 @@ def conversation_job(
     max_tokens: int | None,
     input_field: str,
     continues: bool = False,
+    logprobs: int | None = None,
 ) -> Job:
     """The request for a scheduler; RequestError names a field that is not valid.
 
     `form_of` makes the form of the answer. `continues`: the model continues the last turn.
+    `logprobs` are the likeliest tokens to report at each place; None reports no log probabilities.
     """
     for field in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
         value = getattr(fields, field)
@@ -39,6 +41,12 @@ def conversation_job(
         raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
     stop = fields.stop_conditions(max_tokens)
     output = conversation.output_format(served)
+    if logprobs is not None and output is not None:
+        raise invalid(
+            "include",
+            "include asks for log probabilities, which are known for an answer of text alone: not "
+            "with tools, and not of a model that reasons; use /v1/chat/completions",
+        )
     chat = conversation.chat_input(limits.tools)
     chat.continue_final_message = continues
     form = form_of(output)
@@ -50,15 +58,16 @@ def conversation_job(
         structured_output=conversation.constraint(served, fields.wanted_output()),
         **fields.input_options(),
     )
+    request = fields.candidate_fields(form.request_id, model, stop, logprobs)
     return Job(
-        requests=candidates([fields.candidate_fields(form.request_id, model, stop, None)], 1),
+        requests=candidates([request], 1),
         common=[CommonFields.of(fields.common_parameters(stop), prompt, fields.prompt_cache_key)],
         candidates=1,
         n=1,
         formatter=form,
         stream=bool(fields.stream),
         include_usage=False,
-        shows_logprobs=False,
+        shows_logprobs=logprobs is not None,
         output=output,
         request_id=fields.request_id,
         input_field=input_field,

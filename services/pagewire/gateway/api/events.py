@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from pagewire.gateway.api.formatting import json_ascii
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.generation.logprob_log import TokenLogprobs
 from pagewire.gateway.parsers.events import Event
 from pagewire.v1 import inference_pb2 as pb
 
@@ -23,6 +24,10 @@ class AnswerEvents(Protocol):
 
     def feed(self, events: Iterable[Event]) -> list[str]:
         """New output."""
+        ...
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> None:
+        """The log probabilities of text that follows, for a request that wants them."""
         ...
 
     def finish(self, finish: pb.Finish, reasoning_tokens: int | None) -> list[str]:

@@ -98,6 +98,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    truncation_side: str | None = None
     request_id: GivenId | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_KEY_LENGTH)] | None = None
     return_token_ids: bool | None = None
@@ -139,11 +140,23 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
                 "truncate_prompt_tokens is 0; it must be at least 1, or -1 for all that fit",
             )
 
+    @property
+    def keeps_prompt_start(self) -> bool:
+        """Which part of a prompt that is cut is kept; RequestError for another word."""
+        if self.truncation_side not in (None, "left", "right"):
+            raise invalid(
+                "truncation_side",
+                f"truncation_side is {self.truncation_side[:60]!r}; it must be left or right, the "
+                "side where the prompt is cut",
+            )
+        return self.truncation_side == "right"
+
     def input_options(self) -> dict[str, Any]:
         """The fields of a GenerateRequest that say how its input is tokenized."""
         return {
             "add_special_tokens": self.add_special_tokens,
             "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "keep_prompt_start": self.keeps_prompt_start,
         }
 
     def num_choices(self) -> int:

@@ -42,7 +42,6 @@ COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
     "logprob_token_ids": (),
-    "truncation_side": ("left",),
     "return_token_offsets": (False,),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
@@ -54,7 +53,7 @@ COMMON: Neutral = {
     "vllm_xargs": ({},),
 }
 CHAT: Neutral = {
-    **COMMON,
+    **{name: values for name, values in COMMON.items() if name != "thinking_token_budget"},
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),

@@ -1,6 +1,5 @@
 """What the grammars of a call's arguments are made from: a tool's parameters, and JSON."""
 
-import copy
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from pagewire.grammars.dates import with_real_dates
 
 # As models write JSON. A model that may choose the white space can repeat it up to its token limit.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# A grammar has the definitions at each reference. More would take long to write.
+_MAX_REPEATED_BYTES = 16 << 10
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
 )
@@ -42,6 +43,9 @@ class Parameters:
         if not properties.keys() >= set(required):
             return None
         definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+        references = json.dumps(properties).count('"$ref"') if definitions else 0
+        if references * len(json.dumps(definitions)) > _MAX_REPEATED_BYTES:
+            return None
         allowed = schema.get("additionalProperties", True)
         if not properties and allowed not in (True, False, {}):
             return None
@@ -52,7 +56,7 @@ class Parameters:
         """The JSON of a parameter, whose schema may refer to the definitions."""
         return json_rule({**schema, **self.definitions})
 
-    def branches(self, schema: Any) -> list[dict[str, Any]] | None:
+    def branches(self, schema: Any, nested: bool = False) -> list[dict[str, Any]] | None:
         """The alternatives of a parameter's schema, one type each; None if it is not simple."""
         for _ in range(4):
             if not isinstance(schema, dict) or "$ref" not in schema:
@@ -63,9 +67,13 @@ class Parameters:
         if not isinstance(schema, dict) or "$ref" in schema:
             return None
         if "anyOf" in schema:
-            if schema.keys() - ANNOTATIONS - {"anyOf"} or not isinstance(schema["anyOf"], list):
+            if (
+                nested
+                or schema.keys() - ANNOTATIONS - {"anyOf"}
+                or not isinstance(schema["anyOf"], list)
+            ):
                 return None
-            inner = [self.branches(each) for each in schema["anyOf"]]
+            inner = [self.branches(each, nested=True) for each in schema["anyOf"]]
             return [branch for each in inner for branch in each or ()] if all(inner) else None
         if schema.keys() & {"allOf", "oneOf", "not", "if"}:
             return None
@@ -76,9 +84,12 @@ class Parameters:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """A value as JSON, with blanks as models write them."""
-    schema = copy.deepcopy(schema)
-    with_real_dates(schema)
-    return f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}"
+    text = json.dumps({**schema, "x-guidance": _SPACING})
+    if '"date' in text:
+        value = json.loads(text)
+        with_real_dates(value)
+        text = json.dumps(value)
+    return f"%json {text}"
 
 
 def values_of(schema: dict[str, Any]) -> list[Any] | None:

@@ -100,6 +100,26 @@ class Conversation:
             return calls
         return pb.StructuredOutput(begin_after=begin_after) if given and begin_after else None
 
+    def reasoning_budget(
+        self, model: ServedModel, max_tokens: int | None
+    ) -> pb.ReasoningBudget | None:
+        """The limit of the reasoning; RequestError for a model of which no reasoning is known."""
+        if max_tokens is None:
+            return None
+        spec = REASONING_FORMATS.get(model.reasoning_parser)
+        if spec is None:
+            field = "thinking_token_budget"
+            raise invalid(
+                field,
+                f"{field} is {max_tokens}, and how this model reasons is not known; remove it, or "
+                "start its scheduler with --reasoning-parser",
+            )
+        start = model.reasoning_start(self._thinking())
+        if start == pb.REASONING_START_NONE or not self.add_generation_prompt:
+            return None
+        begin = "" if start == pb.REASONING_START_IN_PROMPT else spec.begins[0]
+        return pb.ReasoningBudget(max_tokens=max_tokens, begin=begin, end=spec.ends[0])
+
     def _reasoning_end(self, model: ServedModel) -> str:
         """The tag that ends the reasoning; empty if the model does not reason."""
         spec = REASONING_FORMATS.get(model.reasoning_parser)

@@ -16,9 +16,7 @@ _OF_WORDS = ("response_format", "text.format", "output_config.format")
 
 def enforced_format(options: ToolOptions, tool_parser: str) -> str:
     """The format of forced calls: the model's own where a grammar can describe them, else JSON."""
-    spec = TOOL_FORMATS.get(tool_parser)
-    own = spec is not None and CallGrammar(spec, options.forced, options.call_limit).is_possible
-    return tool_parser if own else "json"
+    return _forced(options, tool_parser)[0]
 
 
 def enforced_calls(
@@ -30,8 +28,7 @@ def enforced_calls(
     tool that cannot be enforced, and for an answer that excludes calls.
     """
     if options.forced:
-        spec = TOOL_FORMATS[enforced_format(options, tool_parser)]
-        calls = CallGrammar(spec, options.forced, options.call_limit)
+        _, calls = _forced(options, tool_parser)
         if answer is not None and not _is_of_words(answer):
             raise _excluded(answer, "tool_choice")
         return calls.constraint("start: calls", "tool_choice")
@@ -58,6 +55,16 @@ def enforced_calls(
         return calls.constraint(calls.start_between_words, "tools")
     words_of = f"[^{re.escape(spec.trigger)}\\s]"
     return calls.constraint(f"start: calls | words\nwords: /\\s*{words_of}(.|\\n)*/", "tools")
+
+
+def _forced(options: ToolOptions, tool_parser: str) -> tuple[str, CallGrammar]:
+    """The format of forced calls, and their grammar."""
+    spec = TOOL_FORMATS.get(tool_parser)
+    if spec is not None:
+        calls = CallGrammar(spec, options.forced, options.call_limit)
+        if calls.is_possible:
+            return tool_parser, calls
+    return "json", CallGrammar(TOOL_FORMATS["json"], options.forced, options.call_limit)
 
 
 def _is_of_words(answer: pb.StructuredOutput) -> bool:

@@ -93,5 +93,6 @@ class _Values:
         """Whether the parser takes the text for the value."""
         if self._closing_tag in text:
             return False
-        found = json.dumps(text) if types == _STRING else json_of(text, types)
-        return bool(json.loads(found) == value)
+        if types == _STRING:
+            return isinstance(value, str)
+        return bool(json.loads(json_of(text, types)) == value)

@@ -47,8 +47,8 @@ class Tool:
         properties = (self.parameters or {}).get("properties")
         if not isinstance(properties, dict):
             return {}
-        root = self.parameters or {}
-        return {name: _types(schema, root) for name, schema in properties.items()}
+        types = _ArgumentTypes(self.parameters or {})
+        return {name: types.of(schema) for name, schema in properties.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +129,35 @@ class ToolOptions:
         return json.dumps(offered, ensure_ascii=False, separators=(",", ":")) if offered else ""
 
 
-def _types(schema: Any, root: dict[str, Any], depth: int = 4) -> frozenset[str]:
-    """The types that a schema names; an empty set if it allows any, or names them elsewhere."""
-    if not isinstance(schema, dict) or depth == 0:
-        return frozenset()
-    given = schema.get("type")
-    if isinstance(given, str):
-        return frozenset({given})
-    if isinstance(given, list):
-        return frozenset(each for each in given if isinstance(each, str))
-    if (found := definition_of(schema, root)) is not None:
-        return _types(found, root, depth - 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and schema[key]:
-            types = [_types(each, root, depth - 1) for each in schema[key]]
-            return frozenset().union(*types) if all(types) else frozenset()
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-    return frozenset({"string"}) if all(isinstance(each, str) for each in values) else frozenset()
+class _ArgumentTypes:
+    """Finds the types of schemas, which may refer to definitions of the root."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._known: dict[str, frozenset[str]] = {}  # by reference
+
+    def of(self, schema: Any, depth: int = 4) -> frozenset[str]:
+        """The types that a schema names; an empty set if it allows any, or names them elsewhere."""
+        if not isinstance(schema, dict) or depth == 0:
+            return frozenset()
+        given = schema.get("type")
+        if isinstance(given, str):
+            return frozenset({given})
+        if isinstance(given, list):
+            return frozenset(each for each in given if isinstance(each, str))
+        if (found := definition_of(schema, self._root)) is not None:
+            reference = schema["$ref"]
+            if reference not in self._known:
+                self._known[reference] = frozenset()  # of one that refers to itself
+                self._known[reference] = self.of(found, depth - 1)
+            return self._known[reference]
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                types = [self.of(each, depth - 1) for each in schema[key]]
+                return frozenset().union(*types) if all(types) else frozenset()
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        texts = all(isinstance(each, str) for each in values)
+        return frozenset({"string"}) if texts else frozenset()
 
 
 def definition_of(schema: dict[str, Any], root: dict[str, Any]) -> Any:

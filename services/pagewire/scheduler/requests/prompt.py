@@ -88,7 +88,8 @@ def tokenize_input(
     field = {"chat": "messages", "prompt_token_ids": "prompt"}.get(kind, kind)
     if isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
         assert limits is not None
-        given = message.prompt_token_ids.ids[-(kept_tokens(message, limits) or 0) :]
+        sent = message.prompt_token_ids.ids
+        given = sent[kept_part(message, kept_tokens(message, limits), len(sent))]
         if len(given) >= limits.max_tokens:
             raise no_room(message, len(given), limits)
         ids = _checked_ids(given, field, limits.vocab_size)
@@ -108,7 +109,8 @@ def tokenize_input(
             assert limits is not None
             assert isinstance(message, pb.GenerateRequest)
             raise no_room(message, error.limit, limits, exact=False) from error
-        ids = ids if kept is None else ids[-kept:]
+        if isinstance(message, pb.GenerateRequest):
+            ids = ids[kept_part(message, kept, len(ids))]
         if limits is not None and ids.max(initial=0) >= limits.vocab_size:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -189,7 +191,7 @@ def max_struct_bytes(bounds: TextBounds) -> int:
 
 
 def kept_tokens(message: pb.GenerateRequest, limits: ModelLimits | None) -> int | None:
-    """How many tokens at the end of the prompt are kept; None for all."""
+    """How many tokens of the prompt are kept; None for all."""
     if not message.HasField("truncate_prompt_tokens"):
         return None
     field, kept = "truncate_prompt_tokens", int(message.truncate_prompt_tokens)
@@ -199,6 +201,13 @@ def kept_tokens(message: pb.GenerateRequest, limits: ModelLimits | None) -> int 
     if kept < 1:
         raise invalid(field, f"{field} is {kept}; it must be at least 1, or -1")
     return kept
+
+
+def kept_part(message: pb.GenerateRequest, kept: int | None, count: int) -> slice:
+    """The part of `count` prompt tokens that is kept."""
+    if kept is None or kept >= count:
+        return slice(count)
+    return slice(kept) if message.keep_prompt_start else slice(count - kept, count)
 
 
 def default_true(message: Any, field: str) -> bool:

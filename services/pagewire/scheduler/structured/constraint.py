@@ -1,7 +1,7 @@
 """A request's constraint as it travels to the worker."""
 
 from pagewire.errors import invalid
-from pagewire.limits import INT32_MAX
+from pagewire.limits import INT32_MAX, MAX_STOP_STRING_LENGTH
 from pagewire.packing import pack
 from pagewire.sampling import SamplingParams, StopConditions
 from pagewire.scheduler.structured.grammars import field_of
@@ -14,6 +14,8 @@ def constraining_field(message: pb.GenerateRequest) -> str:
     """What the client calls the first field that constrains the output; empty if there is none."""
     if message.HasField("structured_output"):
         return field_of(message.structured_output)
+    if message.HasField("reasoning_budget"):
+        return "thinking_token_budget"
     if message.sampling.allowed_token_ids:
         return "allowed_token_ids"
     return "bad_words" if message.sampling.bad_words else ""
@@ -46,7 +48,7 @@ def constraint_of(
             "this model has no end-of-sequence token, so a structured output needs stop_token_ids",
         )
     banned = _banned_sequences(params.bad_words, tokenizer)
-    return worker_pb2.Constraint(
+    constraint = worker_pb2.Constraint(
         grammar=grammar,
         begin_after=message.structured_output.begin_after,
         end_token_ids=stop_ids,
@@ -54,7 +56,30 @@ def constraint_of(
         allowed_token_ids=pack(sorted(set(params.allowed_token_ids))),
         banned_token_ids=pack([token for tokens in banned for token in tokens]),
         banned_lengths=pack([len(tokens) for tokens in banned]),
-    ).SerializeToString()
+    )
+    if message.HasField("reasoning_budget"):
+        _limit_reasoning(constraint, message.reasoning_budget, tokenizer)
+    return constraint.SerializeToString()
+
+
+def _limit_reasoning(
+    constraint: worker_pb2.Constraint,
+    budget: pb.ReasoningBudget,
+    tokenizer: Tokenizer | TokenIdsOnly,
+) -> None:
+    field = "thinking_token_budget"
+    if isinstance(tokenizer, TokenIdsOnly):
+        raise invalid(field, f"{field} needs a tokenizer, which this server has not; remove it")
+    if not budget.end or max(len(budget.begin), len(budget.end)) > MAX_STOP_STRING_LENGTH:
+        raise invalid(
+            "reasoning_budget",
+            "reasoning_budget needs the tag that ends the reasoning; tags have at most "
+            f"{MAX_STOP_STRING_LENGTH} characters",
+        )
+    constraint.max_reasoning_tokens = budget.max_tokens
+    constraint.reasoning_begin, constraint.reasoning_end = budget.begin, budget.end
+    ids = tokenizer.encode(budget.end, add_special_tokens=False)
+    constraint.reasoning_end_ids = pack(ids.tolist())
 
 
 def _banned_sequences(

@@ -95,6 +95,10 @@ def test_a_continued_message_has_no_generation_prompt() -> None:
     [
         ({"truncate_prompt_tokens": 3, "max_tokens": 2}, [3, 4, 5]),
         ({"truncate_prompt_tokens": 9, "max_tokens": 2}, [1, 2, 3, 4, 5]),
+        (
+            {"truncate_prompt_tokens": 3, "truncation_side": "right", "max_tokens": 2},
+            [1, 2, 3],
+        ),
         ({"truncate_prompt_tokens": -1, "max_tokens": 6}, [2, 3, 4, 5]),
         ({"truncate_prompt_tokens": -1, "max_tokens": 10}, [5]),
         ({"max_tokens": 2}, [1, 2, 3, 4, 5]),

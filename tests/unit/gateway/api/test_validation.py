@@ -330,7 +330,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (complete(tools=[{}]), 400, "tools"),
     (complete(watermarking=True), 400, "watermarking"),
     (complete(repetition_detection={"max_pattern_size": 3}), 400, "repetition_detection"),
-    (chat(truncation_side="right"), 400, "truncation_side"),
+    (chat(truncation_side="up"), 400, "truncation_side"),
 ]
 
 

@@ -131,6 +131,21 @@ def test_arguments(parser: str, schema: dict[str, Any], good: str, value: Any, b
         ("qwen3_coder", parameters(**{"a>b": STRING})),
         ("qwen3_coder", {**parameters(a=STRING), "minProperties": 1}),
         ("qwen3_coder", {**parameters(), "required": ["a"]}),
+        (
+            "qwen3_coder",
+            {
+                **parameters(a={"$ref": "#/$defs/A"}),
+                "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A"}]}},
+            },
+        ),
+        # Definitions that would be repeated too often.
+        (
+            "qwen3_coder",
+            {
+                **parameters(**{f"p{i}": {"$ref": "#/$defs/Color"} for i in range(99)}),
+                "$defs": {"Color": {"type": "string", "enum": [f"c{i}" for i in range(99)]}},
+            },
+        ),
         ("pythonic", {"anyOf": [parameters(a=STRING)]}),
         ("pythonic", parameters(**{"a-b": STRING})),
         ("pythonic", {"type": "object", "additionalProperties": STRING}),

@@ -11,6 +11,7 @@ from pagewire.gateway.api.events import AnswerForm, named_event
 from pagewire.gateway.api.formatting import json_ascii
 from pagewire.gateway.api.messages.errors import error_body
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.generation.logprob_log import TokenLogprobs
 from pagewire.gateway.parsers.events import (
     CallArguments,
     CallBegin,
@@ -107,6 +108,10 @@ class MessageEvents:
             self._write("message_start", f'"message":{message}')
             self._write("ping", "")
         return self._take()
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> None:
+        """No message has log probabilities."""
+        raise AssertionError("no request asks for them")
 
     def feed(self, events: Iterable[Event]) -> list[str]:
         """The events of new output."""

@@ -20,6 +20,7 @@ from pagewire.gateway.api.responses.response import (
     usage_field,
 )
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.generation.logprob_log import TokenLogprobs
 from pagewire.gateway.parsers.events import (
     CallArguments,
     CallBegin,
@@ -91,6 +92,13 @@ class ResponseEvents:
             elif isinstance(event, CallEnd):
                 self._end("completed")
         return self._take()
+
+    def logprobs(self, tokens: list[TokenLogprobs]) -> None:
+        """The log probabilities of text that follows: of the message, which is all there is."""
+        if self._open is None:
+            self._begin(MessageItem(_new_id("msg")))
+        assert isinstance(self._open, MessageItem)
+        self._open.add_logprobs(tokens)
 
     def finish(self, finish: pb.Finish, reasoning_tokens: int | None) -> list[str]:
         """The end of the open item, and the complete response."""

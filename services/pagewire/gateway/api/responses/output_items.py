@@ -4,9 +4,10 @@ An event is its type and the JSON of its fields without braces; `ResponseEvents`
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from pagewire.gateway.api.formatting import json_ascii
+from pagewire.gateway.api.formatting import json_ascii, json_logprob
+from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 
 ItemEvent = tuple[str, str]
 
@@ -40,7 +41,6 @@ class _TextItem:
     _text: str | None = None  # as JSON, once it is complete
 
     name = ""  # of the events of its text
-    extra = ""  # fields of these events
 
     def added(self) -> list[ItemEvent]:
         return [
@@ -50,13 +50,16 @@ class _TextItem:
 
     def add(self, piece: str) -> ItemEvent:
         self.pieces.append(piece)
-        fields = f'{self._place()},"delta":{json_ascii(piece)}{self.extra}'
+        fields = f'{self._place()},"delta":{json_ascii(piece)}{self._extra(last=False)}'
         return f"response.{self.name}.delta", fields
 
     def done(self, status: str) -> list[ItemEvent]:
         text = self._whole_text()
         return [
-            (f"response.{self.name}.done", f'{self._place()},"text":{text}{self.extra}'),
+            (
+                f"response.{self.name}.done",
+                f'{self._place()},"text":{text}{self._extra(last=True)}',
+            ),
             ("response.content_part.done", f'{self._place()},"part":{self._part(text)}'),
             ("response.output_item.done", f'"item":{self.whole(status)}'),
         ]
@@ -72,6 +75,10 @@ class _TextItem:
     def _place(self) -> str:
         return f'"item_id":"{self.id}","content_index":0'
 
+    def _extra(self, last: bool) -> str:
+        """Further fields of the events of its text, the last one or another."""
+        return ""
+
     def _item(self, status: str, parts: str) -> str:
         raise NotImplementedError
 
@@ -83,8 +90,19 @@ class _TextItem:
 class MessageItem(_TextItem):
     """A message of the assistant."""
 
+    logprobs: list[str] = field(default_factory=list)  # JSON of the tokens so far
+    _num_sent: int = 0  # of them in deltas
+
     name = "output_text"
-    extra = ',"logprobs":[]'
+
+    def add_logprobs(self, tokens: list[TokenLogprobs]) -> None:
+        """Adds the log probabilities of tokens whose text follows."""
+        self.logprobs += map(_token_json, tokens)
+
+    def _extra(self, last: bool) -> str:
+        new = self.logprobs if last else self.logprobs[self._num_sent :]
+        self._num_sent = len(self.logprobs)
+        return f',"logprobs":[{",".join(new)}]'
 
     def _item(self, status: str, parts: str) -> str:
         return (
@@ -93,7 +111,8 @@ class MessageItem(_TextItem):
         )
 
     def _part(self, text: str) -> str:
-        return f'{{"type":"output_text","text":{text},"annotations":[],"logprobs":[]}}'
+        logprobs = ",".join(self.logprobs)
+        return f'{{"type":"output_text","text":{text},"annotations":[],"logprobs":[{logprobs}]}}'
 
 
 @dataclass(slots=True)
@@ -150,3 +169,15 @@ class CallItem:
             f'{{"id":"{self.id}","type":"function_call","status":"{status}",'
             f'"call_id":"{self.call_id}","name":{json_ascii(self.name)},"arguments":{arguments}}}'
         )
+
+
+def _token_json(token: TokenLogprobs) -> str:
+    return json_ascii({**_candidate(token.token), "top_logprobs": list(map(_candidate, token.top))})
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "token": candidate.text,
+        "bytes": list(candidate.data),
+        "logprob": json_logprob(candidate.logprob),
+    }

@@ -7,7 +7,13 @@ from pydantic import Field, JsonValue, Tag, create_model
 from pagewire.errors import invalid
 from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.events import members
-from pagewire.gateway.api.fields import Count, GenerationFields, Strict, string_or_array
+from pagewire.gateway.api.fields import (
+    Count,
+    GenerationFields,
+    NumLogprobs,
+    Strict,
+    string_or_array,
+)
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.responses.events import ResponseForm
@@ -44,6 +50,8 @@ _INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
+# Adds the log probabilities of the message's tokens.
+_LOGPROBS = "message.output_text.logprobs"
 _STORED = "no response is stored here; "
 
 
@@ -97,7 +105,7 @@ class ResponsesRequest(GenerationFields):
     max_tool_calls: Count | None = None
     text: TextOptions | None = None
     reasoning: ReasoningFields | None = None
-    top_logprobs: Count | None = None
+    top_logprobs: NumLogprobs | None = None
     include: list[str] | None = None
     truncation: str | None = None
     store: bool | None = None
@@ -133,11 +141,12 @@ class ResponsesRequest(GenerationFields):
                 "the items that the model need not know",
             )
         for index, name in enumerate(self.include or ()):
-            if name not in _INCLUDABLE:
+            if name not in (*_INCLUDABLE, _LOGPROBS):
                 raise invalid(f"include[{index}]", f"include[{index}] is {quoted(name)}; remove it")
-        if self.top_logprobs:
+        if self.top_logprobs and _LOGPROBS not in (self.include or ()):
             raise invalid(
-                "top_logprobs", "top_logprobs is not supported here; use /v1/chat/completions"
+                "top_logprobs",
+                f"top_logprobs is {self.top_logprobs}, which needs {_LOGPROBS} in include; add it",
             )
         if self.n not in (None, 1):
             raise invalid("n", f"n is {self.n}; a response has one output")
@@ -192,7 +201,7 @@ class ResponsesRequest(GenerationFields):
                 "text": text,
                 "tool_choice": choice,
                 "tools": [{**tool, "strict": bool(tool.get("strict"))} for tool in tools],
-                "top_logprobs": 0,
+                "top_logprobs": self.top_logprobs or 0,
                 "top_p": self.top_p,
                 "truncation": "disabled",
                 "user": extra.get("user"),
@@ -232,6 +241,7 @@ class ResponsesRequest(GenerationFields):
             limits=limits,
             max_tokens=self.max_output_tokens,
             input_field="input",
+            logprobs=self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None,
         )
 
 

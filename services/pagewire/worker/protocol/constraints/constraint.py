@@ -8,6 +8,8 @@ from pagewire.errors import invalid
 from pagewire.packing import Int32Array, unpack
 from pagewire.v1 import worker_pb2 as pb
 
+_ARRAYS = ("allowed_token_ids", "banned_token_ids", "banned_lengths", "reasoning_end_ids")
+
 
 def _none() -> Int32Array:
     return np.empty(0, np.int32)
@@ -24,6 +26,10 @@ class Constraint:
     allowed_token_ids: Int32Array = field(default_factory=_none)  # [allowed]; empty: all
     banned_token_ids: Int32Array = field(default_factory=_none)  # [sum of lengths]
     banned_lengths: Int32Array = field(default_factory=_none)  # [sequences]
+    max_reasoning_tokens: int = 0
+    reasoning_begin: str = ""
+    reasoning_end: str = ""
+    reasoning_end_ids: Int32Array = field(default_factory=_none)  # [tokens]; empty: no limit
 
     @classmethod
     def from_proto(cls, message: pb.Constraint) -> "Constraint":
@@ -32,7 +38,7 @@ class Constraint:
         RequestError INVALID_ARGUMENT if its arrays are malformed.
         """
         arrays = {}
-        for name in ("allowed_token_ids", "banned_token_ids", "banned_lengths"):
+        for name in _ARRAYS:
             data = getattr(message, name)
             if len(data) % 4:
                 raise invalid(name, f"{name} has {len(data)} bytes; it must be a multiple of 4")
@@ -42,13 +48,17 @@ class Constraint:
             begin_after=message.begin_after,
             end_token_ids=tuple(message.end_token_ids),
             min_tokens=message.min_tokens,
+            max_reasoning_tokens=message.max_reasoning_tokens,
+            reasoning_begin=message.reasoning_begin,
+            reasoning_end=message.reasoning_end,
             **arrays,
         )
 
     def fault(self, vocab_size: int) -> str | None:
         """The reason why it is invalid, as far as that is known without compiling; or None."""
         ends = np.array(self.end_token_ids, np.int64)
-        ids = np.concatenate((ends, self.allowed_token_ids, self.banned_token_ids))
+        given = (self.allowed_token_ids, self.banned_token_ids, self.reasoning_end_ids)
+        ids = np.concatenate((ends, *given))
         if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
             return f"a token id of the constraint is not in the vocabulary of {vocab_size}"
         lengths = self.banned_lengths
@@ -56,6 +66,8 @@ class Constraint:
             return "banned_lengths must be at least 1 and add up to the banned_token_ids"
         if self.grammar and not self.end_token_ids:
             return "a grammar needs end_token_ids, or its sequence could not end"
+        if bool(self.reasoning_end) != bool(len(self.reasoning_end_ids)):
+            return "reasoning_end and reasoning_end_ids need each other"
         if self.begin_after and not self.grammar:
             return "begin_after needs a grammar"
         return None

@@ -6,6 +6,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, first_line
+from pagewire.worker.protocol.constraints.reasoning_budget import ReasoningBudget
 from pagewire.worker.protocol.constraints.token_bans import (
     TokenBans,
     Words,
@@ -35,6 +36,9 @@ class MaskedSequence:
         self._bans: TokenBans | None = None
         if len(constraint.allowed_token_ids) or len(constraint.banned_lengths):
             self._bans = TokenBans(constraint, grammars.words)
+        self._budget: ReasoningBudget | None = None
+        if constraint.reasoning_end:
+            self._budget = ReasoningBudget(constraint, grammars.tokenizer)
         self._tokenizer: LLTokenizer | None = None
         self._matcher: LLMatcher | None = None
         # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
@@ -66,6 +70,8 @@ class MaskedSequence:
         self.index += 1
         if self.ended:
             return
+        if self._budget is not None:
+            self._budget.advance(token)
         if self._bans is not None:
             self._bans.advance(token)
         if token in self._ends:
@@ -80,6 +86,11 @@ class MaskedSequence:
 
         GrammarError if no token is left.
         """
+        forced = None if self._budget is None else self._budget.forced_token
+        if forced is not None:
+            mask[:] = 0
+            set_bits(mask, np.array([forced], np.int64))
+            return
         matcher = self.matcher
         if matcher is not None and matcher.is_error():
             raise GrammarError(

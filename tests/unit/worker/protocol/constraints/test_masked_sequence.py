@@ -1,5 +1,6 @@
 """Masks of one sequence: what may come, where the output may end, and rebuilding from tokens."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -167,3 +168,62 @@ def test_faults_name_what_is_wrong(grammars: Grammars) -> None:
     assert Constraint("g", "", ()).fault(VOCAB) is not None
     assert Constraint("g", "", (VOCAB,)).fault(VOCAB) is not None
     assert Constraint("g", "", EOS).fault(VOCAB) is None
+
+
+def test_reasoning_ends_when_its_budget_is_spent(grammars: Grammars) -> None:
+    end = ids(grammars, "</think>")
+    limit = Constraint(
+        end_token_ids=EOS,
+        max_reasoning_tokens=3,
+        reasoning_end="</think>",
+        reasoning_end_ids=end,
+    )
+    words = ids(grammars, "one two three four five")
+    assert len(words) >= 5
+    known = words[:3].tolist()
+    for count in range(3):
+        assert len(allowed(begin(grammars, limit, words[:count]))) == VOCAB
+    for token in end.tolist():
+        assert allowed(begin(grammars, limit, np.array(known, np.int32))) == {token}
+        known.append(token)
+    assert len(allowed(begin(grammars, limit, np.array(known, np.int32)))) == VOCAB
+    early = np.concatenate((words[:1], end, words))
+    for count in range(len(early)):
+        expected = VOCAB if count not in range(3, 1 + len(end)) else 1
+        assert len(allowed(begin(grammars, limit, early[:count]))) == expected
+    none = dataclasses.replace(limit, max_reasoning_tokens=0)
+    assert allowed(begin(grammars, none)) == {int(end[0])}
+
+
+def test_a_budget_counts_from_the_tag_that_begins_the_reasoning(grammars: Grammars) -> None:
+    end, tag = ids(grammars, "</think>"), ids(grammars, "\n<think>")
+    limit = Constraint(
+        end_token_ids=EOS,
+        max_reasoning_tokens=2,
+        reasoning_begin="<think>",
+        reasoning_end="</think>",
+        reasoning_end_ids=end,
+    )
+    words = ids(grammars, "one two three four five")
+    reasoned = np.concatenate((tag, words))
+    for count in range(len(tag) + 2):
+        assert len(allowed(begin(grammars, limit, reasoned[:count]))) == VOCAB
+    assert allowed(begin(grammars, limit, reasoned[: len(tag) + 2])) == {int(end[0])}
+    assert len(allowed(begin(grammars, limit, words))) == VOCAB, "the model does not reason"
+
+
+def test_a_grammar_begins_after_reasoning_that_was_cut(grammars: Grammars) -> None:
+    end = ids(grammars, "</think>")
+    both = regex(
+        "a+",
+        begin_after="</think>",
+        max_reasoning_tokens=1,
+        reasoning_end="</think>",
+        reasoning_end_ids=end,
+    )
+    cut = np.concatenate((ids(grammars, "x")[:1], end))
+    following = {
+        grammars.tokenizer.decode_bytes([token]) for token in allowed(begin(grammars, both, cut))
+    }
+    assert following
+    assert all(set(each) == set(b"a") for each in following)
