@@ -26,7 +26,7 @@ from pagewire.worker.protocol.steps.device_plan import (
     slot_numbers,
 )
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.startup.loading import load_worker
 
 # Rows and their KV tokens.

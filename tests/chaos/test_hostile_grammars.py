@@ -12,8 +12,8 @@ import pytest
 from pagewire.models import EMBEDDED_NAME
 from pagewire.worker.protocol.constraints.slot_masks import MAX_WAIT
 from support.hostile_grammars import HOSTILE, TAKES_LONG
+from support.loop_lags import LoopLags
 from support.processes.fleet import running_fleet
-from support.processes.loop_lags import LoopLags
 from support.processes.real_model import WORKER
 
 pytestmark = pytest.mark.chaos

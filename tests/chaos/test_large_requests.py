@@ -20,9 +20,9 @@ from pagewire.auth.rate_limits import RateLimits
 from support.clients.background_load import BackgroundLoad, Wait, percentile
 from support.clients.costly_request_sender import CostlyRequestSender, costly_request_sender
 from support.clients.costly_requests import CostlyRequest, Outcome, Target, costly_requests
+from support.loop_lags import LoopLags
 from support.processes.fleet import SIMULATED, Fleet, running_fleet
 from support.processes.fleet_checks import report_loop_lag
-from support.processes.loop_lags import LoopLags
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

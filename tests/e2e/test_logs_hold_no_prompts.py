@@ -59,6 +59,7 @@ def test_logs_hold_no_prompt_and_no_key(monkeypatch: Any) -> None:
     assert {200, 400, 401, 404, True, grpc.StatusCode.NOT_FOUND} <= statuses
     assert grpc.StatusCode.INVALID_ARGUMENT in statuses
     log = "".join(stack.log)
-    assert "POST /v1/chat/completions" in log, "debug messages are shown"
+    assert "POST /v1/chat/completions 200" in log
+    assert " D gateway " in log, "debug messages are shown"
     assert MARK not in log
     assert key not in log

@@ -25,6 +25,7 @@ from pagewire.scheduler.requests import failures
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1 import worker_pb2 as worker_pb
+from pagewire.v1.snapshot_pb2 import SnapshotRequest
 from support.clients.mutation import fill, mutated_bytes
 from support.processes.stack_process import RunningStack, running_stack
 from support.processes.worker_process import GrpcStream, WorkerProcess
@@ -91,6 +92,7 @@ METHODS = (
     Method("Detokenize", pb.DetokenizeRequest, (pb.DetokenizeRequest(token_ids=[1, 2, 3]),)),
     Method("ListModels", pb.ListModelsRequest, (pb.ListModelsRequest(),)),
     Method("GetLoad", pb.GetLoadRequest, (pb.GetLoadRequest(),)),
+    Method("GetSnapshot", SnapshotRequest, (SnapshotRequest(steps_after=3),)),
     Method(
         "Multiplex",
         pb.MultiplexRequest,
@@ -250,7 +252,7 @@ async def _fuzz_inference(
                 code = status.partition(":")[0]
                 if caller == "unknown":
                     assert code in ("UNAUTHENTICATED", *_endings(method)), (method.name, status)
-                elif caller == "key" and method.name in ("GetLoad", "Multiplex"):
+                elif caller == "key" and method.name in ("GetLoad", "GetSnapshot", "Multiplex"):
                     assert code in ("PERMISSION_DENIED", *_endings(method)), (method.name, status)
                 else:
                     code = check(method, sent, status, checked)

@@ -36,7 +36,8 @@ def given_id(scope: Scope) -> str | None:
 
 def answered_header(state: dict[str, Any]) -> tuple[bytes, bytes]:
     """The header of an answer; makes an id for a request that has none."""
-    return _ENCODED, (state.get(STATE) or uuid.uuid4().hex).encode()
+    request_id = state[STATE] = state.get(STATE) or uuid.uuid4().hex
+    return _ENCODED, request_id.encode()
 
 
 def identified(job: Job, state: dict[str, Any]) -> Job:

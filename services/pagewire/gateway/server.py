@@ -11,6 +11,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -23,12 +24,17 @@ from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
+from pagewire.gateway.other_names import publish_other_names
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import run_service
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
+from pagewire.tracing.start import start_tracing
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +48,7 @@ _OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, refused connections
 
 def run_gateway(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Exits with status 1 if it cannot start."""
-    configure("gateway", config.log_level)
+    configure("gateway", config.log_level, config.log_format)
     try:
         addresses = parse_addresses(config.schedulers)
         # Keys are not a setting: every user of the machine can see the flags of a process.
@@ -53,6 +59,7 @@ def run_gateway(config: GatewayConfig) -> None:
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
         )
         _check_https(config)
+        tracing = start_tracing(config, "gateway")
         listener = _listen(config.host, config.port)
         metrics = GatewayMetrics()
         serve_metrics(config.metrics_host, config.gateway_metrics_port, metrics.registry)
@@ -66,7 +73,7 @@ def run_gateway(config: GatewayConfig) -> None:
             credentials=credentials,
             max_resumes=config.max_resumes,
         )
-        run_service(partial(_serve, config, schedulers, metrics, access, listener))
+        run_service(partial(_serve, config, schedulers, metrics, access, listener, tracing))
 
 
 class _Server(uvicorn.Server):
@@ -93,6 +100,7 @@ async def _serve(
     metrics: GatewayMetrics,
     access: AccessControl,
     listener: socket.socket,
+    tracing: "Tracing | None",
     stop: asyncio.Event,
 ) -> None:
     gateway = Gateway(
@@ -109,11 +117,17 @@ async def _serve(
         parser_processes=config.parser_processes,
         parse_timeout=config.parse_timeout,
         strict_fields=config.strict_fields,
+        tracing=tracing,
+        page=config.page,
+        playground_socket=config.playground_socket,
     )
     metrics.registry.register(
         LoadCollector(
             lambda: [(link.target, link.load, link.ready) for link in [*schedulers.links.values()]]
         )
+    )
+    publish_other_names(
+        metrics, schedulers.models, lambda: [link.load for link in [*schedulers.links.values()]]
     )
     count_tasks(metrics.registry)
     measure_loop_lag(metrics.registry)
@@ -136,6 +150,8 @@ async def _serve(
     await serving
     await gateway.parser.close()
     await schedulers.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 def _check_https(config: GatewayConfig) -> None:
@@ -182,6 +198,7 @@ def _log_access(access: AccessControl, host: str) -> None:
 async def _drain(gateway: Gateway, seconds: float) -> None:
     """Refuses new requests while the open ones finish; ends the rest with an error in time."""
     gateway.status.draining = True
+    await gateway.engine.viewers.close()
     log.info("draining for at most %g s", seconds)
     if not await gateway.traffic.wait_until_idle(seconds):
         log.warning("requests are still open after %g s; they end with an error", seconds)
@@ -198,7 +215,7 @@ def _uvicorn_config(gateway: Gateway, config: GatewayConfig) -> uvicorn.Config:
         interface="asgi3",
         log_config=None,
         log_level="info" if debug else "warning",
-        access_log=debug,
+        access_log=False,  # request_log.py writes a line for each request
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,

@@ -56,7 +56,7 @@ def _key_rules(config: SchedulerConfig) -> KeyRules:
     return KeyRules(
         generating=_methods("Generate"),
         counted=_methods("Tokenize", "Detokenize"),
-        peers_only=_methods("GetLoad", "Multiplex"),
+        peers_only=_methods("GetLoad", "GetSnapshot", "Multiplex"),
         max_calls=config.max_open_requests or _MAX_CALLS,
         max_message_bytes=config.max_body_bytes,
         max_open_bytes=max(config.max_open_body_bytes, config.max_body_bytes),

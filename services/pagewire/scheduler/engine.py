@@ -9,6 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from pagewire.config import SchedulerConfig
 from pagewire.lifecycle.process import end_process
@@ -16,8 +17,10 @@ from pagewire.packing import unpack
 from pagewire.rpc.checksums import summary
 from pagewire.scheduler import load, metrics
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
+from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.policies import make_admission, make_policy
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
+from pagewire.scheduler.snapshots.snapshot import Snapshots
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.intake import Intake
 from pagewire.scheduler.stages.losses import WorkerLosses
@@ -66,6 +69,7 @@ class Engine:
         policy = make_policy(config.policy)
         self._admission = make_admission(config, policy)
         self._waiting = self._admission.waiting
+        self._admission.on_preempted = _trace_preemption
         self._workers = ReadyWorkers(
             config, model, tokenizer.token_texts, self._admission, self._plan_soon
         )
@@ -90,6 +94,7 @@ class Engine:
             self.endings,
             self.intake.enqueue,
         )
+        self.snapshots = Snapshots(self.instance_id, self._workers, self._admission)
         load.publish(self.endings.open, self._workers, self._admission)
 
     def models(self) -> pb.ListModelsResponse:
@@ -106,6 +111,10 @@ class Engine:
     def load(self) -> pb.Load:
         """How busy this scheduler is."""
         return load.load(self._workers, self._admission, self.intake.bounds)
+
+    def counts(self) -> pb.Load:
+        """The load without its estimate of the wait; may be called on any thread."""
+        return load.counts(self._workers, self._admission)
 
     @property
     def ready(self) -> bool:
@@ -178,6 +187,8 @@ class Engine:
             worker.batch.slot_failed(error.slot)
         if result.HasField("prompt_logprobs"):
             self._prompts.take(worker, result.prompt_logprobs)
+        if worker.batch.in_flight:
+            self.snapshots.steps.note(worker.batch, worker.batch.in_flight[0], result.duration_us)
         outcome = worker.batch.commit(result.step, unpack(result.token_ids))
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return outcome, logprobs
@@ -255,7 +266,11 @@ class Engine:
             if batch is None:
                 self.endings.give_back_too_large(sequence)
                 continue
-            self._workers.of(batch).streams.occupy(sequence.slot, sequence.owner)
+            worker = self._workers.of(batch)
+            worker.streams.occupy(sequence.slot, sequence.owner)
+            if sequence.traceparent:
+                leave = partial(worker.link.end_trace, sequence.slot)
+                sequence.owner.trace.admitted(worker.link.address, sequence, leave)
             if admitted.restart is not None:
                 metrics.RETURNS.labels(admitted.restart.value).inc()
             self.intake.bounds.admitted(sequence.owner, sequence)
@@ -273,6 +288,11 @@ class Engine:
             metrics.LOADED_BLOCKS.inc(len(plan.copies.loaded))
         worker.send(plan)
         return True
+
+
+def _trace_preemption(sequence: Sequence) -> None:
+    if sequence.traceparent:
+        sequence.owner.trace.preempted()
 
 
 def _failed_at(link: WorkerLink, result: worker_pb.StepResult) -> RuntimeError:

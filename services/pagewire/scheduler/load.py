@@ -19,8 +19,15 @@ from pagewire.v1 import inference_pb2 as pb
 
 def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb.Load:
     """The load by which gateways choose schedulers."""
-    batches = workers.batches()
     full = bounds.refusal(moved=False, tokens=1)
+    counted = counts(workers, admission)
+    counted.retry_after_seconds = math.ceil(full.retry_after or 0) if full else 0
+    return counted
+
+
+def counts(workers: ReadyWorkers, admission: Admission) -> pb.Load:
+    """What is counted of the load; may be called on any thread."""
+    batches = workers.batches()
     return pb.Load(
         waiting=len(admission.waiting) + len(admission.held),
         running=sum(batch.num_running for batch in batches),
@@ -28,7 +35,6 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
         total_blocks=sum(batch.pool.total for batch in batches),
         ready_workers=len(admission.batches),
         preemptions=admission.preemptions,
-        retry_after_seconds=math.ceil(full.retry_after or 0) if full else 0,
     )
 
 

@@ -5,6 +5,13 @@ from prometheus_client import Counter, Gauge, Histogram
 from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS
 
 REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
+HANDED_BACK_REASON = "handed_back"
+FINISHED = Counter(
+    "pagewire_scheduler_finished_requests",
+    "Accepted requests that ended, by reason: stop, length, abort, error, or handed_back, which "
+    "means that their gateways continue them elsewhere.",
+    ["reason"],
+)
 OPEN_REQUESTS = Gauge(
     "pagewire_scheduler_open_requests", "Requests that have not ended, by state.", ["state"]
 )

@@ -23,10 +23,13 @@ from pagewire.scheduler.auth import (
     read_callers,
 )
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.reports.throughput import log_throughput
+from pagewire.scheduler.reports.vllm_names import publish_vllm_names
 from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService
 from pagewire.scheduler.workers.membership import Workers
 from pagewire.scheduler.workers.shared_workers import SharedWorkers
+from pagewire.tracing.start import start_tracing
 from pagewire.v1 import inference_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 
 def run_scheduler(config: SchedulerConfig) -> None:
     """Serves until SIGTERM or SIGINT; exits with status 1 and one line when it cannot start."""
-    logs.configure("scheduler", config.log_level)
+    logs.configure("scheduler", config.log_level, config.log_format)
     try:
         run_service(lambda stop: _serve(config, stop))
     except (OSError, RuntimeError, ValueError, RequestError) as error:
@@ -50,6 +53,8 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     engine = Engine(
         config, served_name(config.model, config.served_model_name), tokenizer, changed.set
     )
+    publish_vllm_names(engine.model, engine.counts)
+    tracing = engine.intake.tracing = start_tracing(config, "scheduler")
     address = listen_address(config.grpc_host, config.grpc_port)
     callers = read_callers(config)
     public = public_credentials(config, address, callers.have_keys)
@@ -87,6 +92,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     tasks = [
         essential(asyncio.create_task(workers.run())),
         essential(asyncio.create_task(_follow_readiness(engine, health, changed))),
+        essential(asyncio.create_task(log_throughput(engine.counts))),
     ]
     await stop.wait()
     log.info("draining: %d requests are open", engine.num_open)
@@ -99,6 +105,8 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     await server.stop(grace=0.5)
     await engine.intake.helpers.close()
     await engine.intake.grammars.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 def _shared_workers(config: SchedulerConfig, engine: Engine) -> SharedWorkers | None:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -30,6 +31,7 @@ from pagewire.scheduler.requests.single_stream import finish_in, request_error, 
 from pagewire.scheduler.requests.text_helper import detokenized, tokenized
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1 import snapshot_pb2 as snapshot_pb
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ LOAD_INTERVAL = 0.1
 LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_GATEWAYS = 64  # of a snapshot
 
 REQUEST_ID_METADATA = "x-request-id"
 
@@ -73,6 +77,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._gateways: dict[DeltaBuffer, str] = {}  # the peer of each open stream
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest | bytes, context: Context
@@ -91,7 +96,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort_with(context, error)
         await self._engine.intake.reservations.until_free()
         buffer, finish = DeltaBuffer(), None
-        self._engine.intake.submit(incoming, buffer, 0, owner=owner)
+        parent = None
+        if self._engine.intake.tracing is not None:
+            parent = dict(_context(context.invocation_metadata() or ()))
+        self._engine.intake.submit(incoming, buffer, 0, owner=owner, parent=parent)
         try:
             while True:
                 await buffer.ready.wait()
@@ -115,10 +123,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         buffer = DeltaBuffer(moves=True)
         reader = asyncio.create_task(self._read(requests, buffer))
         self._engine.intake.reservations.connect(buffer)
+        self._gateways[buffer] = context.peer()
         try:
             await self._write(context, buffer, reader)
         finally:
             reader.cancel()
+            del self._gateways[buffer]
             self._engine.endings.abort_all(buffer)
             self._engine.intake.reservations.disconnect(buffer)
 
@@ -162,6 +172,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """How busy this scheduler is."""
         return self._engine.load()
 
+    async def GetSnapshot(  # noqa: N802
+        self, request: snapshot_pb.SnapshotRequest, context: Context
+    ) -> snapshot_pb.Snapshot:
+        """What a live view shows."""
+        snapshot = await self._engine.snapshots.take(request.steps_after)
+        num_open = self._engine.endings.open.by_client()
+        for buffer, peer in islice(self._gateways.items(), MAX_GATEWAYS):
+            asks = peer == context.peer()
+            snapshot.gateways.add(peer=peer, num_open=num_open[id(buffer)], asks=asks)
+        return snapshot
+
     def _max_model_len(self) -> int:
         """0 before the first worker is ready."""
         models = self._engine.models().models
@@ -198,6 +219,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             buffer.add_finish(submit.stream, error_finish(failure), 0)
         else:
             losses = submit.worker_losses if submit.HasField("worker_losses") else None
+            parent = None
+            if submit.traceparent:
+                parent = {"traceparent": submit.traceparent, "tracestate": submit.tracestate}
             self._engine.intake.submit(
                 incoming,
                 buffer,
@@ -205,6 +229,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 submit.moved,
                 worker_losses=losses,
                 job=jobs.of(submit.job),
+                parent=parent,
             )
 
     async def _write(
@@ -281,6 +306,13 @@ async def _take_given_id(message: pb.GenerateRequest, context: Context) -> None:
             message.request_id = f"{given}.{secrets.token_hex(4)}"
             await context.send_initial_metadata(((REQUEST_ID_METADATA, given),))
             return
+
+
+def _context(metadata: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The W3C trace context in a call's metadata."""
+    for name, value in metadata:
+        if name in ("traceparent", "tracestate"):
+            yield name, str(value)
 
 
 def _incoming(request: pb.GenerateRequest | bytes) -> IncomingRequest:

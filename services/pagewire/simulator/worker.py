@@ -9,6 +9,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -23,6 +24,7 @@ from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.simulator.addresses import addresses_of
 from pagewire.simulator.backend import SimulatedBackend
 from pagewire.simulator.profile import Profile, load_profile
+from pagewire.tracing.start import start_tracing
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import read_model_config
@@ -34,6 +36,9 @@ from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool
 from pagewire.worker.protocol.worker_info import worker_info
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +60,7 @@ class SimulatedWorker:
 
 def run_simulated_worker(config: SimulatedWorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; exits with status 1 and one line if it cannot start."""
-    logs.configure("worker", config.log_level)
+    logs.configure("worker", config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         run_service(partial(_serve, config))
@@ -70,6 +75,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     # All workers plan on one thread, which takes microseconds, and wait for steps on their own.
     launcher = QueueThread("launcher", end_process)
     metrics = WorkerMetrics()
+    tracing = start_tracing(config, "worker")
     workers, executors = [], []
     for address in addresses_of(config.worker_address, config.count):
         backend = SimulatedBackend(
@@ -81,7 +87,7 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
             profile.host_costs(limits.block_size) if limits.host_blocks else None,
         )
         executors.append(StepExecutor(backend, launcher, metrics, end_process))
-        workers.append(await _start(config, address, executors[-1], backend, limits))
+        workers.append(await _start(config, address, executors[-1], backend, limits, tracing))
     count_tasks()
     measure_loop_lag()
     serve_metrics(config.metrics_host, config.worker_metrics_port)
@@ -103,6 +109,8 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     await asyncio.gather(*(_drain(worker, config.drain_timeout) for worker in workers))
     for executor in executors:
         executor.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
     log.info("stopped")
 
 
@@ -112,10 +120,12 @@ async def _start(
     executor: StepExecutor,
     backend: SimulatedBackend,
     limits: Limits,
+    tracing: "Tracing | None",
 ) -> SimulatedWorker:
     credentials = worker_credentials(config, config.worker_token_file, address)
     server = make_server(credentials)
     service, health = WorkerService(), Health(SERVICE_NAME)
+    service.tracing = tracing
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health.attach(server)
     (port,) = bind(server, [address], credentials)

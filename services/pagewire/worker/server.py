@@ -13,6 +13,7 @@ from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.rpc.transport import Health, bind, make_server
+from pagewire.tracing.start import start_tracing
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
@@ -43,7 +44,7 @@ def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
     `pool` compiles kernels if this worker needs any. Callers start it before they import this
     module, so that both do their imports at the same time.
     """
-    logs.configure("worker", config.log_level)
+    logs.configure("worker", config.log_level, config.log_format)
     run_service(partial(_serve, config, pool))
 
 
@@ -52,10 +53,12 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     phases.end("imports")
     try:
         credentials = worker_credentials(config, config.worker_token_file, config.worker_address)
+        tracing = start_tracing(config, "worker")
     except (OSError, ValueError) as error:
         _refuse_to_start(error)
     server = make_server(credentials)
     service, health = WorkerService(), Health(SERVICE_NAME)
+    service.tracing = tracing
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health.attach(server)
     await health.set_serving(False)
@@ -112,6 +115,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     await server.stop(SHUTDOWN_SECONDS)
     watchdog.close()
     executor.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
     log.info("stopped")
 
 

@@ -20,7 +20,7 @@ _PREFIX = "pw-"
 # Shorter keys could be guessed from their digests.
 MIN_KEY_LENGTH = 20
 _LIMITS = tuple(field.name for field in fields(RateLimits))
-_FIELDS = ("name", "sha256", "tenant", *_LIMITS)
+_FIELDS = ("name", "sha256", "tenant", "operator", *_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class ApiKey:
     digest: bytes  # SHA-256
     tenant: str
     limits: RateLimits
+    # Whether it may see what other clients' requests cost, but never their text.
+    operator: bool = False
 
 
 class KeyRing:
@@ -78,12 +80,16 @@ def new_key() -> str:
     return _PREFIX + secrets.token_urlsafe(32)
 
 
-def entry_of(name: str, key: str, tenant: str | None, limits: RateLimits) -> str:
+def entry_of(
+    name: str, key: str, tenant: str | None, limits: RateLimits, operator: bool = False
+) -> str:
     """The line of a key file for a key: an item of a YAML list, written as JSON."""
     given = {name: getattr(limits, name) for name in _LIMITS}
-    entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    entry: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
     if tenant is not None:
         entry["tenant"] = tenant
+    if operator:
+        entry["operator"] = True
     return "- " + json.dumps(entry | {name: n for name, n in given.items() if n is not None})
 
 
@@ -139,7 +145,10 @@ def _parse(entry: Any) -> ApiKey:
         raise ValueError(f"the sha256 of {name!r} is not 64 hexadecimal digits")
     limits = RateLimits(**{field: _count(entry, field) for field in _LIMITS})
     tenant = _text(entry, "tenant") if "tenant" in entry else name
-    return ApiKey(name, decoded, tenant, limits)
+    operator = entry.get("operator", False)
+    if not isinstance(operator, bool):
+        raise ValueError(f"operator is {operator!r}; it must be true or false")
+    return ApiKey(name, decoded, tenant, limits, operator)
 
 
 def _text(entry: dict[str, Any], field: str) -> str:

@@ -59,6 +59,14 @@ class GatewayConfig(RequestConfig):
     openapi: bool = setting(
         True, "Serve a description of the HTTP API at /openapi.json, and a page of it at /docs."
     )
+    page: bool = setting(
+        True, "Serve a web page at `/`: a chat, and a live view of schedulers and workers."
+    )
+    playground_socket: str | None = setting(
+        None,
+        "Unix socket of a supervisor that ends workers when the page asks for it. "
+        "`pagewire run --playground` sets it.",
+    )
     api_metrics: bool = setting(
         True,
         "Serve the gateway's Prometheus metrics at /metrics of the HTTP port, too. A scraper "

@@ -13,6 +13,21 @@ class ProcessConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Lowest severity of the messages that are logged."
     )
+    log_format: Literal["text", "json"] = setting(
+        "text", "How log records are written: one line of text each, or one JSON object each."
+    )
+    otlp_endpoint: str | None = setting(
+        None,
+        "Collector of traces, such as http://127.0.0.1:4318, which gets them over OTLP/HTTP. Needs "
+        "pagewire[otel]. Without it there are no traces.",
+    )
+    trace_ratio: float = setting(
+        1.0,
+        "Fraction of the requests that are traced, if there is a collector. A request whose client "
+        "sends a W3C trace context is traced if its client traces it.",
+        minimum=0,
+        maximum=1,
+    )
     drain_timeout: float = setting(
         30.0, "Seconds that running requests have to finish after SIGTERM.", minimum=0
     )

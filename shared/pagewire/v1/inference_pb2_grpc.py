@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from pagewire.v1 import inference_pb2 as pagewire_dot_v1_dot_inference__pb2
+from pagewire.v1 import snapshot_pb2 as pagewire_dot_v1_dot_snapshot__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -65,6 +66,11 @@ class InferenceStub(object):
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.Load.FromString,
                 _registered_method=True)
+        self.GetSnapshot = channel.unary_unary(
+                '/pagewire.v1.Inference/GetSnapshot',
+                request_serializer=pagewire_dot_v1_dot_snapshot__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_snapshot__pb2.Snapshot.FromString,
+                _registered_method=True)
         self.Multiplex = channel.stream_stream(
                 '/pagewire.v1.Inference/Multiplex',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.MultiplexRequest.SerializeToString,
@@ -123,6 +129,14 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSnapshot(self, request, context):
+        """A bounded view of this scheduler and its workers, for a live page. It costs nothing while no
+        gateway asks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Multiplex(self, request_iterator, context):
         """The gateway's stream: many requests up, and down one message a scheduling step that carries
         the deltas of all of them. Closing the stream aborts every request submitted on it.
@@ -168,6 +182,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.GetLoadRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.Load.SerializeToString,
+            ),
+            'GetSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSnapshot,
+                    request_deserializer=pagewire_dot_v1_dot_snapshot__pb2.SnapshotRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_snapshot__pb2.Snapshot.SerializeToString,
             ),
             'Multiplex': grpc.stream_stream_rpc_method_handler(
                     servicer.Multiplex,
@@ -338,6 +357,33 @@ class Inference(object):
             '/pagewire.v1.Inference/GetLoad',
             pagewire_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.Load.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.Inference/GetSnapshot',
+            pagewire_dot_v1_dot_snapshot__pb2.SnapshotRequest.SerializeToString,
+            pagewire_dot_v1_dot_snapshot__pb2.Snapshot.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,6 +26,7 @@ from pagewire.scheduler.auth import SERVICE_NAME, public_server
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1.snapshot_pb2 import SnapshotRequest
 from support.processes.certificates import Authority
 from support.scripted.scheduler_stack import Stack, collect, request, stacks, worker_info
 from support.waiting import eventually
@@ -120,6 +121,7 @@ def calls(stub: Any, metadata: Metadata) -> dict[str, Any]:
         "Detokenize": stub.Detokenize(pb.DetokenizeRequest(token_ids=[65]), metadata=metadata),
         "ListModels": stub.ListModels(pb.ListModelsRequest(), metadata=metadata),
         "GetLoad": stub.GetLoad(pb.GetLoadRequest(), metadata=metadata),
+        "GetSnapshot": stub.GetSnapshot(SnapshotRequest(), metadata=metadata),
         "Multiplex": _closed(stub.Multiplex(metadata=metadata)),
     }
 
@@ -140,7 +142,7 @@ async def statuses(stub: Any, metadata: Metadata) -> dict[str, str]:
 
 
 FOR_ALL = ("Generate", "Abort", "Tokenize", "Detokenize", "ListModels")
-FOR_PEERS = ("GetLoad", "Multiplex")
+FOR_PEERS = ("GetLoad", "GetSnapshot", "Multiplex")
 DENIED = "PERMISSION_DENIED"
 
 

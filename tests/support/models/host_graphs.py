@@ -9,9 +9,10 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
-from pagewire.worker.runtime import graphs, masked_sampling, mixed_graphs
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.runtime.graphs import backend as graphs
+from pagewire.worker.runtime.graphs import masked_sampling, mixed
+from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.timer import HostTimer
 from pagewire.worker.startup.loading import LoadedWorker
 
@@ -59,7 +60,7 @@ class HostGraphBackend(GraphBackend):
 
 def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
     """What makes a loaded CPU worker run steps through the graph backend's code."""
-    for module in (graphs, mixed_graphs, masked_sampling):
+    for module in (graphs, mixed, masked_sampling):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(masked_sampling, "MaskGate", HostGate)
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig
 def test_a_stack_has_all_settings_but_the_addresses_that_it_chooses() -> None:
     names = set(stack_settings())
     every = {n for c in (GatewayConfig, SchedulerConfig, WorkerConfig) for n in settings_of(c)}
-    assert every - names == {"schedulers", "worker_address"}
+    assert every - names == {"playground_socket", "schedulers", "worker_address"}
     assert stack_settings()["workers"].kind is int
     assert stack_settings()["workers"].env != settings_of(SchedulerConfig)["workers"].env
 

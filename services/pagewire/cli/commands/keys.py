@@ -47,6 +47,9 @@ def new(
         int | None, _limit("tokens a minute, of prompts and outputs together")
     ] = None,
     max_concurrent: Annotated[int | None, _limit("prompts that run at once")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="The key may see the engine on the page.")
+    ] = False,
 ) -> None:
     """Make an API key. Print it, and without --file also its line for the key file.
 
@@ -58,7 +61,7 @@ def new(
 
     key = new_key()
     limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrent)
-    line = entry_of(name, key, tenant, limits)
+    line = entry_of(name, key, tenant, limits, operator)
     try:
         keys_in(line, "this key")
         if file is None:

@@ -10,6 +10,7 @@ from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
 from pagewire.cli.launch.supervisor import SUPERVISOR
 from pagewire.cli.ready import has_chat_template, ready_block
 from pagewire.cli.settings.options import configured
+from pagewire.lifecycle.logs import json_line
 from pagewire.models import served_name
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
@@ -30,7 +31,8 @@ def run(values: dict[str, Any]) -> None:
         print(ready_block(name, stack, seconds, values, chats), flush=True)
         await asyncio.Event().wait()
 
-    launch(full_stack, values, _Log(), serve)
+    report = _json_log if values["log_format"] == "json" else _Log()
+    launch(full_stack, values, report, serve)
 
 
 class _Log:
@@ -47,3 +49,8 @@ class _Log:
         self._console.print(f"{name:<9} | ", style=style, end="")
         # Services' lines may contain brackets, which rich would take for markup.
         self._console.print(line, markup=False)
+
+
+def _json_log(name: str, line: str) -> None:
+    """Passes the lines of the services on as they are."""
+    print(json_line(name, line) if name == SUPERVISOR else line, file=sys.stderr, flush=True)

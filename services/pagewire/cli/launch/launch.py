@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pagewire.cli.launch.model_files import check_model, with_model_files
+from pagewire.cli.launch.playground import playground
 from pagewire.cli.launch.stack import Stack
 from pagewire.cli.launch.supervisor import SUPERVISOR, Report, Supervisor, running
 
@@ -66,5 +67,5 @@ async def _launch(
 
 
 async def _run(supervisor: Supervisor, stack: Stack, body: Body[Result]) -> Result:
-    async with running(supervisor):
+    async with playground(stack.playground, supervisor), running(supervisor):
         return await body(stack)

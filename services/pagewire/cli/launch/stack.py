@@ -26,6 +26,11 @@ class StackConfig:
     """Settings that only a stack has."""
 
     workers: int = setting(1, "Worker processes; with GPUs, each gets one of them.")
+    playground: bool = setting(
+        False,
+        "Let the page kill workers, to see that streams go on. Everybody who may use the page, or "
+        "with API keys every operator's key, may do so.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,13 @@ class Stack:
     tiers: Sequence[Sequence[Service]]
     grpc_address: str
     url: str | None  # of the gateway; None without one
+    playground: Path | None = None  # the socket at which the gateway asks to end workers
 
 
 def stack_settings() -> dict[str, Setting]:
     """The settings of a full stack, without the addresses that it chooses itself."""
-    return _settings(WorkerConfig, SchedulerConfig, GatewayConfig)
+    playground = settings_of(StackConfig)["playground"]
+    return {**_settings(WorkerConfig, SchedulerConfig, GatewayConfig), "playground": playground}
 
 
 def control_settings() -> dict[str, Setting]:
@@ -48,7 +55,9 @@ def control_settings() -> dict[str, Setting]:
 
 
 def _settings(*configs: type) -> dict[str, Setting]:
-    union = union_of(configs, without=("worker_address", "workers", "schedulers"))
+    union = union_of(
+        configs, without=("worker_address", "workers", "schedulers", "playground_socket")
+    )
     # PAGEWIRE_WORKERS is the scheduler's list of worker addresses.
     workers = settings_of(StackConfig)["workers"]
     return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
@@ -87,12 +96,18 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
     """Workers, a scheduler and a gateway. The workers' sockets are made in `folder`."""
     environment = _generated_token(values)
     control = control_stack(values, folder, environment)
-    gateway = build(GatewayConfig, values, schedulers=control.grpc_address)
+    playground = folder / "playground.sock" if values["playground"] else None
+    gateway = build(
+        GatewayConfig,
+        values,
+        schedulers=control.grpc_address,
+        playground_socket=None if playground is None else str(playground),
+    )
     gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
     scheme = "https" if gateway.https_cert else "http"
     url = f"{scheme}://{reachable_host(gateway.host)}:{gateway.port}"
     services = [_service("gateway", gateway, f"{url}/readyz", environment)]
-    return Stack((*control.tiers, services), control.grpc_address, url)
+    return Stack((*control.tiers, services), control.grpc_address, url, playground)
 
 
 def _generated_token(values: Mapping[str, Any]) -> dict[str, str]:

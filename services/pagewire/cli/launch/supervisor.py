@@ -89,6 +89,15 @@ class Supervisor:
         for child in self._children.values():
             child.kill()
 
+    def kill_at(self, address: str) -> str | None:
+        """Sends SIGKILL to the first tier's service at an address; its name, None if none runs."""
+        for service in self._tiers[0]:
+            child = self._children.get(service.name)
+            if service.health == address and child is not None and child.running:
+                child.kill()
+                return service.name
+        return None
+
     def _services(self) -> list[Service]:
         return [service for tier in self._tiers for service in tier]
 

@@ -1,5 +1,7 @@
 """From a job to its HTTP answer."""
 
+from collections.abc import Callable, Sequence
+
 from starlette.responses import Response
 from starlette.types import Receive
 
@@ -25,6 +27,7 @@ from pagewire.gateway.api.formatting import Formatter, json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
+from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.routing.schedulers import Schedulers
 
@@ -34,9 +37,16 @@ _LARGE_STRING = 1 << 16
 
 
 async def answer(
-    job: Job, schedulers: Schedulers, receive: Receive, charge: Charge | None, arrived: float
+    job: Job,
+    schedulers: Schedulers,
+    receive: Receive,
+    charge: Charge | None,
+    arrived: float,
+    on_start: Callable[[Sequence[Generation]], object] = lambda generations: None,
 ) -> Response:
     """Runs a job; `arrived` is when its request arrived, by time.perf_counter().
+
+    `on_start` gets the generations before they are submitted.
 
     Raises RequestError or ClientGoneError for failures before the first byte of the answer.
 
@@ -46,6 +56,7 @@ async def answer(
     run = Run(job, schedulers, arrived)
     if charge is not None:
         charge.follow(run.generations)
+    on_start(run.generations)
     await run.start(receive)
     try:
         updated = await run.next_updates()

@@ -55,9 +55,11 @@ class AccessControl:
         generating: tuple[str, ...],
         counted: tuple[str, ...] = (),
         open_paths: frozenset[str] = OPEN_PATHS,
+        operator_paths: frozenset[str] = frozenset(),
     ) -> ASGIApp:
         """`app` behind a check of each request's key and of the key's limits.
 
+        A request to a path in `operator_paths` needs an operator's key.
         A request to a path in `counted` counts against the requests a minute of its key only. A
         request to a path in `generating` counts from its head on, whatever happens later. If
         the limits refuse it whatever its body says, its body is not read: bodies that never
@@ -72,6 +74,11 @@ class AccessControl:
             account = self._callers.find(_presented_key(scope))
             if account is None:
                 refusal = error_response(_unauthorized(scope), scope["path"])
+                await refusal(scope, receive, send)
+                return
+
+            if scope["path"] in operator_paths and not account.key.operator:
+                refusal = error_response(_not_an_operator(account.key.name), scope["path"])
                 await refusal(scope, receive, send)
                 return
 
@@ -116,6 +123,15 @@ def _presented_key(scope: Scope) -> bytes | None:
         return bearer(tokens[0]) if len(tokens) == 1 else None
     keys = [value for name, value in scope["headers"] if name == b"x-api-key"]
     return keys[0] if len(keys) == 1 else None
+
+
+def _not_an_operator(name: str) -> ApiError:
+    return ApiError(
+        403,
+        f"the key {name!r} is no operator's; give its line in the key file `operator: true`, or "
+        "use another key",
+        code="operator_key_required",
+    )
 
 
 def _unauthorized(scope: Scope) -> ApiError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.gateway.conversation.tools import definition_of
-from pagewire.schema_dates import with_real_dates
+from pagewire.grammars.dates import with_real_dates
 
 # As models write JSON. A model that may choose the white space can repeat it up to its token limit.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

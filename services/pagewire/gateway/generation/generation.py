@@ -4,6 +4,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pagewire.auth.costs import usage_of
 from pagewire.errors import Code, RequestError
@@ -13,6 +14,9 @@ from pagewire.gateway.generation.prompt_log import PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.suspicion import Loss, Suspicion
 from pagewire.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import OpenSpan
 
 
 class Generation:
@@ -33,6 +37,7 @@ class Generation:
         "_attempts",
         "_eager",
         "_held",
+        "_reruns",
         "_text",
         "_tokens_at_loss",
         "_usage",
@@ -50,6 +55,7 @@ class Generation:
         "logprobs",
         "moved",
         "on_usage",
+        "preemptions",
         "prompt",
         "prompt_index",
         "prompt_tokens",
@@ -59,6 +65,7 @@ class Generation:
         "started_at",
         "suspicion",
         "tokens",
+        "trace",
         "updates",
         "worker_losses",
     )
@@ -97,6 +104,9 @@ class Generation:
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
+        # What its schedulers report: how often they ran it again, and preempted it.
+        self._reruns = 0
+        self.preemptions = 0
         self.moved = False  # it has lost its scheduler, or has waited for one
         self.has_waited_twice = False
         self.refused_by: set[str] = set()  # schedulers that had no room for it
@@ -110,6 +120,8 @@ class Generation:
         # What its scheduler reported at its end, completed or not; `on_usage` is called then.
         self._usage: pb.Usage | None = None
         self.on_usage: Callable[[], None] | None = None
+        # The span of its HTTP request; None if it is not traced.
+        self.trace: OpenSpan | None = None
         if prompt is not None:
             if self._held:
                 prompt.tell(self)
@@ -121,6 +133,13 @@ class Generation:
         """How many schedulers in a row were lost with it, without a token of it in between."""
         return self.suspicion.losses if len(self.tokens) == self._tokens_at_loss else 0
 
+    def trace_event(self, name: str, scheduler: str) -> None:
+        """Notes in its trace, if there is one, what has happened with a scheduler."""
+        if self.trace is not None:
+            self.trace.event(
+                name, scheduler=scheduler, generation=self.index, tokens=len(self.tokens)
+            )
+
     def record_loss(self, loss: Loss) -> None:
         """The scheduler that ran it is lost."""
         if len(self.tokens) != self._tokens_at_loss:
@@ -130,8 +149,19 @@ class Generation:
 
     def record_worker_losses(self, finish: pb.Finish) -> None:
         """Keeps what the scheduler that hands it back knows, for the next one."""
+        self._note_reruns(finish)
         losses = finish.worker_losses if finish.HasField("worker_losses") else None
         self.worker_losses = None if losses is None else (losses, len(self.tokens))
+
+    def _note_reruns(self, finish: pb.Finish) -> None:
+        self._reruns += finish.resumes
+        self.preemptions += finish.preemptions
+
+    @property
+    def resumes(self) -> int:
+        """How often it has continued, at another scheduler or on another worker, as far as known:
+        a scheduler reports its reruns at the end."""
+        return max(0, self._attempts - 1) + self._reruns
 
     @property
     def model(self) -> str:
@@ -173,6 +203,7 @@ class Generation:
     def record_usage(self, finish: pb.Finish) -> None:
         """Keeps the usage that its scheduler reports; it counts for an aborted generation too."""
         self._usage = usage_of(finish)
+        self._note_reruns(finish)
         if self.on_usage is not None:
             self.on_usage()
 

@@ -2,7 +2,10 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -20,25 +23,37 @@ from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
+from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
+from pagewire.gateway.http.request_log import GENERATIONS
+from pagewire.gateway.http.request_trace import TRACE
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
 from pagewire.gateway.http.traffic import Traffic
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.models import ServedModel
+from pagewire.gateway.page.engine_view import EVENTS_PATH, EngineView
+from pagewire.gateway.page.files import page_files
+from pagewire.gateway.page.playground import KILL_PATH, PLAYGROUND_PATH, Playground
 from pagewire.gateway.parsing.job_parser import Route, TextRoute
 from pagewire.gateway.parsing.parser_pool import ParserPool
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 from pagewire.gateway.request_ids import STATE, identified
 from pagewire.gateway.routing.schedulers import Schedulers
+from pagewire.lifecycle.logs import set_request_id
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
 # The paths of requests that generate. They are limited, charged and timed.
 GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
+# The paths that tell of other clients' requests or end workers: they need an operator's key.
+OPERATOR_PATHS = frozenset({EVENTS_PATH, KILL_PATH})
 # The paths of other requests with a body. They are limited, and count as a request of their key.
 COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH, messages.COUNT_PATH)
 
@@ -60,9 +75,14 @@ class Gateway:
     parser_processes: int = GatewayConfig.parser_processes
     parse_timeout: float = GatewayConfig.parse_timeout
     strict_fields: bool = GatewayConfig.strict_fields
+    tracing: "Tracing | None" = None
+    page: bool = GatewayConfig.page
+    playground_socket: str | None = None
     traffic: Traffic = field(init=False)
     parser: ParserPool = field(init=False)
     status: Status = field(init=False)
+    engine: EngineView = field(init=False)
+    playground: Playground = field(init=False)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(
@@ -72,8 +92,11 @@ class Gateway:
             max(self.max_open_body_bytes, self.max_body_bytes),
             lambda: self.schedulers.retry_after,
             COUNTED,
+            self.tracing,
         )
         self.status = Status(self.schedulers, self.traffic, self.metrics.registry)
+        self.engine = EngineView(self.schedulers, self.metrics)
+        self.playground = Playground(self.playground_socket, self.engine.busiest_worker)
         self.parser = ParserPool(
             self.limits,
             self.max_body_bytes,
@@ -118,7 +141,16 @@ class Gateway:
         del body
         job = identified(job, request.scope["state"])
         charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
-        response = await answer(job, self.schedulers, request.receive, charge, arrived)
+        state = request.scope["state"]
+        set_request_id(state[STATE])
+        response = await answer(
+            job,
+            self.schedulers,
+            request.receive,
+            charge,
+            arrived,
+            partial(_follow, state),
+        )
         return _naming_ignored(response, job.ignored)
 
     async def _call(self, request: Request, route: TextRoute) -> Response:
@@ -144,13 +176,15 @@ def create_app(gateway: Gateway) -> ASGIApp:
     if gateway.describe:
         routes.describe()
         open_paths |= DESCRIPTION_PATHS
+    if gateway.page:
+        open_paths |= _add_page(routes, gateway)
     routes.allow_head()
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths)
+    with_access = gateway.access.wrap(app, GENERATING, COUNTED, open_paths, OPERATOR_PATHS)
     # The outermost layer: a page can read a refusal only if it has these headers too.
     return allow_origins(gateway.traffic.wrap(with_access), gateway.cors_origins)
 
@@ -195,6 +229,25 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
         get("/metrics", status.metrics, "metrics")
 
 
+def _follow(state: dict[str, Any], generations: Sequence[Generation]) -> None:
+    """Notes a request's generations for its log line, and its span for them."""
+    state[GENERATIONS] = generations
+    if (span := state.get(TRACE)) is not None:
+        for generation in generations:
+            generation.trace = span
+
+
+def _add_page(routes: Routes, gateway: Gateway) -> frozenset[str]:
+    """Adds the page; the paths that need no key, as their answers are the same for everybody."""
+    routes.get_unlisted(EVENTS_PATH, gateway.engine.events)
+    routes.get_unlisted(PLAYGROUND_PATH, gateway.playground.state)
+    routes.post_unlisted(KILL_PATH, gateway.playground.kill)
+    files = page_files()
+    for path, file in files.items():
+        routes.get_unlisted(path, file.answer)
+    return frozenset({PLAYGROUND_PATH, *files})
+
+
 def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
     if ignored:
         response.headers[IGNORED_HEADER] = ", ".join(ignored)
@@ -229,6 +282,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
-    log.error("request %s: the gateway failed", request.scope["state"].get(STATE) or "without id")
+    log.error("the gateway failed")  # the line has the request's id
     failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
     return error_response(ApiError.of(failure), request.url.path)

@@ -5,6 +5,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -51,6 +52,14 @@ class Routes:
             self._bodies.append(body)
         self._add(path, handler, name, "POST", body, streams)
 
+    def get_unlisted(self, path: str, answer: Callable[[Request], Any]) -> None:
+        """A route for GET and HEAD that is no part of the API: the description leaves it out."""
+        self._app.add_route(path, answer, methods=["GET"], include_in_schema=False)
+
+    def post_unlisted(self, path: str, answer: Callable[[Request], Any]) -> None:
+        """The same for POST."""
+        self._app.add_route(path, answer, methods=["POST"], include_in_schema=False)
+
     def describe(self) -> None:
         """Adds the description of the routes so far, and a page that shows it."""
         document = get_openapi(
@@ -64,11 +73,11 @@ class Routes:
             swagger_css_url=f"{DOCS_PATH.removeprefix('/')}/{_ASSETS[1]}",
             swagger_favicon_url=f"{DOCS_PATH.removeprefix('/')}/{_ASSETS[2]}",
         )
-        self._add_unlisted(openapi.PATH, partial(_answer_with, description))
-        self._add_unlisted(DOCS_PATH, partial(_answer_with, page))
+        self.get_unlisted(openapi.PATH, partial(_answer_with, description))
+        self.get_unlisted(DOCS_PATH, partial(_answer_with, page))
         for name in _ASSETS:
             file = FileResponse(Path(str(files("fastapi_offline"))) / "static" / name)
-            self._add_unlisted(f"{DOCS_PATH}/{name}", partial(_answer_with, file))
+            self.get_unlisted(f"{DOCS_PATH}/{name}", partial(_answer_with, file))
 
     def allow_head(self) -> None:
         """Lets HEAD work wherever GET does. A description made later would list both."""
@@ -94,9 +103,6 @@ class Routes:
             responses=openapi.responses(body is not None, streams),
             openapi_extra=None if body is None else openapi.request_body(body),
         )
-
-    def _add_unlisted(self, path: str, answer: Callable[[Request], Response]) -> None:
-        self._app.add_route(path, answer, methods=["GET"], include_in_schema=False)
 
 
 def _answer_with(response: Response, request: Request) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,8 +12,14 @@ from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.http.request_log import log_request
+from pagewire.gateway.http.request_trace import TRACE, begin_trace, end_trace
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.request_ids import STATE, answered_header, given_id
+from pagewire.lifecycle.logs import set_request_id
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 
 class Traffic:
@@ -33,10 +40,12 @@ class Traffic:
         max_bytes: int,
         retry_after: Callable[[], int] = lambda: 0,
         others: tuple[str, ...] = (),
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._metrics = metrics
         self._generating = generating
         self._others = others
+        self._tracing = tracing
         self._max_open = max_open
         self._max_bytes = max_bytes
         self._retry_after = retry_after
@@ -81,8 +90,11 @@ class Traffic:
             refusal = self._refusal(generating) if generating or other else None
             try:
                 state[STATE] = given_id(scope)
+                set_request_id(state[STATE] or "")
             except RequestError as error:
                 refusal = error
+            if self._tracing is not None and (generating or other):
+                state[TRACE] = begin_trace(self._tracing, scope)
             answering = app
             if refusal is not None:
                 answering = error_response(ApiError.of(refusal), scope["path"])
@@ -101,7 +113,7 @@ class Traffic:
                 self._bytes -= body_bytes
                 if generating and refusal is None:
                     self._drain_rate.count_departure(time.perf_counter())
-                self._end(scope, time.perf_counter() - began)
+                self._end(scope, began, time.perf_counter() - began)
 
         return with_limits
 
@@ -136,16 +148,19 @@ class Traffic:
         self._none_open.clear()
         self._metrics.open_requests.set(self._open)
 
-    def _end(self, scope: Scope, seconds: float) -> None:
+    def _end(self, scope: Scope, began: float, seconds: float) -> None:
         self._open -= 1
         if self._open == 0:
             self._none_open.set()
         self._metrics.open_requests.set(self._open)
-        known = scope["path"] in self._generating or scope["path"] in self._others
+        known: bool = scope["path"] in self._generating or scope["path"] in self._others
         path = scope["path"] if known else "other"
-        route = getattr(scope.get("route"), "path", path)
-        outcome = scope["state"].get("outcome", "client_gone")
+        route = str(getattr(scope.get("route"), "path", path))
+        outcome: str = scope["state"].get("outcome", "client_gone")
         self._metrics.requests.labels(route, outcome).inc()
+        log_request(scope, route, outcome, began, seconds)
+        if (span := scope["state"].get(TRACE)) is not None:
+            end_trace(span, scope, outcome)
         if route not in self._generating:
             return
         if outcome == "200":

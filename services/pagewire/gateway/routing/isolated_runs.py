@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.routing.link import Link
+from pagewire.lifecycle.logs import fields
 from pagewire.suspicion import Loss
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,12 @@ class IsolatedRuns:
         running, now = self._running, time.monotonic()
         ran_there = running is not None and running in generations and running.losses > 0
         if loss is not None and running is not None and ran_there:
-            log.warning("request %s was alone when %s was lost", running.request_id, link.target)
+            log.warning(
+                "request %s was alone when %s was lost",
+                running.request_id,
+                link.target,
+                extra=fields(request_id=running.request_id),
+            )
             running.suspicion.add_trial(loss, now, now - self._started_at)
         self._reset()
 

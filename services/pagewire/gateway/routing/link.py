@@ -10,6 +10,7 @@ from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.connection import Connection
 from pagewire.gateway.routing.delivery import MisplacedDelta, deliver, deliver_prompts
+from pagewire.lifecycle.logs import fields
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
@@ -127,6 +128,11 @@ class Link:
         return not self._open
 
     @property
+    def num_open(self) -> int:
+        """Generations of this gateway that are open here."""
+        return len(self._open)
+
+    @property
     def num_requests(self) -> int:
         """Requests open there: those of this gateway, and those of others by its latest report."""
         return len(self._open) + self._requests_elsewhere
@@ -200,6 +206,9 @@ class Link:
         message.submit.request = generation.next_attempt()
         message.submit.moved = generation.moved
         message.submit.job = generation.job
+        if generation.trace is not None:
+            message.submit.traceparent = generation.trace.traceparent
+            message.submit.tracestate = generation.trace.tracestate
         if generation.worker_losses is not None:
             losses, num_tokens = generation.worker_losses
             if num_tokens == len(generation.tokens):
@@ -298,6 +307,7 @@ class Link:
             begin,
             end,
             received,
+            extra=fields(request_id=generation.request_id),
         )
         if end > received and not generation.aborted:
             self._fail(generation, RequestError(Code.INTERNAL, "the scheduler's output has a gap"))

@@ -207,6 +207,7 @@ class Schedulers:
         if finish.error.code == Code.UNAVAILABLE:
             generation.handed_back_by[link.target] = link.capacity_changes
             generation.record_worker_losses(finish)
+            generation.trace_event("handed back", link.target)
             self._waiting.add(generation)
             # Later, as the prompt's other candidates may be handed back in the same message.
             self._waiting.dispatch_soon()

@@ -11,6 +11,7 @@ from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.isolated_runs import IsolatedRuns
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.selection import select
+from pagewire.lifecycle.logs import fields
 from pagewire.suspicion import MAX_CRASHES_ALONE, Loss
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class WaitingGenerations:
                 for generation in self:
                     generation.suspicion.discard_trials()
         for generation in generations:
+            generation.trace_event("scheduler lost", link.target)
             self.add(generation)
         self.dispatch()
 
@@ -138,8 +140,10 @@ class WaitingGenerations:
             generation.request_id,
             link.target,
             len(generation.tokens),
+            extra=fields(request_id=generation.request_id),
         )
         self._metrics.resumed.inc()
+        generation.trace_event("resumed", link.target)
         link.submit(generation)
 
     def _is_suspect(self, generation: Generation) -> bool:
@@ -155,7 +159,12 @@ class WaitingGenerations:
         """Fails it: schedulers that had it alone have ended, and those without it lived."""
         self.remove(generation)
         name, losses = generation.request_id, generation.losses
-        log.error("request %s failed: %d schedulers were lost with it", name, losses)
+        log.error(
+            "request %s failed: %d schedulers were lost with it",
+            name,
+            losses,
+            extra=fields(request_id=name),
+        )
         generation.fail(
             RequestError(
                 Code.INTERNAL,

@@ -4,7 +4,7 @@ No clock and no I/O: the caller (the engine, a simulator) calls `admit` after ev
 plans the steps of each batch.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from pagewire.scheduler.core.batching.batch import WorkerBatch
@@ -48,6 +48,8 @@ class Admission:
         self.held: list[Sequence] = []
         # The batches that take sequences.
         self.batches: list[WorkerBatch] = []
+        # Is told of each preempted sequence.
+        self.on_preempted: Callable[[Sequence], object] = lambda sequence: None
         # Preemptions of all workers, lost ones included.
         self.preemptions = 0
         self._max_losses = max_losses
@@ -184,7 +186,9 @@ class Admission:
 
     def _requeue_preempted(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        sequence.num_preemptions += 1
         self.waiting.push(sequence)
+        self.on_preempted(sequence)
 
     # Suspects
 

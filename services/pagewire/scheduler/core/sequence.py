@@ -94,8 +94,18 @@ class Sequence:
     place: int = -1
     # Log probabilities of the prompt; None if none are wanted.
     prompt_logprobs: PromptLogprobs | None = None
+    # How often it has started, and was preempted.
+    num_starts: int = 0
+    num_preemptions: int = 0
+    # For the worker, which makes a span of its own under it; empty if it is not traced.
+    traceparent: str = ""
     # The caller's request.
     owner: Any = None
+
+    @property
+    def num_resumes(self) -> int:
+        """How often it has started again after a failure, that is not after a preemption."""
+        return max(0, self.num_starts - 1 - self.num_preemptions)
 
     @property
     def num_known(self) -> int:
@@ -109,6 +119,7 @@ class Sequence:
 
     def start(self, num_computed: int, copied_block: int, num_loaded: int = 0) -> None:
         """Notes what is cached when it takes a slot."""
+        self.num_starts += 1
         self.num_loaded = num_loaded
         self.num_computed = num_computed
         self.copied_block = copied_block

@@ -4,8 +4,10 @@ import asyncio
 from dataclasses import dataclass
 
 from pagewire.errors import RequestError
+from pagewire.limits import MAX_REQUEST_ID_LENGTH
 from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.sequence import Sequence
+from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.scheduler.requests.beam_request import BeamRequest
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.prompt_output import AwaitedPrompt
@@ -49,6 +51,8 @@ class Request:
     # The timer that ends it; None without a deadline.
     deadline: asyncio.TimerHandle | None = None
     open: bool = True
+    # Its spans; None if it is not traced.
+    trace: RequestTrace | None = None
     # The name of its API key; empty for peers.
     owner: str = ""
 
@@ -82,6 +86,11 @@ class Request:
             finish.reason = pb.FINISH_REASON_STOP
             finish.stop_string = self.text.stop_string
         return rest
+
+
+def is_loggable(request_id: str) -> bool:
+    """Whether an id of a client's choice may be in logs."""
+    return len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isprintable()
 
 
 def error_finish(error: RequestError) -> pb.Finish:

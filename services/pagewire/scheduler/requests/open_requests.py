@@ -1,6 +1,7 @@
 """The open requests, as their clients know them."""
 
 import asyncio
+from collections import Counter
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler import metrics
@@ -84,6 +85,10 @@ class OpenRequests:
         """Whether no other client has an open request."""
         return all(request.buffer is buffer for request in self._by_stream.values())
 
+    def by_client(self) -> Counter[int]:
+        """How many each client has, by the `id` of its buffer."""
+        return Counter(client for client, _ in self._by_stream)
+
     def in_state(self, state: State) -> int:
         """How many have a sequence in a state; may be called on any thread."""
         requests = list(self._by_stream.values())  # one operation under the interpreter's lock
@@ -100,6 +105,9 @@ class OpenRequests:
         self.num_searches -= request.beams is not None
         self._remove(request)
         metrics.REQUESTS.labels(state.name.lower()).inc()
+        metrics.FINISHED.labels(_reason(state, finish)).inc()
+        finish.resumes = sum(sequence.num_resumes for sequence in request.sequences)
+        finish.preemptions = sum(sequence.num_preemptions for sequence in request.sequences)
         completion_tokens = 0
         if request.beams is not None:
             finish.usage.CopyFrom(request.beams.usage())
@@ -124,3 +132,10 @@ class OpenRequests:
             del self._by_id[request.request_id]
         if not self._by_stream:
             self.all_closed.set()
+
+
+def _reason(state: State, finish: pb.Finish) -> str:
+    if finish.reason == pb.FINISH_REASON_ERROR:
+        handed_back = state is State.CANCELLED
+        return metrics.HANDED_BACK_REASON if handed_back else "error"
+    return pb.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()

@@ -13,6 +13,7 @@ from pagewire.packing import pack, pack_floats
 from pagewire.sampling import SamplingParams, StopConditions, numbers_of
 from pagewire.scheduler.core.sequence import Sampling
 from pagewire.scheduler.requests.beam_request import check_beam_search
+from pagewire.scheduler.requests.open_request import is_loggable
 from pagewire.scheduler.requests.prompt import (
     ModelLimits,
     RequestTokens,
@@ -67,7 +68,7 @@ def check_model(given: str, served: str) -> None:
 
 def check_request_id(request_id: str) -> None:
     """INVALID_ARGUMENT for an id that could not be logged as it is."""
-    if len(request_id) > MAX_REQUEST_ID_LENGTH or not request_id.isprintable():
+    if not is_loggable(request_id):
         raise invalid(
             "request_id",
             f"request_id must have at most {MAX_REQUEST_ID_LENGTH} printable characters",

@@ -54,6 +54,8 @@ class SlotStreams:
         self._one_by_one = np.zeros(num_slots, np.bool_)
         # Slots whose client does not know the size of the prompt yet.
         self._fresh: set[int] = set()
+        # Slots of traced requests whose next token is the first one since they took the slot.
+        self._traced: set[int] = set()
         self._latest: _Addresses | None = None
 
     def occupy(self, slot: int, request: Request) -> None:
@@ -65,6 +67,10 @@ class SlotStreams:
         self._clients[slot] = id(request.buffer)
         self._no_text[slot] = INT32_MAX if request.text is None else 0
         self._one_by_one[slot] = request.text is not None and not request.text.by_table
+        if request.trace is not None and request.beams is None:
+            self._traced.add(slot)
+        else:
+            self._traced.discard(slot)
         if request.unreported_prompt:
             self._fresh.add(slot)
         else:
@@ -87,6 +93,15 @@ class SlotStreams:
         # A request may have ended or moved to another slot before its first token.
         self._fresh = {slot for slot in self._fresh if self._is_fresh(self.owner(slot))}
         return [self.owner(slot) for slot in slots.tolist() if slot in self._fresh]
+
+    def trace_first_tokens(self, slots: SlotArray) -> None:
+        """Notes the first tokens of traced requests since they took their slots."""
+        if self._traced:
+            for slot in self._traced.intersection(slots.tolist()):
+                self._traced.remove(slot)
+                trace = self.owner(slot).trace
+                if trace is not None:
+                    trace.first_token()
 
     def candidates(
         self, slots: SlotArray, logprobs: StepLogprobs, token_bytes: Callable[[int], bytes]

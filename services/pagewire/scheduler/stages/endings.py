@@ -5,9 +5,11 @@ import logging
 from collections.abc import Callable
 
 from pagewire.errors import RequestError
+from pagewire.lifecycle.logs import fields
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.reports.request_log import log_end
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.open_request import Request, error_finish
@@ -55,7 +57,8 @@ class Endings:
         for sequence in self._admission.remove_deadly():
             request: Request = sequence.owner
             failure = failures.lost_workers(sequence)
-            log.error("request %s: %s", request.request_id, failure.message)
+            name = request.request_id
+            log.error("request %s: %s", name, failure.message, extra=fields(request_id=name))
             self.fail(request, failure)
 
     def give_back(self, request: Request, failure: RequestError) -> None:
@@ -66,7 +69,10 @@ class Endings:
         if not request.buffer.moves:
             self.fail(request, failure)
             return
-        log.info("request %s goes back to its gateway: %s", request.request_id, failure.message)
+        name, why = request.request_id, failure.message
+        log.info(
+            "request %s goes back to its gateway: %s", name, why, extra=fields(request_id=name)
+        )
         metrics.HANDED_BACK.inc()
         request.text = None  # the next scheduler sends the text that is held back here
         finish = error_finish(failure)
@@ -103,6 +109,9 @@ class Endings:
         if request.beams is not None:
             self._workers.forget(request.beams.close())
         self.open.close(request, state, finish)
+        if request.trace is not None:
+            request.trace.ended(state, finish)
+        log_end(request, state, finish)
 
     def _abort_each(self, requests: list[Request]) -> None:
         for request in requests[:ABORTS_PER_TURN]:

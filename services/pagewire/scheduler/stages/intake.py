@@ -4,10 +4,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError, invalid
+from pagewire.lifecycle.logs import set_request_id
 from pagewire.packing import pack
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
@@ -15,11 +17,12 @@ from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
 from pagewire.scheduler.core.queue.job_admission import JobAdmission
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence, State
+from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.beam_request import begin_search, reserved_arrivals
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import IncomingRequest
-from pagewire.scheduler.requests.open_request import Request, error_finish
+from pagewire.scheduler.requests.open_request import Request, error_finish, is_loggable
 from pagewire.scheduler.requests.parsing import (
     ParsedRequest,
     check_model,
@@ -39,6 +42,9 @@ from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
 from pagewire.suspicion import Suspicion
 from pagewire.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +72,8 @@ class Intake:
     ) -> None:
         """`plan_soon` is called when a sequence has come into the queue."""
         self.draining = False
+        # Makes spans; None without tracing.
+        self.tracing: Tracing | None = None
         self.reservations = Reservations(endings.give_all_back)
         self.helpers = TextHelpers(config)
         self.grammars = CheckedGrammars(config)
@@ -93,12 +101,15 @@ class Intake:
         owner: str = "",
         worker_losses: pb.WorkerLosses | None = None,
         job: JobAdmission | None = None,
+        parent: Mapping[str, str] | None = None,
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
         `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
         while they ran it. A request without an id is given one. `owner` is the name of the API key
         whose ids it shares; it is empty for all peers. `job` decides about it together with others.
+        `parent` is the W3C context of its client's span, empty for a client without one; None: no
+        trace.
         """
         message = incoming.message
         self._arrivals += 1
@@ -110,13 +121,18 @@ class Intake:
         request.owner = owner
         request.worker_losses = worker_losses
         request.job = job
+        if self.tracing is not None and parent is not None:
+            request.trace = self._begin_trace(self.tracing, parent, request)
         self._arrivals += reserved_arrivals(message.beam_search.width)
         if self.reservations.is_for(buffer):
             self._endings.give_all_back()  # a reservation runs one request at a time
         refusal = self._refusal(request)
         if refusal is not None:
             metrics.REQUESTS.labels(State.FAILED.name.lower()).inc()
-            buffer.add_finish(stream, error_finish(refusal), 0)
+            finish = error_finish(refusal)
+            if request.trace is not None:
+                request.trace.ended(State.FAILED, finish)
+            buffer.add_finish(stream, finish, 0)
             return
         self._open.add(request)
         loop = asyncio.get_running_loop()
@@ -127,6 +143,15 @@ class Intake:
         self._open.begin_parsing(request, task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _begin_trace(
+        self, tracing: "Tracing", parent: Mapping[str, str], request: Request
+    ) -> RequestTrace | None:
+        attributes: dict[str, str] = {"gen_ai.request.model": self._model}
+        if is_loggable(request.request_id):
+            attributes["pagewire.request_id"] = request.request_id
+        span = tracing.serve("scheduler", parent, attributes)
+        return None if span is None else RequestTrace(span)
 
     def enqueue(self, sequences: list[Sequence]) -> None:
         """Lets sequences wait for admission."""
@@ -170,6 +195,7 @@ class Intake:
         """Checks and tokenizes: small requests at once, large ones in a helper process."""
         message = incoming.message
         check_request_id(message.request_id)
+        set_request_id(message.request_id)
         check_model(message.model, self._model)
         if message.priority and not self._policy.uses_priority:
             raise invalid(
@@ -244,6 +270,8 @@ class Intake:
         if parsed.beam_search is not None:
             beams = begin_search(parsed.beam_search, sequence, self._limits().vocab_size)
             self._open.begin_search(request, beams)
+        elif request.trace is not None:
+            sequence.traceparent = request.trace.traceparent
         self.enqueue(request.sequences)
 
     def _close_failed(self, request: Request, error: RequestError) -> None:

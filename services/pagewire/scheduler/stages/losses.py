@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from pagewire.lifecycle.logs import fields
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.stages.endings import Endings
@@ -32,11 +33,22 @@ class WorkerLosses:
         if not link.end_explained:
             loss = Loss(worker.info.instance_id, ended=True if link.step_timed_out else None)
         again = self._admission.lose_worker(worker.batch, loss, time.monotonic())
+        for sequence in again:
+            trace = sequence.owner.trace
+            if trace is not None and sequence.owner.beams is None:
+                trace.lost(link.address)
         if worker.draining and not again:
             log.info("worker %s has drained and is disconnected", link.address)
+        elif link.closing and not again:
+            log.info("worker %s is disconnected", link.address)
         else:
             metrics.WORKER_LOSSES.inc()
-            log.warning("worker %s is lost; %d sequences run again", link.address, len(again))
+            log.warning(
+                "worker %s is lost; %d sequences run again",
+                link.address,
+                len(again),
+                extra=fields(request_ids=[sequence.owner.request_id for sequence in again]),
+            )
         if link.step_timed_out:
             self._explained()
         elif loss is not None:

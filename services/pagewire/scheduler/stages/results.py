@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from pagewire.lifecycle.logs import fields
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence, State
@@ -49,6 +50,7 @@ class Results:
                 return
         for request in streams.first_tokens(outcome.slots):
             metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - request.received)
+        streams.trace_first_tokens(outcome.slots)
         candidates = {}
         if logprobs is not None:
             token_bytes = self._tokenizer.token_bytes
@@ -74,7 +76,10 @@ class Results:
             request.request_id,
             worker.link.address,
             error.message,
+            extra=fields(request_id=request.request_id),
         )
+        if request.trace is not None and request.beams is None:
+            request.trace.failed(worker.link.address, error.message)
         if error.retryable and attempts <= self._max_retries:
             self._enqueue([sequence])
             return

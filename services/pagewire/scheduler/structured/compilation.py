@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
-from pagewire.grammar_limits import parser_limits
+from pagewire.grammars.limits import parser_limits
 from pagewire.models import eos_token_ids, resolve_model, resolve_tokenizer
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.structured.grammars import cannot_compile, field_of, grammar_text

@@ -6,8 +6,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from pagewire.errors import RequestError, invalid
+from pagewire.grammars.dates import with_real_dates
 from pagewire.scheduler.structured.structural_tag import is_special, structural_tag_grammar
-from pagewire.schema_dates import with_real_dates
 from pagewire.v1 import inference_pb2 as pb
 
 # White space between the tokens of JSON: a blank, or a new line with its indentation. Without a

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from pagewire.errors import RequestError, invalid
-from pagewire.schema_dates import schemas_in
+from pagewire.grammars.dates import schemas_in
 
 
 def check_json(text: str, field: str, max_nodes: int) -> None:

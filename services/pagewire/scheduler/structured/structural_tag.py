@@ -6,7 +6,7 @@ from typing import Any
 from llguidance import LLTokenizer, StructTag
 
 from pagewire.errors import invalid
-from pagewire.schema_dates import with_real_dates
+from pagewire.grammars.dates import with_real_dates
 
 _KEYS = {"type", "structures", "triggers"}
 _STRUCTURE_KEYS = {"begin", "schema", "end"}

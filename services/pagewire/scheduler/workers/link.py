@@ -99,6 +99,8 @@ class WorkerLink:
         self._end_stream: Callable[[], object] = lambda: None
         self._grace_over: asyncio.TimerHandle | None = None
         self.connected = False
+        # This scheduler ends the link, as it stops.
+        self.closing = False
         # The latest stream ended for a known reason that has nothing to do with its sequences.
         self.end_explained = False
         # The latest stream ended because a step took too long: the connection was sound.
@@ -113,6 +115,11 @@ class WorkerLink:
         """Sends a step; run-ahead bounds the steps that wait in the outgoing queue."""
         self._sent += 1
         self._outgoing.append(pb.RunRequest(step=step))
+        self._outgoing_filled.set()
+
+    def end_trace(self, slot: int) -> None:
+        """Tells the worker that the traced sequence in a slot has left it."""
+        self._outgoing.append(pb.RunRequest(trace_end=pb.TraceEnd(slots=[slot])))
         self._outgoing_filled.set()
 
     def leave(self) -> None:
@@ -185,9 +192,11 @@ class WorkerLink:
             backoff = min(2 * backoff, LAST_BACKOFF)
 
     def _report(self, code: grpc.StatusCode, details: str) -> None:
-        """Logs why there is no connection, as a warning only when the reason changes."""
+        """Logs why there is no connection, at debug unless the reason changes."""
         reason = details if code is not grpc.StatusCode.UNAVAILABLE else "not reachable yet"
-        level = logging.DEBUG if reason == self._reported else logging.WARNING
+        # A worker that cannot be reached may be starting; one that is lost was reported.
+        new = logging.INFO if code is grpc.StatusCode.UNAVAILABLE else logging.WARNING
+        level = logging.DEBUG if reason == self._reported else new
         self._reported = reason
         log.log(level, "worker %s: %s (%s)", self.address, reason, code.name)
         log.debug("worker %s: %s", self.address, details)
@@ -282,6 +291,7 @@ class WorkerLink:
         finally:
             self.connected = False
             self.end_explained |= self.retired
+            self.closing = _cancelled()
             if self._grace_over is not None:
                 self._grace_over.cancel()
             for task in tasks:

@@ -52,6 +52,7 @@ def _encode_start(sequence: Sequence) -> pb.SequenceStart:
         end_token_ids=sequence.stop_ids,
         prompt_logprobs=None if scored is None else scored.num_top,
         first_prompt_logprob=None if scored is None else scored.next,
+        traceparent=sequence.traceparent,
         sampling=pb.SlotSampling(
             **numbers_of(sampling),
             seed=sampling.seed,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,7 +17,11 @@ from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.traces import Traces
 from pagewire.worker.protocol.turns import Turn, Turns
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._limits: Limits | None = None
         self._masks: MaskThreads | None = None
         self._session: Session | None = None
+        # Makes spans; None without tracing.
+        self.tracing: Tracing | None = None
         self._newest_epoch = 0
         self._turns = Turns(self._tell_holder)
         self._draining = False
@@ -91,8 +97,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 session = self._open(hello)
         except RequestError as error:
             await _abort(context, error)
+        traces = None if self.tracing is None else Traces(self.tracing)
         tasks = [
-            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(self._read(session, traces, context)),
             asyncio.create_task(session.send_heartbeats(HEARTBEAT_SECONDS)),
         ]
         try:
@@ -110,6 +117,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         finally:
             for task in tasks:
                 task.cancel()
+            if traces is not None:
+                traces.close(session.received_steps)
             self._close(session)
 
     async def _opened_in_turn(
@@ -225,7 +234,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._hold("")
             self._idle.set()
 
-    async def _read(self, session: Session, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _read(
+        self,
+        session: Session,
+        traces: Traces | None,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
         """Passes the steps of the stream to the executor until the stream ends."""
         assert self._executor is not None
         while True:
@@ -236,10 +250,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 return self._executor.finish(session, _unreadable("message", fault))
             if request is grpc.aio.EOF:
                 return self._executor.finish(session, None)
+            if request.WhichOneof("message") == "trace_end":
+                if traces is not None:
+                    traces.end(request.trace_end.slots, session.received_steps)
+                session.window.release()
+                continue
             if request.WhichOneof("message") != "step":
                 error = invalid("message", "every message after the first must be a step")
                 return self._executor.finish(session, error)
             session.received_steps += 1
+            if traces is not None:
+                traces.begin(request.step)
             self._executor.step(session, request.step)
 
 

@@ -29,7 +29,7 @@ from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
 from pagewire.worker.startup.kernel_record import KernelRecord
 from pagewire.worker.startup.phases import StartupPhases

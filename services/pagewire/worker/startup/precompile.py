@@ -16,7 +16,7 @@ from pagewire.worker.model.decoder import LAYER_KINDS, Decoder
 from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs import GraphBackend
+from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.startup.compile_pool import CompileJob, CompileResult
 from pagewire.worker.startup.triton_hooks import collecting_kernels, recording_compilations
 

@@ -9,8 +9,8 @@ from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.ops.cublas.gemm import choose_algorithms
 from pagewire.worker.ops.triton.linear_config import linear_config
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs import row_buckets
-from pagewire.worker.runtime.mixed_layout import body_sizes
+from pagewire.worker.runtime.graphs.backend import row_buckets
+from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
 
 log = logging.getLogger(__name__)
 

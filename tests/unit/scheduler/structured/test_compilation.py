@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from pagewire.bench.schemas import random_schema, wide_schema
 from pagewire.errors import RequestError
-from pagewire.grammar_limits import parser_limits
+from pagewire.grammars.limits import parser_limits
 from pagewire.models import resolve_model
 from pagewire.scheduler.structured.checked_grammars import check_form
 from pagewire.scheduler.structured.compilation import check_size, compiled, read_tokenizer

@@ -156,6 +156,7 @@ class WorkerBatch:
         self.pool.acquire(cached.blocks)
         more = self.limits.blocks_for(sequence.num_known) - cached.num_full
         sequence.blocks = cached.blocks + self.pool.bring(cached.blocks, cached.host_blocks, more)
+        self.pool.note_hits(sequence.blocks[: cached.num_full])
         sequence.slot = self._slot_pool.take()
         sequence.state = State.PREFILL
         restart = cached.restart(sequence.num_known) if sequence.preempted else None

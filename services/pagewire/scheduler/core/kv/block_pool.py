@@ -7,8 +7,10 @@ needed. Then they are saved in host memory, if there is any and saving pays (see
 
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
+from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.scheduler.core.kv.evictor import Evictor
 from pagewire.scheduler.core.kv.host_tier import (
@@ -17,6 +19,7 @@ from pagewire.scheduler.core.kv.host_tier import (
     HostMemory,
     HostTier,
 )
+from pagewire.scheduler.core.kv.prefix_outline import NodeOutline, outline
 from pagewire.scheduler.core.kv.prefix_tree import PrefixTree
 
 SCRATCH_BLOCK = 0
@@ -25,6 +28,15 @@ _TOKEN_BYTES = 4
 
 class OutOfBlocksError(Exception):
     """More blocks were asked for than are available."""
+
+
+class BlockState(IntEnum):
+    """What a block is used for."""
+
+    FREE = 0
+    CACHED = 1  # without a holder
+    HELD = 2  # by one holder
+    SHARED = 3  # by several
 
 
 class BlockPool:
@@ -204,6 +216,33 @@ class BlockPool:
         self.idle -= len(freed)
         self._free += freed
         return set(dropped.tolist())
+
+    def note_hits(self, blocks: Sequence[int]) -> None:
+        """Counts that a sequence has started with these blocks, which were cached."""
+        self._tree.use.hits[blocks] += 1
+
+    def states(self) -> NDArray[np.uint8]:
+        """The state of each block on the device but the scratch block: see `BlockState`."""
+        return self._states(SCRATCH_BLOCK + 1, self.total + 1)
+
+    def host_states(self) -> NDArray[np.uint8]:
+        """The state of each block in host memory, which is free or cached."""
+        return self._states(self.host.first, len(self._references))
+
+    def _states(self, begin: int, end: int) -> NDArray[np.uint8]:
+        references = self._references[begin:end]
+        cached = self._tree.cached(np.arange(begin, end))
+        held = np.minimum(references, 2) + BlockState.CACHED
+        return np.where(references > 0, held, cached).astype(np.uint8)
+
+    def outline(self, max_nodes: int) -> list[NodeOutline]:
+        """The upper part of the prefix tree."""
+        return outline(self._tree, self._references, max_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the prefix tree."""
+        return self._tree.num_nodes
 
     def check(self) -> None:
         """Asserts the invariants."""

@@ -11,7 +11,8 @@ class BlockUse:
     """The use of cached blocks, and two eviction orders: of the device and of host memory.
 
     A node is in an order while its last block there is idle and no block below it is there too.
-    `awaited` marks blocks of preempted sequences, which will look for them again.
+    `awaited` marks blocks of preempted sequences, which will look for them again. `hits` counts the
+    sequences that started with a block while it was cached.
     """
 
     __slots__ = (
@@ -22,11 +23,13 @@ class BlockUse:
         "_references",
         "_used_at",
         "awaited",
+        "hits",
     )
 
     def __init__(self, references: NDArray[np.int32], nodes: dict[int, PrefixNode]) -> None:
         """Reads the tree's `nodes` by number and the `references` to each block; writes neither."""
         self.awaited = np.zeros(len(references), dtype=bool)
+        self.hits = np.zeros(len(references), dtype=np.uint32)
         self._references = references
         self._nodes = nodes
         self._used_at = np.zeros(len(references), dtype=np.int64)
@@ -43,6 +46,7 @@ class BlockUse:
         """The contents of `blocks` are in `targets` now, and their use goes with them."""
         self._used_at[targets] = self._used_at[blocks]
         self.awaited[targets] = self.awaited[blocks]
+        self.hits[targets] = self.hits[blocks]
 
     def offer(self, node: PrefixNode) -> None:
         """Considers a node for eviction; to be called whenever one of its ends may be idle."""

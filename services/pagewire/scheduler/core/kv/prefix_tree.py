@@ -18,7 +18,7 @@ So the idle blocks of a path are the end of its part on the device, and evicting
 free every idle block.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,6 +189,15 @@ class PrefixTree:
             self.use.offer(node.parent)
         self.version += 1
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all texts."""
+        return len(self._nodes)
+
+    def roots(self) -> Iterator[PrefixNode]:
+        """The empty node at the top of each tree, the newest tree first."""
+        return iter(reversed(self._roots.values()))
+
     def check(self) -> None:
         """Asserts the invariants; takes time in proportion to the nodes."""
         seen = np.zeros(len(self._references), dtype=bool)
@@ -276,6 +285,7 @@ class PrefixTree:
         if not begin:
             node.parent.device_children += 1
         before = node.blocks[begin:end].copy()
+        self.use.hits[blocks] = self.use.hits[before]
         self._forget(before)
         self._unproven[blocks] = self._unproven[above].any()
         node.blocks[begin:end] = blocks
@@ -289,6 +299,7 @@ class PrefixTree:
         self._node_of[blocks] = NO_NODE
         self._unproven[blocks] = False
         self.use.awaited[blocks] = False
+        self.use.hits[blocks] = 0
 
     def _trim(self, node: PrefixNode, keep: int) -> None:
         """Shortens a node without children to its first `keep` blocks, or removes it."""

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterator
+from itertools import islice
 
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
@@ -32,6 +33,10 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def some(self, count: int) -> list[Sequence]:
+        """At most `count` waiting sequences, those that were pushed first."""
+        return [sequence for _, sequence in islice(self._waiting.values(), count)]
 
     def push(self, sequence: Sequence) -> None:
         """Adds a sequence that is not in the queue."""

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from llguidance import LLMatcher, LLTokenizer
 
-from pagewire.grammar_limits import parser_limits
+from pagewire.grammars.limits import parser_limits
 from pagewire.models import eos_token_ids
 from pagewire.tokenizer_conversion import tokenizer_file
 

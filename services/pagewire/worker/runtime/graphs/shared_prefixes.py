@@ -7,8 +7,8 @@ from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
+from pagewire.worker.runtime.graphs.staging import Staging
 from pagewire.worker.runtime.prefix_groups import ItemSizes, buffer_length, item_views, pack_items
-from pagewire.worker.runtime.staging import Staging
 
 
 class SharedPrefixes:

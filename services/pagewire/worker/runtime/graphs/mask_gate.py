@@ -16,7 +16,6 @@ from torch import Tensor
 from pagewire.lifecycle.process import end_process
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.queue_thread import QueueThread
-from pagewire.worker.startup.cuda_context import DRIVER
 
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ, by the sign of the 32-bit difference
 
@@ -63,4 +62,4 @@ class MaskGate:
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL(DRIVER)
+    return ctypes.CDLL("libcuda.so.1")

@@ -14,7 +14,7 @@ from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.runtime.mixed_layout import (
+from pagewire.worker.runtime.graphs.mixed_layout import (
     BodySize,
     body_batch,
     body_length,

@@ -11,8 +11,8 @@ from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
-from pagewire.worker.runtime.mask_gate import MaskGate
-from pagewire.worker.runtime.staging import Staging
+from pagewire.worker.runtime.graphs.mask_gate import MaskGate
+from pagewire.worker.runtime.graphs.staging import Staging
 
 # Rows of the inputs.
 SLOTS, INDICES, MASK_ROWS = range(3)

@@ -1,6 +1,6 @@
 """The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
-Steps with prefill chunks take two of each, see `mixed_graphs.py`. For a step with constrained rows
+Steps with prefill chunks take two of each, see `mixed.py`. For a step with constrained rows
 there are graphs that end with the logits, see `masked_sampling.py` for what follows.
 """
 
@@ -30,10 +30,10 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.device_logprobs import WIDTHS, compute_logprobs
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
-from pagewire.worker.runtime.masked_sampling import MaskedSampling
-from pagewire.worker.runtime.mixed_graphs import CapturedStep, MixedGraphs
-from pagewire.worker.runtime.shared_prefixes import SharedPrefixes
-from pagewire.worker.runtime.staging import Staging
+from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
+from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
+from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
+from pagewire.worker.runtime.graphs.staging import Staging
 from pagewire.worker.runtime.timer import DeviceTimer
 
 # Numbers of rows for which steps with shared prefixes are captured.

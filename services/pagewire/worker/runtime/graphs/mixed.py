@@ -22,7 +22,7 @@ from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
-from pagewire.worker.runtime.mixed_layout import (
+from pagewire.worker.runtime.graphs.mixed_layout import (
     BodySize,
     body_batch,
     body_length,
@@ -30,7 +30,7 @@ from pagewire.worker.runtime.mixed_layout import (
     pack_body,
     split_body,
 )
-from pagewire.worker.runtime.staging import Staging
+from pagewire.worker.runtime.graphs.staging import Staging
 
 # Rows of the inputs of a head.
 ROWS, SLOTS, INDICES, LENGTHS = range(4)

@@ -1,0 +1,56 @@
+"""The gateway's metrics under other names: vLLM's, and those for an endpoint picker."""
+
+from collections.abc import Callable, Iterable
+
+from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.lifecycle.other_names import Computed, OtherNames, SameAs
+from pagewire.v1 import inference_pb2 as pb
+
+PICKER = "pagewire_endpoint"
+
+
+def publish_other_names(
+    metrics: GatewayMetrics,
+    models: Callable[[], Iterable[str]],
+    loads: Callable[[], Iterable[pb.Load]],
+) -> None:
+    """Adds the names to the gateway's registry.
+
+    vLLM's have the label `model_name`: the gateway's model, or several, joined by commas. An
+    endpoint picker of the Kubernetes Gateway API inference extension reads the others of each
+    gateway: totals over the schedulers that it knows.
+    """
+    vllm = [
+        SameAs("vllm:time_to_first_token_seconds", metrics.time_to_first_token),
+        SameAs("vllm:request_time_per_output_token_seconds", metrics.time_per_output_token),
+        SameAs(
+            "vllm:time_per_output_token_seconds",
+            metrics.time_per_output_token,
+            note="one observation a generation, its mean, where vLLM has one a token",
+        ),
+        SameAs("vllm:e2e_request_latency_seconds", metrics.generation_seconds),
+    ]
+    metrics.registry.register(OtherNames(vllm, lambda: {"model_name": ",".join(sorted(models()))}))
+    picker = [
+        Computed(
+            f"{PICKER}_waiting_requests",
+            "Requests that wait for admission at the schedulers of this gateway.",
+            lambda: sum(load.waiting for load in loads()),
+        ),
+        Computed(
+            f"{PICKER}_running_requests",
+            "Requests that run at the schedulers of this gateway.",
+            lambda: sum(load.running for load in loads()),
+        ),
+        Computed(
+            f"{PICKER}_kv_utilization",
+            "Fraction of the KV blocks in use, from 0 to 1, over the schedulers of this gateway.",
+            lambda: _kv_use(list(loads())),
+        ),
+    ]
+    metrics.registry.register(OtherNames(picker))
+
+
+def _kv_use(loads: list[pb.Load]) -> float:
+    total = sum(load.total_blocks for load in loads)
+    return sum(load.used_blocks for load in loads) / max(1, total)

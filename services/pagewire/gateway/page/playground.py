@@ -1,0 +1,89 @@
+"""The playground: the page ends a worker of `pagewire run --playground`, to see what that costs."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from pagewire.gateway.errors import ApiError
+
+KILL_PATH = "/engine/kill"
+PLAYGROUND_PATH = "/engine/playground"
+_ANSWER_SECONDS = 5.0
+_MAX_BODY_BYTES = 1024
+
+
+class Playground:
+    """Passes the wish to end a worker on to the supervisor, if there is one that allows it."""
+
+    def __init__(
+        self, socket: str | None, busiest_worker: Callable[[], Awaitable[str | None]]
+    ) -> None:
+        """`socket` is the supervisor's; `busiest_worker` returns a worker's address."""
+        self._socket = socket
+        self._busiest_worker = busiest_worker
+
+    async def state(self, request: Request) -> Response:
+        """Whether workers can be ended here."""
+        return JSONResponse({"playground": self._socket is not None})
+
+    async def kill(self, request: Request) -> Response:
+        """Ends the worker of the body's `worker`, an address, or else the busiest one."""
+        if self._socket is None:
+            raise ApiError(
+                403,
+                "this server has no playground; start it with `pagewire run --playground`",
+                code="no_playground",
+            )
+        # Other pages cannot send this type without the permission that --cors-origins gives.
+        if request.headers.get("content-type") != "application/json":
+            raise ApiError(415, "the content-type must be application/json")
+        address = _worker_in(await _small_body(request)) or await self._busiest_worker()
+        if address is None:
+            raise ApiError(409, "no worker is connected; try again when one is", code="no_worker")
+        killed = await self._ask(address)
+        if killed is None:
+            raise ApiError(409, f"no worker runs at {address}; see the engine", code="no_worker")
+        return JSONResponse({"killed": killed})
+
+    async def _ask(self, address: str) -> str | None:
+        """The name of the worker that the supervisor has ended; None if there is none there."""
+        assert self._socket is not None
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(self._socket)
+                try:
+                    writer.write(json.dumps({"kill": address}).encode() + b"\n")
+                    answer = json.loads(await reader.readline())
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ApiError(503, "the supervisor does not answer; try again") from error
+        name = answer.get("killed")
+        return None if name is None else str(name)
+
+
+async def _small_body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {_MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _worker_in(body: bytes) -> str | None:
+    """The address that a body names; None for an empty body or object."""
+    try:
+        given: Any = json.loads(body or b"{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, Mapping) or given.keys() - {"worker"}:
+        raise ApiError(400, "the body must be a JSON object with `worker` or nothing")
+    worker = given.get("worker")
+    if worker is not None and not isinstance(worker, str):
+        raise ApiError(400, f"worker is {worker!r}; it must be a worker's address", param="worker")
+    return worker

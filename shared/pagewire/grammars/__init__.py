@@ -1,0 +1,1 @@
+"""What scheduler and worker agree on about grammars of structured output."""

@@ -1,0 +1,25 @@
+"""Starts tracing, if it is wanted."""
+
+from typing import TYPE_CHECKING
+
+from pagewire.config import ProcessConfig
+
+if TYPE_CHECKING:
+    from pagewire.tracing.otel import Tracing
+
+
+def start_tracing(config: ProcessConfig, service: str) -> "Tracing | None":
+    """What makes the spans of this process; None without an endpoint to send them to.
+
+    ValueError if the packages of the extra `otel` are not installed.
+    """
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from pagewire.tracing.otel import Tracing
+    except ImportError as error:
+        raise ValueError(
+            f"otlp_endpoint is {config.otlp_endpoint!r}, which needs the package {error.name}: "
+            "install pagewire[otel], or leave it out"
+        ) from error
+    return Tracing(service, config.otlp_endpoint, config.trace_ratio)
