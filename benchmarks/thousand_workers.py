@@ -39,13 +39,18 @@ LIMIT_SECONDS = 240.0
 
 
 def requests_for(workers: int, rate: float, seconds: float) -> list[TraceRequest]:
-    """Poisson arrivals, `rate` a second for each worker; no two prompts begin alike."""
+    """Evenly spaced arrivals, `rate` a second for each worker; no two prompts begin alike."""
     draw = random.Random(workers)
-    now, made = 0.0, []
-    while (now := now + draw.expovariate(rate * workers)) < seconds:
-        sizes = draw.randint(200, 1000), draw.randint(64, 192)
-        made.append(TraceRequest(len(made), now, *sizes, None))
-    return made
+    return [
+        TraceRequest(
+            number,
+            number / (rate * workers),
+            draw.randint(200, 1000),
+            draw.randint(64, 192),
+            None,
+        )
+        for number in range(int(seconds * rate * workers))
+    ]
 
 
 def simulate(options: argparse.Namespace) -> list[Figure]:
