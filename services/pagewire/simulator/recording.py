@@ -102,15 +102,9 @@ class Recording:
             merged.busy_seconds += part.busy_seconds
         merged.longest_pause = max(part.longest_pause for part in parts)
         merged.seconds = max(part.seconds for part in parts)
-        # A part that has ended earlier stays as it was.
-        for index in range(max(len(part.samples) for part in parts)):
-            at = [part.samples[min(index, len(part.samples) - 1)] for part in parts]
-            merged.samples.append(
-                Sample(
-                    max(each.time for each in at),
-                    *(sum(getattr(each, name) for each in at) for name in _SUMMED),
-                )
-            )
+        for at in zip(*(part.samples for part in parts), strict=True):
+            sums = (sum(getattr(each, name) for each in at) for name in _SUMMED)
+            merged.samples.append(Sample(at[0].time, *sums))
         return merged
 
     @property

@@ -93,6 +93,7 @@ class Replay:
     def end(self, now: float) -> Recording:
         """The record, once nothing runs any more."""
         assert not len(self._admission.waiting), "a request waits and nothing runs"
+        self._sample_until(now)
         recording = self._recording
         recording.preemptions = self._admission.preemptions
         recording.busy_seconds = sum(worker.busy_seconds for worker in self._workers.values())

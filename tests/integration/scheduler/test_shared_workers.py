@@ -54,7 +54,9 @@ class Busy:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def busy() -> AsyncIterator[Busy]:
     asked = questions(48)
-    async with running_fleet(4, 2, 2, proxied=False, shared=True) as fleet:
+    # Longer sequences move to other workers when theirs is given up.
+    flags = ("--drain-timeout=0.5",)
+    async with running_fleet(4, 2, 2, scheduler_flags=flags, proxied=False, shared=True) as fleet:
         await until_shares(fleet, 2, 2)
         yield Busy(fleet, asked, await undisturbed(fleet, asked))
 
