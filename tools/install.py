@@ -27,6 +27,8 @@ MARKERS = {"run": "runnable", "dev": "installed"}
 EXTRAS = {"run": "all", "dev": "dev"}
 PURPOSES = {"run": "what running it needs", "dev": "what it and its developers need"}
 TIMEOUT_SECONDS = 5.0
+# pip says nothing while it copies files, which takes a minute for torch.
+SILENT_SECONDS = 20.0
 
 NOT_LINUX = """Pagewire's services run on Linux; this is {system}. What works here:
   - docker compose up --build     everything in containers, on the CPU, if Docker runs here
@@ -118,9 +120,19 @@ def step(number: int, what: str) -> None:
 
 def run(command: Sequence[str]) -> None:
     """Runs a command whose output is shown; ends with its status if it fails."""
-    done = subprocess.run(command, env={**os.environ, "PIP_NO_INPUT": "1"}, check=False)
-    if done.returncode != 0:
-        sys.exit(f"make: {shlex.join(command)} ended with status {done.returncode}; see above")
+    began = time.monotonic()
+    process = subprocess.Popen(command, env={**os.environ, "PIP_NO_INPUT": "1"})
+    while True:
+        try:
+            status = process.wait(SILENT_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            print(f"   ... {time.monotonic() - began:.0f} s so far", flush=True)
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+    if status != 0:
+        sys.exit(f"make: {shlex.join(command)} ended with status {status}; see above")
 
 
 def parse_arguments() -> argparse.Namespace:

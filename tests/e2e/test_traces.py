@@ -178,3 +178,56 @@ async def test_a_request_without_context_is_a_trace_of_its_own(
     assert {span.service for span in spans} == {
         f"pagewire-{s}" for s in ("gateway", "scheduler", "worker")
     }
+
+
+async def test_spans_hold_nothing_that_a_client_wrote(fleet: Fleet, receiver: Receiver) -> None:
+    mark, trace = "zanzibar-marker", "5" * 32
+    async with httpx.AsyncClient(
+        base_url=fleet.urls[0], timeout=60, headers=headers(trace)
+    ) as client:
+        body = {"prompt": mark, "max_tokens": 2, "stop": [mark], "user": mark}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert (await client.post("/v1/completions", json=body | {"model": mark})).is_error
+        assert (await client.post("/v1/completions", json={mark: mark})).is_error
+    async with grpc.aio.insecure_channel(fleet.schedulers[0]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        request = pb.GenerateRequest(prompt=mark, model=mark)
+        call = stub.Generate(request, metadata=tuple(headers(trace).items()))
+        with pytest.raises(grpc.aio.AioRpcError, match=mark):
+            await call.read()
+    spans = await spans_of(receiver, trace, "worker")
+    assert len(named(spans, "POST /v1/completions")) == 3
+    assert [s.error for s in named(spans, "scheduler") if s.error] == ["error code 5"]
+    assert mark not in str(spans)
+
+
+async def test_a_request_that_survives_its_scheduler_is_one_trace(
+    fleet: Fleet, receiver: Receiver
+) -> None:
+    trace, since = "4" * 32, len(fleet.log)
+    steps = r"pagewire_worker_steps_total"
+    before = sum(fleet.metric(f"worker-{n}", steps) for n in (0, 1))
+    request = asyncio.create_task(complete(fleet, trace))
+    await eventually(
+        lambda: sum(fleet.metric(f"worker-{n}", steps) for n in (0, 1)) > before + 20, 30
+    )
+    fleet.signal("scheduler-0", signal.SIGKILL)
+    await request
+    await eventually(lambda: bool(named(receiver.trace(trace), "decode")), 20)
+    await asyncio.sleep(1.5)
+    spans = receiver.trace(trace)
+    print(tree(spans))
+    [gateway] = named(spans, "POST /v1/completions")
+    assert sorted(event.name for event in gateway.events) == [
+        "first token",
+        "resumed",
+        "scheduler lost",
+    ]
+    # The first scheduler's spans ended with its process, but its worker's did not.
+    [scheduler] = named(spans, "scheduler")
+    assert scheduler.parent == gateway.id
+    first, second = named(spans, "worker")
+    assert [event.name for event in first.events] == ["stream ended"]
+    assert second.parent == scheduler.id
+    assert second.attributes["pagewire.generated_tokens"] > 0
+    await fleet.until_restarted("scheduler-0", since=since)

@@ -25,7 +25,7 @@ def begin(page: Page, text: str) -> None:
 
 def finish(page: Page) -> None:
     """Waits for the end of the answer."""
-    page.wait_for_selector("#send:not([hidden])", timeout=90_000)
+    page.wait_for_selector("#send:not([hidden])", timeout=150_000)
 
 
 def ask(page: Page, text: str) -> str:

@@ -59,6 +59,8 @@ def ready_block(
     if not values["skip_tokenizer"]:
         command = "chat" if chats else 'generate "Once upon a time"'
         lines.append(f"    {program()} {command} --url {stack.url}")
+    if values["page"]:
+        lines.append(f"    {stack.url}/    in a browser: chat, and the engine live")
     lines += ["", f"  gRPC: {stack.grpc_address}    Ctrl-C ends everything.", ""]
     return "\n".join(lines)
 

@@ -198,8 +198,12 @@ def _log_access(access: AccessControl, host: str) -> None:
 async def _drain(gateway: Gateway, seconds: float) -> None:
     """Refuses new requests while the open ones finish; ends the rest with an error in time."""
     gateway.status.draining = True
+    log.info(
+        "draining for at most %g s, %d requests are open; a second signal ends them at once",
+        seconds,
+        gateway.traffic.num_generating,
+    )
     await gateway.engine.viewers.close()
-    log.info("draining for at most %g s", seconds)
     if not await gateway.traffic.wait_until_idle(seconds):
         log.warning("requests are still open after %g s; they end with an error", seconds)
         gateway.schedulers.fail_all(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))

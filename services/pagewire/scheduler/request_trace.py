@@ -78,7 +78,9 @@ class RequestTrace:
                 "pagewire.outcome": state.name.lower(),
             }
         )
-        self._span.end(finish.error.message if finish.reason == pb.FINISH_REASON_ERROR else "")
+        # Not the message: it may repeat what the client has sent.
+        failed = finish.reason == pb.FINISH_REASON_ERROR
+        self._span.end(f"error code {finish.error.code}" if failed else "")
 
     def _begin(self, phase: str, **attributes: str | int) -> None:
         if self._phase is not None:

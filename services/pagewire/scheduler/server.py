@@ -95,7 +95,11 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
         essential(asyncio.create_task(log_throughput(engine.counts))),
     ]
     await stop.wait()
-    log.info("draining: %d requests are open", engine.num_open)
+    log.info(
+        "draining for at most %g s, %d requests are open; a second signal ends them at once",
+        config.drain_timeout,
+        engine.num_open,
+    )
     engine.intake.draining = True
     workers.stop_sharing()
     changed.set()

@@ -109,7 +109,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     )
 
     await stop.wait()
-    log.info("draining, for %g s at most", config.drain_timeout)
+    log.info("draining for at most %g s; a second signal ends it at once", config.drain_timeout)
     await worker_health.drain()
     await service.drain(config.drain_timeout)
     await server.stop(SHUTDOWN_SECONDS)

@@ -20,7 +20,8 @@ LOOP_SECONDS = 10.0
 
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Runs `main(stop)` on uvloop. SIGTERM and SIGINT set `stop`; a second one ends the process.
+    """Runs `main(stop)` on uvloop. SIGTERM and SIGINT set `stop`; a second one ends the process at
+    once, whatever is open.
 
     A process whose event loop is stuck ends with status 1, so that its supervisor restarts it.
     """
@@ -37,7 +38,10 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
-            raise SystemExit(128 + number)
+            # Not an exception: it would wait for open streams, as the first signal does.
+            log.warning("a second signal: ending at once, open requests are cut off")
+            logging.shutdown()
+            os._exit(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

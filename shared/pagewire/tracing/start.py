@@ -13,7 +13,7 @@ def start_tracing(config: ProcessConfig, service: str) -> "Tracing | None":
 
     ValueError if the packages of the extra `otel` are not installed.
     """
-    if config.otlp_endpoint is None:
+    if not config.otlp_endpoint:  # an environment variable may be empty
         return None
     try:
         from pagewire.tracing.otel import Tracing

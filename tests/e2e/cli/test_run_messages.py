@@ -77,6 +77,8 @@ def test_without_keys_the_printed_commands_work_as_they_are() -> None:
     with running_stack() as stack:
         curl = example(stack, "curl -N ")
         assert "Authorization" not in curl
+        assert f"    {stack.url}/    in a browser: " in stack.output
+        assert httpx.get(f"{stack.url}/", trust_env=False).status_code == 200
         assert streamed_text(run_in_shell(curl)).strip()
         chat = next(line.strip() for line in stack.output.splitlines() if " chat --url" in line)
         assert chat.split(" chat ")[0].endswith("bin/pagewire"), "it is not on this path"

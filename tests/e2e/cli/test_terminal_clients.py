@@ -122,7 +122,7 @@ def test_ps_shows_who_runs_and_the_load(stack: RunningStack) -> None:
     assert stack.url in gateway
     assert f"{EMBEDDED_NAME}; 0 requests open" in gateway
     assert stack.grpc_address in scheduler
-    assert "0 running, 0 waiting; 0 of 599 blocks; 1 workers" in scheduler
+    assert "0 running, 0 waiting; 0 of 599 blocks; 1 worker" in scheduler
     assert worker.endswith("serving")
     assert rows[str(stack.process.pid)].startswith("run")
 

@@ -32,7 +32,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def stack() -> Iterator[RunningStack]:
     """`pagewire run` with the embedded model and a playground. A test may kill its worker."""
-    with running_stack("--playground") as started:
+    # On a busy machine a worker may take longer to start than requests wait for it by default.
+    with running_stack("--playground", "--resume-timeout", "120") as started:
         yield started
 
 

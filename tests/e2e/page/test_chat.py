@@ -98,6 +98,7 @@ def test_a_tool_call_is_a_card_whose_result_goes_back(page: Page) -> None:
         if len(bodies) > 1:
             deltas = [{"reasoning_content": "It snows."}, {"content": "Take **a coat**."}]
         chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
         route.fulfill(  # type: ignore[attr-defined]
             content_type="text/event-stream", body=f"{text}data: [DONE]\n\n"

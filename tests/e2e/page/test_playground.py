@@ -23,6 +23,8 @@ def test_a_worker_is_killed_and_not_a_character_is_lost(page: Page, stack: Runni
     expect(page.locator("#toast")).to_contain_text("worker-0 was killed")
     expect(page.locator(f"{ANSWER} .state")).to_contain_text("Waiting for the engine")
     finish(page)
+    errors = page.locator(f"{ANSWER} .error").all_text_contents()
+    assert errors == [], "".join(stack.log[-20:])
     expect(page.locator(f"{ANSWER} .stats")).to_contain_text("900 tokens")
     expect(page.locator(f"{ANSWER} .stats")).to_contain_text("longest pause")
     assert stack.pids("worker") != worker

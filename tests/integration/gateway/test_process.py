@@ -3,11 +3,13 @@
 import asyncio
 import json
 import re
+import signal
 import socket
 import subprocess
 import time
 
 import httpx
+import pytest
 
 from pagewire.cli.launch.ports import free_port
 from support.processes.gateway_process import (
@@ -240,6 +242,26 @@ async def test_a_drain_ends_at_its_timeout(peer: ScriptedScheduler) -> None:
         text = (await stream).text
     assert "shutting down" in json.loads(text.rstrip().rpartition("data: ")[2])["error"]["message"]
     assert peer.aborted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_second_signal_ends_it_although_streams_are_open(
+    peer: ScriptedScheduler, number: signal.Signals
+) -> None:
+    peer.step = 0.01
+    async with ready_gateway(await peer.start(), drain_timeout=60.0) as process:
+        async with httpx.AsyncClient(base_url=process.url, timeout=20) as http:
+            body = {"prompt": "a b", "max_tokens": 3000, "stream": True}
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                assert response.status_code == 200
+                process.process.send_signal(number)
+                drains = "draining for at most 60 s, 1 requests are open; a second signal ends"
+                await eventually(lambda: any(drains in line for line in process.log))
+                assert process.process.poll() is None
+                process.process.send_signal(number)
+                await eventually(lambda: process.process.poll() is not None)
+                assert process.process.returncode == 128 + number
+        assert any("a second signal: ending at once" in line for line in process.log)
 
 
 def test_a_gateway_that_cannot_start_says_why() -> None:

@@ -24,7 +24,7 @@ PAGES = sorted(
 # What looks like a file and is a route or a field.
 NO_FILES = frozenset({"/openapi.json", "structured_outputs.json"})
 # Settings of commands that are no service, and of pytest.
-OTHER_FLAGS = frozenset({"config", "output", "trace"})
+OTHER_FLAGS = frozenset({"config", "factor", "operator", "output", "playground", "trace"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

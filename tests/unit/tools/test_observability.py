@@ -139,6 +139,22 @@ def test_compose_has_both_services_in_a_profile_of_their_own() -> None:
             assert source in named or (ROOT / source).exists(), volume
 
 
+def test_prometheus_scrapes_every_service_where_compose_has_its_metrics() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    targets = {
+        name: config["port"]
+        for job in jobs
+        for config in job["dns_sd_configs"]
+        for name in config["names"]
+    }
+    assert {job["job_name"] for job in jobs} == set(targets) == {"gateway", "scheduler", "worker"}
+    for name, port in targets.items():
+        environment = compose[name]["environment"]
+        assert environment[f"PAGEWIRE_{name.upper()}_METRICS_PORT"] == port
+        assert environment["PAGEWIRE_METRICS_HOST"] == "0.0.0.0"
+
+
 @pytest.mark.parametrize("command", [["docker-compose"], ["docker", "compose"]], ids=["v1", "v2"])
 def test_compose_accepts_the_file_with_the_profile(command: list[str]) -> None:
     if (

@@ -70,7 +70,8 @@ async def _load(service: RunningService) -> str:
         problem = await health_problem(address, _TIMEOUT, credentials)
     except (CommandError, OSError, ValueError) as error:
         return str(error)
-    return "serving" if problem is None else problem
+    # What gRPC adds to the code is long, and names the address once more.
+    return "serving" if problem is None else ": ".join(problem.split(": ")[:2])
 
 
 async def _gateway_load(url: str) -> str:
@@ -84,7 +85,7 @@ async def _gateway_load(url: str) -> str:
     ) as client:
         answer = await client.get(f"{url}/load")
     served = ", ".join(str(card["id"]) for card in cards) or "no model yet"
-    return f"{served}; {answer.json()['server_load']} requests open"
+    return f"{served}; {_count(answer.json()['server_load'], 'request')} open"
 
 
 async def _scheduler_load(address: str, values: Any) -> str:
@@ -106,7 +107,7 @@ async def _scheduler_load(address: str, values: Any) -> str:
             return f"does not answer: {error.code().name}"
     return (
         f"{load.running} running, {load.waiting} waiting; {load.used_blocks} of "
-        f"{load.total_blocks} blocks; {load.ready_workers} workers"
+        f"{load.total_blocks} blocks; {_count(load.ready_workers, 'worker')}"
     )
 
 
@@ -116,6 +117,10 @@ def _credentials(values: Any, file: str, variable: str) -> Credentials:
     names = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
     config = ProcessConfig(**{name: values[name] for name in names})
     return Credentials.of(config).with_token(read_token(values[file], variable))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _duration(seconds: float) -> str:

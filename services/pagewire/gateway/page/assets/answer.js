@@ -4,7 +4,7 @@ import { call, events, ServerError } from "./server.js";
 import { TokenText } from "./tokens.js";
 
 // A longer silence is shown while it lasts, and named when the answer has ended.
-const PAUSE_MS = 1000;
+const PAUSE_MS = 400;
 
 export class Answer {
   /** Writes what arrives into `node`, and calls `changed()` after each piece. */
@@ -42,6 +42,7 @@ export class Answer {
         method: "POST", body: JSON.stringify(this._body), signal: this._abort.signal,
       });
       for await (const event of events(response)) this._take(event);
+      if (!node.finish) node.error = "The connection ended before the answer did";
     } catch (error) {
       if (error.name === "AbortError") node.stopped = true;
       else if (error instanceof ServerError) [node.error, node.status] = [error.message, error.status];

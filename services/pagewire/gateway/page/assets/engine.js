@@ -9,7 +9,7 @@ import { prefixRows } from "./prefixes.js";
 import { requestRows } from "./requests.js";
 import { call, events } from "./server.js";
 import { stepLegend, Timeline } from "./timeline.js";
-import { Topology } from "./topology.js";
+import { Topology, workerName } from "./topology.js";
 
 const RETRY_MS = 2000;
 // A lost worker stays on the screen for so long: its return can be seen.
@@ -106,12 +106,14 @@ export class Engine {
   }
 
   _showWorkers(state, now) {
-    for (const [place, scheduler] of state.schedulers.entries()) {
+    for (const scheduler of state.schedulers) {
       const { snapshot } = scheduler;
-      for (const [index, worker] of (snapshot?.workers ?? []).entries()) {
+      const workers = [...snapshot?.workers ?? []];
+      workers.sort((a, b) => a.address.localeCompare(b.address));
+      for (const worker of workers) {
         const name = `${scheduler.target} ${worker.address}`;
         if (!this._cards.has(name)) {
-          const card = new WorkerCard(`Scheduler ${place + 1}, worker ${index + 1}`, worker.address);
+          const card = new WorkerCard(workerName(worker.address), worker.address);
           this._cards.set(name, card);
           this._workers.append(card.root);
         }

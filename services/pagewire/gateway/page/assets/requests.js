@@ -1,22 +1,23 @@
 // The requests that run and wait, with their phase. No text of them comes here.
 
 import { element } from "./dom.js";
+import { workerName } from "./topology.js";
 
 const PHASES = ["waiting", "prefill", "decode", "preempted", "held"];
 
 /** A row for each request of a state. */
 export function requestRows(state) {
   const rows = [];
-  state.schedulers.forEach(({ snapshot }, place) => {
+  for (const { snapshot } of state.schedulers) {
     const table = snapshot?.requests;
-    table?.ids.forEach((id, index) => rows.push(row(table, index, id, place)));
-  });
+    table?.ids.forEach((id, index) => rows.push(row(table, index, id, snapshot.workers)));
+  }
   return rows;
 }
 
-function row(table, index, id, place) {
+function row(table, index, id, workers) {
   const phase = PHASES[table.phases[index]];
-  const worker = table.workers[index];
+  const worker = workers[table.workers[index] - 1];
   const [prompt, output, most] = [table.prompt[index], table.output[index], table.max[index]];
   const share = phase === "prefill" ? table.computed[index] / Math.max(1, prompt) : output / most;
   const bar = element("i", { className: `share ${phase}` });
@@ -24,7 +25,7 @@ function row(table, index, id, place) {
   return element("tr", {},
     element("th", { scope: "row", title: id }, element("code", {}, short(id))),
     element("td", {}, element("span", { className: `phase ${phase}` }, phase)),
-    element("td", {}, worker ? `${place + 1}.${worker}` : "–"),
+    element("td", {}, worker ? workerName(worker.address) : "–"),
     element("td", {}, String(prompt)),
     element("td", {}, String(table.cached[index])),
     element("td", {}, `${output} of ${most}`),

@@ -33,8 +33,10 @@ export class Topology {
         other.to.push(id);
         gateways.set(host, other);
       }
-      for (const worker of scheduler.snapshot?.workers ?? []) {
-        workers.push({ id: `w${workers.length}`, from: id, name: short(worker.address),
+      const known = [...scheduler.snapshot?.workers ?? []];
+      known.sort((a, b) => a.address.localeCompare(b.address));
+      for (const worker of known) {
+        workers.push({ id: `w${workers.length}`, from: id, name: workerName(worker.address),
           title: worker.address, state: worker.draining ? "draining" : "ready",
           note: `${worker.running} of ${worker.slots} slots` });
       }
@@ -85,6 +87,7 @@ function box(id, name, note, state, title = name) {
   return made;
 }
 
-function short(address) {
-  return address.startsWith("unix:") ? address.split("/").pop() : address;
+/** A worker's address as a name: of a socket file its own name. */
+export function workerName(address) {
+  return address.startsWith("unix:") ? address.split("/").pop().replace(/\.sock$/, "") : address;
 }
