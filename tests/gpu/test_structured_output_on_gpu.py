@@ -1,59 +1,38 @@
 """Constrained steps of the graph backend: the device waits for masks that the host computes."""
 
 import asyncio
-import json
-from typing import Any
 
-import jsonschema
 import pytest
 import torch
 from llguidance import LLMatcher
 
-from pagewire.models import eos_token_ids, resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.startup.triton_hooks import on_compilation
-from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
+from support.models.constrained_sequences import (
+    EOS,
+    FOLDER,
+    check_text,
+    constrained,
+    free,
+    until_the_end,
+)
+from support.models.step_driver import LocalWorker, StepDriver, local_worker
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
 ]
 
-FOLDER = resolve_model("embedded")
-EOS = eos_token_ids(FOLDER)
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [1, 22]}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
-STEPS = 40
 # Of the same seeds twice, so that rows of one grammar end at different steps.
 VARIANTS = [{}, {"top_k": 30}, {"presence_penalty": 1.0}, {"logprobs": 2}]
 
 
-def constrained(seed: int, **sampling: Any) -> Sequence:
-    return Sequence(
-        [10 + seed, 20, 30],
-        STEPS,
-        sampling=pb.SlotSampling(temperature=1.2, top_p=1, seed=seed, **sampling),
-        constraint=pb.Constraint(grammar=GRAMMAR, end_token_ids=EOS),
-    )
-
-
-def free(seed: int) -> Sequence:
-    return Sequence([40 + seed, 5], STEPS, sampling=pb.SlotSampling(temperature=1, top_p=1))
-
-
 def checked(worker: LocalWorker, output: list[int]) -> list[int]:
     """The tokens before the end; they are valid JSON of the schema."""
-    ends = [index for index, token in enumerate(output) if token in EOS]
-    assert ends, "the grammar is complete long before"
+    tokens = until_the_end(output)
     assert worker.masks is not None
-    text = worker.masks.grammars.tokenizer.decode_str(output[: ends[0]])
-    jsonschema.validate(json.loads(text), SCHEMA)
-    return output[: ends[0]]
+    check_text(worker.masks.grammars.tokenizer, tokens)
+    return tokens
 
 
 @pytest.mark.parametrize("run_ahead", [1, 2, 6])

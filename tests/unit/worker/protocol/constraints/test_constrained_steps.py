@@ -1,35 +1,30 @@
 """Constrained sequences in whole steps: on each kind of backend, sent ahead, resumed."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 from llguidance import LLMatcher
 
-from pagewire.models import eos_token_ids, resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import Outcome
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.startup.loading import LoadedWorker
+from support.models.constrained_sequences import (
+    EOS,
+    FOLDER,
+    check_text,
+    constrained,
+    free,
+    until_the_end,
+)
 from support.models.host_graphs import with_host_graphs
-from support.models.step_driver import Sequence, StepDriver, local_worker
+from support.models.step_driver import StepDriver, local_worker
 
-FOLDER = resolve_model("embedded")
-EOS = eos_token_ids(FOLDER)
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [1, 22]}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
-STEPS = 32
 SMALL = {"max_model_len": 256, "worker_max_num_batched_tokens": 32}
 
 Adapt = Callable[[LoadedWorker], LoadedWorker]
@@ -67,28 +62,6 @@ def adapt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ad
     return deferred if request.param == "deferred" else with_host_graphs(monkeypatch)
 
 
-def constrained(seed: int, output: list[int] | None = None, **sampling: Any) -> Sequence:
-    known = output or []
-    return Sequence(
-        [10 + seed, 20, 30, *known],
-        STEPS - len(known),
-        generated=len(known),
-        sampling=pb.SlotSampling(temperature=1.2, top_p=1, seed=seed, **sampling),
-        constraint=pb.Constraint(grammar=GRAMMAR, end_token_ids=EOS),
-    )
-
-
-def free(seed: int) -> Sequence:
-    sampling = pb.SlotSampling(temperature=1, top_p=1, seed=seed)
-    return Sequence([40 + seed, 5], STEPS, sampling=sampling)
-
-
-def until_the_end(output: list[int]) -> list[int]:
-    ends = [i for i, token in enumerate(output) if token in EOS]
-    assert ends, "the grammar is complete long before"
-    return output[: ends[0]]
-
-
 async def test_outputs_match_and_depend_on_nothing_else(adapt: Adapt) -> None:
     """Beside free rows, with steps sent ahead, with log probabilities and penalties, resumed."""
     variants = [{}, {"top_k": 30}, {"presence_penalty": 1.0}, {"logprobs": 2}]
@@ -101,8 +74,7 @@ async def test_outputs_match_and_depend_on_nothing_else(adapt: Adapt) -> None:
             tokens = until_the_end(alone)
             assert until_the_end(mixed[1 + seed]) == tokens
             assert worker.masks is not None
-            text = worker.masks.grammars.tokenizer.decode_str(tokens)
-            jsonschema.validate(json.loads(text), SCHEMA)
+            check_text(worker.masks.grammars.tokenizer, tokens)
             if fields:
                 continue
             half = tokens[: len(tokens) // 2]
