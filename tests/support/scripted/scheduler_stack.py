@@ -10,7 +10,7 @@ import grpc
 
 from pagewire.config import SchedulerConfig
 from pagewire.rpc.checksums import MULTIPLEX, ChecksumInterceptor, open_stream
-from pagewire.rpc.transport import open_channel
+from pagewire.rpc.transport import SERVER_OPTIONS, open_channel
 from pagewire.scheduler.engine import Engine
 from pagewire.scheduler.requests.text_helper import read_tokenizer
 from pagewire.scheduler.service import InferenceService, RawRequests
@@ -88,7 +88,9 @@ async def stacks(tmp_path: Path) -> AsyncIterator[StartStack]:
     async def start_stack(*infos: worker_pb.WorkerInfo, **settings: object) -> Stack:
         config = SchedulerConfig(**{"check_invariants": True, **texts, **settings})
         engine = Engine(config, MODEL, read_tokenizer(config), lambda: None)
-        server = grpc.aio.server(interceptors=[ChecksumInterceptor(), RawRequests()])
+        server = grpc.aio.server(
+            interceptors=[ChecksumInterceptor(), RawRequests()], options=SERVER_OPTIONS
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server)
         server.add_insecure_port(f"unix:{tmp_path}/scheduler.sock")
         port = server.add_insecure_port("127.0.0.1:0")
