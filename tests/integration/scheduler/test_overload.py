@@ -337,6 +337,9 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
     count, taken = 60, 0
 
     class Context:
+        def peer(self) -> str:
+            return "test"
+
         async def write(self, message: pb.MultiplexResponse) -> None:
             await reads.wait()
             written.append(message)

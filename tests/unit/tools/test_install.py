@@ -109,6 +109,16 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def outside_make() -> dict[str, str]:
+    """The environment without what a make that runs the tests has added to it."""
+    variables = {"ARGS", "TORCH", "TORCH_INDEX", "VENV_FLAGS"}
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("MAKE") and name not in variables
+    }
+
+
 def planned(folder: Path, target: str, *variables: str) -> list[str]:
     """What make would run."""
     done = subprocess.run(
@@ -117,7 +127,7 @@ def planned(folder: Path, target: str, *variables: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        env={name: text for name, text in os.environ.items() if not name.startswith("MAKE")},
+        env=outside_make(),
     )
     return [line for line in done.stdout.splitlines() if "sys.version_info" not in line]
 
@@ -190,7 +200,7 @@ def test_an_installation_shows_its_progress_and_ends_with_the_marker(tmp_path: P
         text=True,
         check=False,
         timeout=200,
-        env={name: text for name, text in os.environ.items() if not name.startswith("MAKE")},
+        env=outside_make(),
     )
     if "ensurepip" in done.stdout + done.stderr and done.returncode != 0:
         pytest.skip("this Python cannot make environments")
