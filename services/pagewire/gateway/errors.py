@@ -13,6 +13,8 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 CLIENT_GONE_STATUS = 499  # appears in metrics only: the client has left
 RETRY_AFTER = {"retry-after": "1"}
+# Of a refusal that another gateway may serve: Envoy sends the request there.
+DRAINING_HEADER = "x-pagewire-draining"
 # OpenAI's clients retry a 5xx unless told otherwise. Do not retry a 504: the deadline has passed.
 NO_RETRY = {"x-should-retry": "false"}
 

@@ -22,7 +22,13 @@ from pagewire.gateway.api.messages import request as messages
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
-from pagewire.gateway.errors import CLIENT_GONE_STATUS, RETRY_AFTER, ApiError, ClientGoneError
+from pagewire.gateway.errors import (
+    CLIENT_GONE_STATUS,
+    DRAINING_HEADER,
+    RETRY_AFTER,
+    ApiError,
+    ClientGoneError,
+)
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.http import models
 from pagewire.gateway.http.body import read_body
@@ -162,7 +168,8 @@ class Gateway:
     async def _body(self, request: Request) -> bytes:
         if self.status.draining:
             refusal = ApiError.of(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
-            refusal.headers = {**RETRY_AFTER, "connection": "close"}
+            # By the last header a proxy knows that another gateway may take the request.
+            refusal.headers = {**RETRY_AFTER, "connection": "close", DRAINING_HEADER: "true"}
             raise refusal
         return await read_body(request, self.max_body_bytes)
 
