@@ -223,6 +223,7 @@ async def test_a_drain_refuses_new_requests_and_completes_open_ones(
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
+        assert refused.headers["x-pagewire-draining"] == "true"
         text = (await stream).text
     assert text.endswith("data: [DONE]\n\n")
     assert json.loads(text.split("\n\n")[-3][6:])["choices"][0]["finish_reason"] == "length"
