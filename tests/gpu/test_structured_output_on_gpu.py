@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
 ]
 
-# Of the same seeds twice, so that rows of one grammar end at different steps.
 VARIANTS = [{}, {"top_k": 30}, {"presence_penalty": 1.0}, {"logprobs": 2}]
 
 

@@ -158,16 +158,22 @@ def test_every_worker_ends_with_one_scheduler_and_shares_are_even(
     assert fleet.held() == held
 
 
-@given(workers=st.integers(1, 40), schedulers=st.integers(1, 6), seed=st.integers(0, 2**16))
-def test_a_new_scheduler_gets_its_share_by_few_moves(
-    workers: int, schedulers: int, seed: int
-) -> None:
+def settled_fleet(workers: int, schedulers: int, seed: int) -> Fleet:
+    """A fleet whose shares are even."""
     fleet = Fleet(seed)
     for number in range(schedulers):
         fleet.add_scheduler(f"scheduler-{number}")
     for number in range(workers):
         fleet.add_worker(f"worker-{number}")
     fleet.run(SETTLE + 60)
+    return fleet
+
+
+@given(workers=st.integers(1, 40), schedulers=st.integers(1, 6), seed=st.integers(0, 2**16))
+def test_a_new_scheduler_gets_its_share_by_few_moves(
+    workers: int, schedulers: int, seed: int
+) -> None:
+    fleet = settled_fleet(workers, schedulers, seed)
     before = fleet.moves
     fleet.add_scheduler("new")
     fleet.run(SETTLE - 1)
@@ -183,12 +189,7 @@ def test_a_new_scheduler_gets_its_share_by_few_moves(
 def test_workers_of_a_dead_scheduler_are_taken_over_at_once_and_no_other_moves(
     workers: int, schedulers: int, seed: int
 ) -> None:
-    fleet = Fleet(seed)
-    for number in range(schedulers):
-        fleet.add_scheduler(f"scheduler-{number}")
-    for number in range(workers):
-        fleet.add_worker(f"worker-{number}")
-    fleet.run(SETTLE + 60)
+    fleet = settled_fleet(workers, schedulers, seed)
     kept = {name: state.holder for name, state in fleet.workers.items()}
     before = fleet.moves
     fleet.end_scheduler("scheduler-0")

@@ -69,3 +69,9 @@ STEP_SECONDS = Histogram(
     "Seconds that a worker took to compute a step.",
     buckets=TOKEN_SECONDS,
 )
+
+
+def total(counter: Counter) -> int:
+    """What a counter without labels has counted since the process began."""
+    [family] = counter.collect()
+    return int(next(s.value for s in family.samples if s.name.endswith("_total")))

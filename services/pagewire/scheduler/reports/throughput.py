@@ -5,10 +5,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import Counter
-
 from pagewire.lifecycle.logs import fields
 from pagewire.scheduler import metrics
+from pagewire.scheduler.reports.vllm_names import kv_use
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -28,9 +27,9 @@ class Totals:
     def read(cls) -> "Totals":
         """The totals of this process's metrics."""
         return cls(
-            _value(metrics.PROMPT_TOKENS),
-            _value(metrics.CACHED_TOKENS),
-            _value(metrics.OUTPUT_TOKENS),
+            metrics.total(metrics.PROMPT_TOKENS),
+            metrics.total(metrics.CACHED_TOKENS),
+            metrics.total(metrics.OUTPUT_TOKENS),
         )
 
 
@@ -53,7 +52,7 @@ class Throughput:
             "output_tokens_per_second": (totals.output - before.output) / seconds,
             "running": load.running,
             "waiting": load.waiting,
-            "kv_use": load.used_blocks / max(1, load.total_blocks),
+            "kv_use": kv_use(load),
             "prefix_cache_hits": (totals.cached - before.cached) / max(1, prompt),
         }
 
@@ -79,8 +78,3 @@ def line(found: dict[str, float]) -> str:
         f"KV {100 * found['kv_use']:.1f} % used, "
         f"{100 * found['prefix_cache_hits']:.1f} % of prompt tokens from the cache"
     )
-
-
-def _value(counter: Counter) -> int:
-    [family] = counter.collect()
-    return int(next(s.value for s in family.samples if s.name.endswith("_total")))

@@ -100,8 +100,8 @@ class SlotStreams:
             for slot in self._traced.intersection(slots.tolist()):
                 self._traced.remove(slot)
                 trace = self.owner(slot).trace
-                if trace is not None:
-                    trace.first_token()
+                assert trace is not None
+                trace.first_token()
 
     def candidates(
         self, slots: SlotArray, logprobs: StepLogprobs, token_bytes: Callable[[int], bytes]

@@ -3,8 +3,6 @@
 import asyncio
 from itertools import islice
 
-from prometheus_client import Counter
-
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.batch import WorkerBatch
@@ -35,9 +33,9 @@ class Snapshots:
         snapshot = pb.Snapshot(
             instance_id=self._instance_id,
             num_workers=len(self._workers.by_link),
-            output_tokens=_count(metrics.OUTPUT_TOKENS),
-            prompt_tokens=_count(metrics.PROMPT_TOKENS),
-            cached_tokens=_count(metrics.CACHED_TOKENS),
+            output_tokens=metrics.total(metrics.OUTPUT_TOKENS),
+            prompt_tokens=metrics.total(metrics.PROMPT_TOKENS),
+            cached_tokens=metrics.total(metrics.CACHED_TOKENS),
         )
         for worker in shown:
             snapshot.workers.append(_worker(worker, len(shown)))
@@ -82,8 +80,3 @@ def _worker(worker: ReadyWorker, num_shown: int) -> pb.WorkerSnapshot:
         host_blocks=block_map(pool.host_states(), cells) if has_host else None,
         tree=prefix_outline(nodes, pool.num_nodes),
     )
-
-
-def _count(counter: Counter) -> int:
-    [metric] = counter.collect()
-    return int(metric.samples[0].value)

@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pagewire.config import SchedulerConfig
@@ -169,11 +170,10 @@ class Intake:
         if self.reservations.excludes(request.buffer):
             return failures.reserved()
         conflict = self._open.conflict(request)
-        if conflict is not None or request.job is None:
-            return conflict or self.bounds.refusal(request.moved, tokens=0)
-        return request.job.refusal(
-            request.moved, lambda: self.bounds.refusal(request.moved, tokens=0)
-        )
+        if conflict is not None:
+            return conflict
+        decide = partial(self.bounds.refusal, request.moved, tokens=0)
+        return decide() if request.job is None else request.job.refusal(request.moved, decide)
 
     async def _parse_and_queue(self, incoming: IncomingRequest, request: Request) -> None:
         try:

@@ -34,9 +34,8 @@ class WorkerLosses:
             loss = Loss(worker.info.instance_id, ended=True if link.step_timed_out else None)
         again = self._admission.lose_worker(worker.batch, loss, time.monotonic())
         for sequence in again:
-            trace = sequence.owner.trace
-            if trace is not None and sequence.owner.beams is None:
-                trace.lost(link.address)
+            if sequence.traceparent:
+                sequence.owner.trace.lost(link.address)
         if worker.draining and not again:
             log.info("worker %s has drained and is disconnected", link.address)
         elif link.closing and not again:

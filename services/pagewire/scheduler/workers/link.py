@@ -279,7 +279,7 @@ class WorkerLink:
                 if message.HasField("alive"):
                     self._check_reading(message.alive)
                     continue
-                if message.HasField("standing") and self._turns is not None:
+                if self._turns is not None and message.HasField("standing"):
                     self._turns.on_standing(self, message.standing)
                     continue
                 self._answered += 1

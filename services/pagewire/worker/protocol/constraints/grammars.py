@@ -23,7 +23,8 @@ MAX_COMPILED = 512
 # Copies of a compilation share its lexer, which computes one mask at a time. So a grammar that
 # compiles within this many seconds is compiled again for sequences that run at the same time.
 QUICK_SECONDS = 0.02
-MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1  # of one grammar
+# Of one grammar. On few cores masks are computed one after another anyway.
+MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1
 
 
 class GrammarError(Exception):
