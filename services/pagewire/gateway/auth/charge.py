@@ -1,7 +1,8 @@
 """What one HTTP request costs its key."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from dataclasses import dataclass
+from functools import partial
 
 from pagewire.auth.accounts import AccountedRequest
 from pagewire.auth.costs import NO_COST, Cost, cost_of
@@ -13,7 +14,8 @@ class Charge:
     """The tokens of one request: an estimate while it runs, then the tokens that it has used.
 
     They are counted as `usage` counts them: each prompt once, and the outputs of all candidates.
-    For an aborted generation the scheduler reports its usage soon after the end.
+    For an aborted generation the scheduler reports its usage soon after the end. A report costs
+    the same however many generations the request has.
     """
 
     def __init__(
@@ -23,55 +25,89 @@ class Charge:
         self._visit = visit
         self._clock = clock
         self._generations: Sequence[Generation] = ()
-        self._closed = False
+        # What was counted of each generation whose usage is to be reported after the end.
+        self._awaited: dict[Generation, _Counted] = {}
+        self._used = 0
         # One entry for each prompt.
-        self._costs = [
+        costs = [
             cost_of(request, common.tokens, max_model_len, job.candidates)
             for request, common in zip(job.requests[:: job.candidates], job.common, strict=True)
         ]
-        visit.reserve(len(job.requests), sum(self._costs, NO_COST), clock())
+        self._prompts = [_PromptUse(cost) for cost in costs]
+        visit.reserve(len(job.requests), sum(costs, NO_COST), clock())
 
     def follow(self, generations: Sequence[Generation]) -> None:
         """Watches the usage of the request's generations."""
         self._generations = generations
-        for generation in generations:
-            generation.on_usage = self._usage_reported
 
     def close(self) -> None:
         """Replaces the estimate when the request has ended; called once."""
-        self._closed = True
-        self._visit.end(self._used(), self._clock())
-        self._release_generations()
+        for generation in self._generations:
+            counted = _Counted.of(generation)
+            self._prompts[generation.prompt_index].add(counted)
+            if not generation.usage_final:
+                self._awaited[generation] = counted
+                generation.on_usage = partial(self._usage_reported, generation)
+        self._generations = ()
+        self._used = sum(prompt.tokens for prompt in self._prompts)
+        self._visit.end(self._used, self._clock())
 
-    def _usage_reported(self) -> None:
-        if self._closed:
-            self._visit.correct(self._used(), self._clock())
-            self._release_generations()
+    def _usage_reported(self, generation: Generation) -> None:
+        prompt = self._prompts[generation.prompt_index]
+        before = prompt.tokens
+        prompt.remove(self._awaited.pop(generation))
+        prompt.add(_Counted.of(generation))
+        self._used += prompt.tokens - before
+        self._visit.correct(self._used, self._clock())
+        generation.on_usage = None
 
-    def _release_generations(self) -> None:
-        """Drops the generations once no report is pending, so that their memory is freed."""
-        if all(generation.usage_final for generation in self._generations):
-            for generation in self._generations:
-                generation.on_usage = None
-            self._generations = ()
 
-    def _used(self) -> int:
-        by_prompt = groupby(self._generations, key=lambda generation: generation.prompt_index)
-        return sum(
-            used_tokens(list(candidates), self._costs[prompt]) for prompt, candidates in by_prompt
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The tokens of one generation, as far as known."""
+
+    prompt: int
+    outputs: int
+    pending: bool  # its scheduler has yet to report its usage
+    searched: bool  # pending, and a beam search
+
+    @classmethod
+    def of(cls, generation: Generation) -> "_Counted":
+        pending = generation.usage_pending
+        return cls(
+            generation.used_prompt_tokens,
+            generation.used_tokens,
+            pending,
+            pending and generation.request.HasField("beam_search"),
         )
 
 
-def used_tokens(candidates: Sequence[Generation], cost: Cost) -> int:
-    """The tokens that one prompt and its candidates have used, as far as known.
+@dataclass(slots=True)
+class _PromptUse:
+    """The tokens that one prompt and its candidates have used, as far as known."""
 
-    Until the scheduler reports an aborted generation, estimates stand in: for a prompt without a
-    first token, and for the outputs of a beam search.
-    """
-    prompt = max((generation.used_prompt_tokens for generation in candidates), default=0)
-    pending = [generation for generation in candidates if generation.usage_pending]
-    if not prompt and pending:
-        prompt = cost.prompt
-    searches = sum(generation.request.HasField("beam_search") for generation in pending)
-    outputs = sum(generation.used_tokens for generation in candidates)
-    return prompt + searches * cost.output + outputs
+    cost: Cost
+    prompt: int = 0
+    outputs: int = 0
+    pending: int = 0
+    searches: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Until the scheduler reports an aborted generation, estimates stand in: for a prompt
+        without a first token, and for the outputs of a beam search."""
+        prompt = self.prompt or (self.cost.prompt if self.pending else 0)
+        return prompt + self.searches * self.cost.output + self.outputs
+
+    def add(self, counted: _Counted) -> None:
+        """Counts one more generation."""
+        self.prompt = max(self.prompt, counted.prompt)
+        self.outputs += counted.outputs
+        self.pending += counted.pending
+        self.searches += counted.searched
+
+    def remove(self, counted: _Counted) -> None:
+        """Takes back what was counted, but for the prompt, which others may have reported."""
+        self.outputs -= counted.outputs
+        self.pending -= counted.pending
+        self.searches -= counted.searched

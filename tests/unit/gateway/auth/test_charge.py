@@ -221,3 +221,28 @@ def test_a_new_limit_refunds_nothing_to_requests_that_were_open() -> None:
     admit(holder, job(max_tokens=80), 0.0)
     charge.close()
     assert left(holder.tokens, 0.0) == 10.0
+
+
+def test_a_report_costs_the_same_in_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway once read all 1,024 aborted generations at each of their reports."""
+    prompts, reads = 500, 0
+    used = Generation.used_tokens.fget  # type: ignore[attr-defined]
+
+    def counted(generation: Generation) -> int:
+        nonlocal reads
+        reads += 1
+        return used(generation)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Generation, "used_tokens", property(counted))
+    holder, wanted = account(), job(prompts=prompts)
+    charge = admit(holder, wanted, 0.0)
+    runs = [generation(request, prompt) for prompt, request in enumerate(wanted.requests)]
+    charge.follow(runs)
+    charge.close()
+    assert holder.charged == prompts * 10  # the estimates of the prompts
+    usage = pb.Usage(prompt_tokens=4, completion_tokens=2)
+    for run in runs:
+        reason = pb.FINISH_REASON_ABORT
+        run.record_usage(pb.Finish(reason=reason, queue_seconds=0.1, usage=usage))
+    assert holder.charged == prompts * 6
+    assert reads == 2 * prompts
