@@ -1,4 +1,9 @@
-"""Interceptors of every gRPC server: for the token, and for messages that do not decode."""
+"""Interceptors of every gRPC server: for the token, and for messages that do not decode.
+
+gRPC keeps the error of an aborted call with the call, and the error its traceback, which holds the
+frames that it passed and with them the call. Only a collection of the oldest generation would free
+them, so no frame that is left may hold a message (`without_frames`).
+"""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +29,12 @@ REASON_TRAILER = "pagewire-error-reason"
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+def without_frames(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """`error` without the frames that it has passed, to be raised again."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
@@ -100,7 +111,7 @@ def _never_raising(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any
         try:
             return deserialize(data)
         except DecodeError as error:
-            return error
+            return error.with_traceback(None)  # its frame holds the data
 
     return decoded
 
@@ -112,16 +123,24 @@ def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
         async def stream(
             request: Any, context: grpc.aio.ServicerContext[Any, Any]
         ) -> AsyncIterator[Any]:
-            await _check(request, context)
-            async with aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            try:
+                await _check(request, context)
+                async with aclosing(method(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError as error:
+                del request
+                raise without_frames(error) from None
 
         return stream
 
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        await _check(request, context)
-        return await method(request, context)
+        try:
+            await _check(request, context)
+            return await method(request, context)
+        except grpc.aio.AbortError as error:
+            del request
+            raise without_frames(error) from None
 
     return answer
 

@@ -116,19 +116,20 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
     def _limited(self, handler: Any, account: Account, method: str) -> Any:
         """`handler` within the limits. It reads the message itself, so that a call counts before
-        its message arrives, and the message has a time limit."""
+        its message arrives, and the message has a time limit. It does not keep the message, see
+        `rpc.interceptors`."""
 
         async def stream(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._call(account, method, context) as caller:
-                request = await self._message(requests, handler, caller, context)
-                async with aclosing(handler.unary_stream(request, context)) as responses:
+                message = self._message(requests, handler, caller, context)
+                async with aclosing(handler.unary_stream(await message, context)) as responses:
                     async for response in responses:
                         await self._write(response, context)
 
         async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._call(account, method, context) as caller:
-                request = await self._message(requests, handler, caller, context)
-                return await handler.unary_unary(request, context)
+                message = self._message(requests, handler, caller, context)
+                return await handler.unary_unary(await message, context)
 
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
@@ -168,8 +169,12 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         rules = self._rules
         try:
             try:
-                async with asyncio.timeout(rules.message_seconds):
-                    data = await anext(aiter(requests))
+                # Closed at once: it would hold the message for as long as the call is known.
+                async with (
+                    asyncio.timeout(rules.message_seconds),
+                    aclosing(aiter(requests)) as messages,
+                ):
+                    data = await anext(messages)
             except StopAsyncIteration:
                 raise RequestError(Code.INVALID_ARGUMENT, "the call has no message") from None
             except TimeoutError:

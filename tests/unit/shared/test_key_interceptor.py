@@ -1,6 +1,7 @@
-"""Time limits of calls with a key: messages that do not arrive, answers that are not read."""
+"""Calls with a key: messages that do not arrive, answers that are not read, memory after errors."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,9 @@ import pytest
 
 from pagewire.auth.callers import Callers
 from pagewire.auth.keys import new_key, read_keys
+from pagewire.errors import RequestError, invalid
 from pagewire.rpc.credentials import NO_CREDENTIALS
+from pagewire.rpc.interceptors import abort_with
 from pagewire.rpc.key_interceptor import KeyInterceptor, KeyRules
 from pagewire.rpc.transport import bind, make_server, open_channel
 from pagewire.v1 import inference_pb2 as pb
@@ -112,3 +115,56 @@ async def test_a_message_that_takes_too_long_ends_its_call() -> None:
         large = channel.unary_stream(GENERATE)(b"x" * 1001, metadata=shown)
         with pytest.raises(grpc.aio.AioRpcError, match="larger than 1000 bytes"):
             await large.read()
+
+
+class Message:
+    """What a request is decoded to, in the place of a large message."""
+
+
+class Refusing(inference_pb2_grpc.InferenceServicer):
+    async def Generate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        try:
+            raise invalid("prompt", f"is {type(request).__name__}")
+        except RequestError as error:
+            await abort_with(context, error)
+        yield pb.GenerateResponse()
+
+    async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await abort_with(context, invalid("text", f"is {type(request).__name__}"))
+
+
+class Decoding(grpc.aio.ServerInterceptor):
+    """Decodes requests to `Message`."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        return handler._replace(request_deserializer=lambda _: Message())
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["peer", "key"])
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_the_message_of_a_refused_call_is_freed_at_once(method: str, keyed: bool) -> None:
+    """Without a garbage collection: messages of 16 MB once waited for one."""
+    key = new_key()
+    callers = Callers(lambda: read_keys(None, f"ada={key}"))
+    rules = KeyRules(frozenset({GENERATE}), frozenset(), frozenset(), 10, 1000, 1000)
+    access = KeyInterceptor(callers, NO_CREDENTIALS, rules) if keyed else None
+    server = make_server(NO_CREDENTIALS, access, [Decoding()])
+    inference_pb2_grpc.add_InferenceServicer_to_server(Refusing(), server)
+    [port] = bind(server, ["127.0.0.1:0"])
+    await server.start()
+    gc.collect()
+    gc.disable()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            kind: Any = channel.unary_stream if method == "Generate" else channel.unary_unary
+            for _ in range(3):
+                call = kind(f"/pagewire.v1.Inference/{method}")(
+                    b"", metadata=(("authorization", f"Bearer {key}"),) if keyed else ()
+                )
+                with pytest.raises(grpc.aio.AioRpcError, match="is Message"):
+                    await (call.read() if method == "Generate" else call)
+            await eventually(lambda: not [o for o in gc.get_objects() if type(o) is Message])
+    finally:
+        gc.enable()
+        await server.stop(None)
