@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from pagewire.auth.keys import KEYS_VARIABLE
 from pagewire.cli.client import KEY_VARIABLE
 from pagewire.cli.launch.stack import Stack
 from pagewire.cli.launch.supervisor import Service
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
-from pagewire.rpc.transport import open_channel
-from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1 import inference_pb2_grpc
 
 _TIMEOUT = 5.0
 
 
 async def has_chat_template(stack: Stack, values: Mapping[str, Any]) -> bool:
     """Whether the served model chats, as its scheduler says."""
+    import grpc  # not earlier: `cli.commands.services` says why
+
+    from pagewire.rpc.transport import open_channel
+    from pagewire.v1 import inference_pb2 as pb
+    from pagewire.v1 import inference_pb2_grpc
+
     [scheduler] = stack.tiers[1]
     token = _token(scheduler, values)
     credentials = scheduler.credentials.with_token(token)

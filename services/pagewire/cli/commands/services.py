@@ -28,7 +28,8 @@ from pagewire.rpc.credentials import Credentials
 
 # gRPC's event engine reads on a pool of threads that must be woken. Without it, the thread that
 # wakes the event loop reads: a scheduler's step at an H200's pace takes an eighth less CPU. gRPC
-# reads this variable when it is imported; a release without these names logs that and goes on.
+# reads this variable when it is imported, so nothing that all commands import may import gRPC. A
+# release without these names logs that and goes on.
 _NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
 
 _PROCESS = settings_of(ProcessConfig)
