@@ -1,15 +1,19 @@
 """Schedulers and workers up to a thousand: simulated, and as processes that share workers.
 
     python benchmarks/thousand_workers.py simulate --schedulers 1,4,16 --output FILE.jsonl
+    python benchmarks/thousand_workers.py decode --schedulers 1,4,16 --output FILE.jsonl
     python benchmarks/thousand_workers.py share --sizes 2x64,2x1024 --output FILE.jsonl
 
 `simulate` replays the same load for each of 64 workers, with a virtual clock, and says how
-throughput grows with the number of schedulers. `share` starts schedulers that share idle workers,
-of which one process holds up to 64, kills one scheduler and starts it again. It says how long each
-change takes until all workers are held, and evenly, and what sharing costs while nothing changes.
+throughput grows with the number of schedulers. `decode` does the same with processes: 64 workers of
+each scheduler decode at once, with steps so slow that this machine computes them all. `share`
+starts schedulers that share idle workers, of which one process holds up to 64, kills one scheduler
+and starts it again. It says how long each change takes until all workers are held, and evenly, and
+what sharing costs while nothing changes.
 """
 
 import argparse
+import asyncio
 import contextlib
 import random
 import re
@@ -22,7 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench.control_load import cpu_seconds
+from pagewire.bench.control import Scenario, run_scenario
+from pagewire.bench.control_load import Window, cpu_seconds
 from pagewire.bench.replays import Setup, replay
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.cli.launch.ports import free_port
@@ -93,6 +98,43 @@ def simulate(options: argparse.Namespace) -> list[Figure]:
         ]
         show(rows[-6:])
     return rows
+
+
+def decode(options: argparse.Namespace) -> list[Figure]:
+    """Throughput of processes, 64 workers for each scheduler, all of them decoding."""
+    rows: list[Figure] = []
+    base = 0.0
+    for schedulers in map(int, options.schedulers.split(",")):
+        windows = asyncio.run(_decode_at_once(schedulers, options))
+        name = f"{schedulers}x{WORKERS}/processes"
+        tokens = sum(window.tokens_per_second for window in windows)
+        base = base or tokens / schedulers
+        steps = sum(window.messages / window.seconds for window in windows)
+        client = max(window.cpu["client"] / window.seconds for window in windows)  # of all
+        busy = client + sum(
+            (window.cpu["workers"] + window.cpu["scheduler"]) / window.seconds for window in windows
+        )
+        rows += [
+            Figure(f"{name}/output_tokens_per_second", tokens, "tokens/s"),
+            Figure(f"{name}/of_linear", tokens / schedulers / base, "ratio"),
+            Figure(f"{name}/tpot_median", max(each.tpot_ms_median for each in windows), "ms"),
+            Figure(f"{name}/tpot_slowest", max(each.tpot_ms_max for each in windows), "ms"),
+            Figure(f"{name}/messages_per_second", steps, "count"),
+            Figure(f"{name}/busy_cores", busy, "count"),
+        ]
+        show(rows[-6:])
+    return rows
+
+
+async def _decode_at_once(schedulers: int, options: argparse.Namespace) -> list[Window]:
+    """Measures all schedulers in the same time: each begins when the last one is ready."""
+    scenario = Scenario("workers", "", WORKERS, options.running, options.speedup)
+    ready = asyncio.Barrier(schedulers)
+
+    async def one() -> Window:
+        return await run_scenario(scenario, options.seconds, False, ready.wait)
+
+    return await asyncio.gather(*(one() for _ in range(schedulers)))
 
 
 class Sharing:
@@ -237,10 +279,16 @@ def main() -> None:
     simulated.add_argument("--rate", type=float, default=16.0, help="requests a second and worker")
     simulated.add_argument("--seconds", type=float, default=4.0, help="time in which they arrive")
     simulated.set_defaults(run=simulate)
+    decoding = commands.add_parser("decode")
+    decoding.add_argument("--schedulers", default="1,4,16")
+    decoding.add_argument("--running", type=int, default=8, help="requests of each worker")
+    decoding.add_argument("--speedup", type=float, default=0.005, help="of an H200's steps")
+    decoding.add_argument("--seconds", type=float, default=60.0, help="time of a measurement")
+    decoding.set_defaults(run=decode)
     shared = commands.add_parser("share")
     shared.add_argument("--sizes", default="2x64", help="schedulers x workers, with commas")
     shared.set_defaults(run=share)
-    for each in (simulated, shared):
+    for each in (simulated, decoding, shared):
         each.add_argument("--output", type=Path, help="file for the figures, JSON lines")
     options = parser.parse_args()
     rows = options.run(options)

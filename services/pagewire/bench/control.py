@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from pagewire.bench.control_load import Load, Window, measure
@@ -45,7 +45,7 @@ class Scenario:
     def tokens_for(self, seconds: float) -> int:
         """A max_tokens that no request reaches in this time, so that none ends while it is
         measured."""
-        steps = 1000 if self.speedup else _MAX_STEPS_PER_SECOND
+        steps = 1000 * self.speedup if self.speedup else _MAX_STEPS_PER_SECOND
         return int(seconds * min(steps, _MAX_TOKENS_PER_SECOND / self.running))
 
 
@@ -60,8 +60,16 @@ SCENARIOS = (
 )
 
 
-async def run_scenario(scenario: Scenario, seconds: float, detokenize: bool) -> Window:
-    """Starts simulated workers and a scheduler, and measures them under the scenario's load."""
+async def run_scenario(
+    scenario: Scenario,
+    seconds: float,
+    detokenize: bool,
+    before: Callable[[], Awaitable[object]] | None = None,
+) -> Window:
+    """Starts simulated workers and a scheduler, and measures them under the scenario's load.
+
+    `before` is awaited once all requests decode, before the measurement.
+    """
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         max_tokens = scenario.tokens_for(seconds + _MARGIN_SECONDS)
         workers = SimulatedWorkerConfig(
@@ -83,7 +91,8 @@ async def run_scenario(scenario: Scenario, seconds: float, detokenize: bool) -> 
         supervisor = Supervisor(tiers, quiet)
         load = Load(scenario.total, _PROMPT_TOKENS, max_tokens, _VOCABULARY, detokenize)
         async with running(supervisor):
-            return await measure(address, load, seconds, {**supervisor.pids, "client": os.getpid()})
+            pids = {**supervisor.pids, "client": os.getpid()}
+            return await measure(address, load, seconds, pids, before)
 
 
 def _service(

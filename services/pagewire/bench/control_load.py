@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,17 @@ class Window:
         return self.tokens / self.seconds
 
 
-async def measure(address: str, load: Load, seconds: float, pids: dict[str, int]) -> Window:
+async def measure(
+    address: str,
+    load: Load,
+    seconds: float,
+    pids: dict[str, int],
+    before: Callable[[], Awaitable[object]] | None = None,
+) -> Window:
     """Starts the load, waits until all requests decode, and counts for `seconds`.
 
-    `pids` are the processes whose CPU time is measured, by name.
+    `pids` are the processes whose CPU time is measured, by name. `before` is awaited before the
+    measurement, while tokens arrive.
     """
     from pagewire.rpc.checksums import MULTIPLEX, open_stream
     from pagewire.rpc.transport import open_channel
@@ -60,6 +68,10 @@ async def measure(address: str, load: Load, seconds: float, pids: dict[str, int]
         while counter.started < load.running:
             await counter.read(call)
         await writer
+        if before is not None:
+            waiting = asyncio.ensure_future(before())
+            while not waiting.done():
+                await counter.read(call)
         settled = time.perf_counter() + _SETTLE_SECONDS
         while time.perf_counter() < settled:
             await counter.read(call)
