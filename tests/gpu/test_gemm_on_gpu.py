@@ -6,6 +6,7 @@ import torch
 from pagewire.worker.ops.cublas import gemm as gemms
 from pagewire.worker.ops.cublas.cublaslt import Shape, algorithms, multiply, with_settings
 from pagewire.worker.ops.cublas.gemm import worth_trying
+from pagewire.worker.startup.tuning import in_order
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,6 +22,12 @@ def draw(tokens: int, features: int, k: int, dtype: torch.dtype) -> list[torch.T
     torch.manual_seed(tokens)
     shapes = (tokens, k), (features, k), (tokens, features)
     return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+
+def reference(k: int, add: bool) -> gemms.Gemm:
+    found = in_order(k, add)
+    assert found is not None
+    return found
 
 
 def error(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -106,8 +113,47 @@ def test_the_fastest_algorithm_is_chosen(
 ) -> None:
     weights = [draw(1, 4096, 4096, torch.bfloat16)[1] for _ in range(4)]
     monkeypatch.setattr(gemms, "_chosen", {})
-    changed = gemms.choose_algorithms(weights, [96, 160, 224], add=True)
+    changed = gemms.choose_algorithms(weights, [96, 160, 224], True, reference(4096, True))
     print(f"{changed} of 3 use another algorithm than torch")
     assert not caplog.records, "a failed measurement is logged, and torch's algorithm is kept"
     assert changed == len(gemms._chosen)
     assert {shape.tokens for shape in gemms._chosen} <= {96, 160, 224}
+
+
+# Those of Qwen3-0.6B's and Llama-3.1-8B's layers where cuBLAS's first choice splits k, and another.
+@pytest.mark.parametrize(("features", "k"), [(1024, 3072), (4096, 14336), (6144, 4096)])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_token_has_the_same_bits_among_any_number_of_others(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, add: bool, features: int, k: int
+) -> None:
+    sizes = [64, 72, 128, 200, 256, 512, 2048]
+    x, weight, held = draw(sizes[-1], features, k, dtype)
+    monkeypatch.setattr(gemms, "_chosen", {})
+    gemms.choose_algorithms([weight], sizes, add, reference(k, add))
+
+    def multiplied(tokens: int) -> torch.Tensor:
+        if add:
+            return gemms.gemm_add(x[:tokens], weight, held[:tokens].clone())
+        return gemms.gemm(x[:tokens], weight)
+
+    alone = reference(k, add)(x[:1], weight, held[:1].clone())
+    among = multiplied(sizes[-1])
+    assert torch.equal(among[:1], alone)
+    for tokens in sizes:
+        assert torch.equal(multiplied(tokens), among[:tokens]), tokens
+
+
+def test_a_gemm_that_splits_k_does_not_have_the_reference_order() -> None:
+    shape = Shape(64, 1024, 3072, torch.bfloat16, add=False)
+    weight = draw(1, shape.features, shape.k, shape.dtype)[1]
+    order = gemms.ReferenceOrder(shape, weight, reference(shape.k, False))
+    half = shape.k // 2
+
+    def split(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        parts = [x[:, :half].float() @ weight[:, :half].float().t()]
+        parts.append(x[:, half:].float() @ weight[:, half:].float().t())
+        return out.copy_(parts[0] + parts[1])
+
+    assert order.holds(reference(shape.k, False))
+    assert not order.holds(split)

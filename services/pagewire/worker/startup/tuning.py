@@ -1,4 +1,7 @@
-"""Chooses the cuBLASLt algorithms of a worker's GEMMs by measuring them at the start."""
+"""Chooses the cuBLASLt algorithms of a worker's GEMMs by measuring them at the start.
+
+The reference order is that of the skinny kernel, which has the same bits with all its tiles.
+"""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -6,13 +9,17 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
-from pagewire.worker.ops.cublas.gemm import choose_algorithms
-from pagewire.worker.ops.triton.linear_config import linear_config
+from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
+from pagewire.worker.ops.triton.linear import linear, linear_add
+from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import row_buckets
 from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
 
 log = logging.getLogger(__name__)
+
+# Columns of a tile of the reference. A tensor core multiplies 16 at a time.
+_MAX_BLOCK_K, _MIN_BLOCK_K = 64, 16
 
 
 def choose_gemms(decoder: Decoder, limits: Limits) -> None:
@@ -32,4 +39,25 @@ def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False)
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]
-    return choose_algorithms(weights, left, add)
+    reference = in_order(k, add)
+    if size != 2 or reference is None:  # other types have no algorithms to choose from
+        return 0
+    return choose_algorithms(weights, left, add, reference)
+
+
+def in_order(k: int, add: bool) -> Gemm | None:
+    """A GEMM in the reference order, for weights of `k` columns and up to `CHECKED_TOKENS` tokens.
+
+    With `add` it adds to the output. None if 16 does not divide `k`.
+    """
+    block_k = min(_MAX_BLOCK_K, k & -k)
+    if block_k < _MIN_BLOCK_K:
+        return None
+    config = SkinnyConfig(rows=64, block_k=block_k, warps=4, stages=4)
+
+    def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        if add:
+            return linear_add(x, weight, out, config=config)
+        return linear(x, weight, out=out, config=config)
+
+    return multiply

@@ -124,9 +124,10 @@ def _vector_kernel(
             out = silu_of(gate) * up
         if BIAS:
             out += bias
-        if ADD:
-            out += residuals[token].to(tl.float32)
         out = out.to(out_ptr.dtype.element_ty)
+        if ADD:
+            sum_ = out.to(tl.float32) + residuals[token].to(tl.float32)
+            out = sum_.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token * features + output, out, mask=output < features)
 
 
@@ -195,9 +196,11 @@ def _skinny_kernel(
     out = out_ptr + token * features + output
     if BIAS:
         acc += tl.load(bias_ptr + output, mask=output < features, other=0.0)
+    acc = acc.to(out_ptr.dtype.element_ty)
     if ADD:
-        acc += tl.load(out, mask=mask, other=0.0)
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+        residual = tl.load(out, mask=mask, other=0.0).to(tl.float32)
+        acc = (acc.to(tl.float32) + residual).to(out_ptr.dtype.element_ty)
+    tl.store(out, acc, mask=mask)
 
 
 def linear(
@@ -244,7 +247,7 @@ def linear_add(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """Implement `LinearOps.linear_add`; the sum is rounded once."""
+    """Implement `LinearOps.linear_add`."""
     config = config or choose_config(x, weight)
     if config is None:
         return gemm_add(x, weight, residual)
