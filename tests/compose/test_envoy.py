@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -61,11 +62,17 @@ class Proxied:
     """A scheduler with one scripted worker, a gateway, and Envoy in front of both."""
 
     def __init__(
-        self, stack: Stack, http_port: int, grpc_port: int, envoy: asyncio.subprocess.Process
+        self,
+        stack: Stack,
+        http_port: int,
+        grpc_port: int,
+        admin_port: int,
+        envoy: asyncio.subprocess.Process,
     ) -> None:
         self.stack = stack
         self.envoy = envoy
         self.http_port = http_port
+        self._admin_port = admin_port
         self.grpc_address = f"127.0.0.1:{grpc_port}"
 
     async def begin(self) -> asyncio.StreamWriter:
@@ -83,6 +90,12 @@ class Proxied:
         )
         writer.write(head.encode() + data)
         return reader, writer
+
+    def gateway_is_ready(self) -> bool:
+        """Whether the gateway's last health check succeeded."""
+        clusters = httpx.get(f"http://127.0.0.1:{self._admin_port}/clusters").text
+        [flags] = re.findall("^gateways::.*::health_flags::(.*)$", clusters, re.MULTILINE)
+        return flags == "healthy"
 
     async def until_load(self, running: int, waiting: int) -> None:
         """Waits until so many requests run and wait."""
@@ -137,7 +150,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
             )
             try:
                 await asyncio.to_thread(until, lambda: _answers(http_port), 30)
-                yield Proxied(stack, http_port, grpc_port, envoy)
+                yield Proxied(stack, http_port, grpc_port, admin_port, envoy)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(envoy.pid, signal.SIGKILL)
@@ -194,6 +207,30 @@ async def test_disconnected_grpc_clients_behind_envoy_free_their_blocks(proxied:
 
 
 @needs_envoy
+async def test_requests_wait_at_a_gateway_that_is_not_ready(proxied: Proxied) -> None:
+    """New requests wait while no scheduler has a worker, behind a proxy, too."""
+    [worker], [address] = proxied.stack.workers, proxied.stack.addresses
+    await worker.stop()
+    await eventually(lambda: not proxied.gateway_is_ready(), 20)
+    reader, _ = await proxied.stream(20)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.readexactly(1), 1)
+    await worker.start(address)
+    assert (await until_done(reader)).startswith(b"HTTP/1.1 200 ")
+    await eventually(proxied.gateway_is_ready, 20)
+
+
+async def until_done(reader: asyncio.StreamReader) -> bytes:
+    """A streamed answer, up to its end."""
+    answer = b""
+    while b"[DONE]" not in answer:
+        piece = await asyncio.wait_for(reader.read(65536), 60)
+        assert piece, answer[-200:]
+        answer += piece
+    return answer
+
+
+@needs_envoy
 async def test_envoy_drains_on_sigterm(proxied: Proxied) -> None:
     """Open streams end as they should, new connections are refused meanwhile, then Envoy ends."""
     reader, _ = await proxied.stream(60)
@@ -208,11 +245,7 @@ async def test_envoy_drains_on_sigterm(proxied: Proxied) -> None:
         await eventually(lambda: not _listens(proxied.http_port), 20)
         assert proxied.envoy.returncode is None
         assert proxied.stack.engine.num_open == 2
-        answer = b""
-        while b"[DONE]" not in answer:
-            piece = await asyncio.wait_for(reader.read(65536), 60)
-            assert piece, answer[-200:]
-            answer += piece
+        await until_done(reader)
         tokens, _, finish = await over_grpc
         assert len(tokens) == finish.usage.completion_tokens == 60
     assert await asyncio.wait_for(proxied.envoy.wait(), 20) == 0
