@@ -24,6 +24,7 @@ BIN := .venv/bin
 # Markers: what developers need is installed, or what running needs. The first includes the second.
 INSTALLED := .venv/installed
 CLIENTS := .venv-clients/bin
+PARALLEL := tests/unit tests/property tests/kernels tests/gpu
 RUNNABLE := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/runnable)
 INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' --venv-flags '$(VENV_FLAGS)'
 
@@ -68,8 +69,11 @@ run: $(RUNNABLE)
 demo: $(RUNNABLE)
 	$(BIN)/pagewire demo $(ARGS)
 
+# Tests within one process run beside each other, those of several processes one after the other. A
+# part from which ARGS selects no test has status 5.
 test: $(INSTALLED)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto $(PARALLEL) $(ARGS) || test $$? = 5
+	$(BIN)/pytest $(PARALLEL:%=--ignore=%) $(ARGS) || test $$? = 5
 
 # They need other versions of some packages. What is imported is compiled when it is imported.
 .venv-clients/installed: tests/clients/requirements.txt

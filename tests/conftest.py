@@ -18,6 +18,10 @@ settings.register_profile("repeat", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("explore" if os.environ.get("CI") else "repeat")
 
+# gRPC reads this once. `pagewire.rpc` sets it too, but a test may import grpc first; a fork could
+# then deadlock in gRPC's handlers.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+
 # Triton reads this once, when it is imported, and transformers imports it too.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
