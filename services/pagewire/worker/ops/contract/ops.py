@@ -9,6 +9,7 @@ from pagewire.worker.ops.contract.attention import AttentionOps
 from pagewire.worker.ops.contract.blocks import BlockOps
 from pagewire.worker.ops.contract.linear import LinearOps
 from pagewire.worker.ops.contract.norm import NormOps
+from pagewire.worker.ops.contract.quantized import QuantizedOps
 from pagewire.worker.ops.contract.rope import RopeOps
 from pagewire.worker.ops.contract.sampling import SamplingOps
 from pagewire.worker.ops.contract.step import StepOps
@@ -18,6 +19,7 @@ class Ops(
     NormOps,
     ActivationOps,
     LinearOps,
+    QuantizedOps,
     RopeOps,
     AttentionOps,
     SamplingOps,

@@ -10,6 +10,13 @@ from pagewire.worker.ops.reference.linear import linear_add as linear_add
 from pagewire.worker.ops.reference.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul
 from pagewire.worker.ops.reference.linear import norm_linear as norm_linear
 from pagewire.worker.ops.reference.norm import rms_norm as rms_norm
+from pagewire.worker.ops.reference.quantized import grouped_linear as grouped_linear
+from pagewire.worker.ops.reference.quantized import grouped_linear_add as grouped_linear_add
+from pagewire.worker.ops.reference.quantized import norm_quantize as norm_quantize
+from pagewire.worker.ops.reference.quantized import quantize as quantize
+from pagewire.worker.ops.reference.quantized import scaled_linear as scaled_linear
+from pagewire.worker.ops.reference.quantized import scaled_linear_add as scaled_linear_add
+from pagewire.worker.ops.reference.quantized import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.reference.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.reference.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
 from pagewire.worker.ops.reference.sampling import logprobs as logprobs

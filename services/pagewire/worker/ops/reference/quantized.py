@@ -1,0 +1,107 @@
+"""Linear layers with quantized weights in plain torch; see `contract.quantized`.
+
+Each call widens the whole weight: this is slow, and right on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagewire.worker.ops.contract.quantized import (
+    LARGEST,
+    RUN,
+    GroupedWeight,
+    InputFormat,
+    QuantizedInput,
+    QuantizedWeight,
+    ScaledWeight,
+)
+from pagewire.worker.ops.reference.activation import silu_mul
+from pagewire.worker.ops.reference.norm import rms_norm
+
+
+def quantize(x: Tensor, inputs: InputFormat) -> QuantizedInput:
+    tokens, width = x.shape
+    group, largest = inputs.group or width, LARGEST[inputs.dtype]
+    missing = -width % group
+    wide = F.pad(x.float(), (0, missing)).view(tokens, -1, group)  # [tokens, groups, group]
+    if inputs.scale is None:
+        scales = wide.abs().amax(-1) / largest
+        scales = torch.where(scales == 0, 1.0, scales)  # [tokens, groups]
+    else:
+        scales = inputs.scale.expand(tokens, wide.shape[1])
+    scaled = (wide / scales.unsqueeze(-1)).clamp(-largest, largest)
+    if inputs.dtype == torch.int8:
+        scaled = scaled.round()
+    values = scaled.view(tokens, -1)[:, :width].to(inputs.dtype)
+    return QuantizedInput(values, scales, x.dtype)
+
+
+def norm_quantize(
+    x: Tensor, norm_weight: Tensor | None, eps: float, inputs: InputFormat
+) -> QuantizedInput:
+    return quantize(rms_norm(x, norm_weight, eps), inputs)
+
+
+def silu_mul_quantize(gate_up: Tensor, inputs: InputFormat) -> QuantizedInput:
+    return quantize(silu_mul(gate_up), inputs)
+
+
+def scaled_linear(
+    x: QuantizedInput, weight: ScaledWeight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    width = weight.shape[1]
+    scales = x.scales.repeat_interleave(weight.block[1], 1)[:, :width]
+    product = (x.values.float() * scales) @ dequantized(weight).t()
+    return _finish(product, bias, x.dtype, out)
+
+
+def scaled_linear_add(x: QuantizedInput, weight: ScaledWeight, residual: Tensor) -> Tensor:
+    return residual.add_(scaled_linear(x, weight))
+
+
+def grouped_linear(
+    x: Tensor, weight: GroupedWeight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    given = x if weight.order is None else x[:, weight.order]
+    wide = dequantized(weight).to(x.dtype).float()  # [out_features, in_features]
+    return _finish(given.float() @ wide.t(), bias, x.dtype, out)
+
+
+def grouped_linear_add(x: Tensor, weight: GroupedWeight, residual: Tensor) -> Tensor:
+    return residual.add_(grouped_linear(x, weight))
+
+
+def dequantized(weight: QuantizedWeight) -> Tensor:
+    """Return a weight `[out_features, in_features]` in float32.
+
+    Columns of a grouped weight keep their order in `values`.
+    """
+    rows, columns = weight.shape
+    if isinstance(weight, ScaledWeight):
+        height, width = weight.block
+        scales = weight.scales.repeat_interleave(height, 0)[:rows]
+        return weight.values.float() * scales.repeat_interleave(width, 1)[:, :columns]
+    scales = weight.scales.float().repeat_interleave(weight.group, 1)[:, :columns]
+    if weight.zeros is None:
+        return (_unpacked(weight) - float(1 << (weight.bits - 1))) * scales
+    zeros = weight.zeros.float().repeat_interleave(weight.group, 1)[:, :columns]
+    return (_unpacked(weight) - zeros) * scales
+
+
+def _unpacked(weight: GroupedWeight) -> Tensor:
+    """The values `[out_features, in_features]` as float32."""
+    if weight.bits == 8:
+        return weight.values.float()
+    runs = weight.values.view(len(weight.values), -1, RUN // 2)
+    halves = torch.cat((runs & 15, runs >> 4), dim=-1)  # [out_features, runs, RUN]
+    return halves.flatten(1)[:, : weight.columns].float()
+
+
+def _finish(product: Tensor, bias: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """Add the bias to a float32 product, and round it once."""
+    if bias is not None:
+        product = product + bias.float()
+    return product.to(dtype) if out is None else out.copy_(product)

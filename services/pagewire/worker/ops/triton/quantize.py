@@ -1,0 +1,167 @@
+"""The kernel that quantizes inputs, alone or after the norm or the activation before it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.contract.quantized import LARGEST, InputFormat, QuantizedInput
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.activation import silu_of
+from pagewire.worker.ops.triton.norm import inverse_rms
+
+# Added to a float32 below 2^22 and subtracted again, it rounds to the nearest, half to even.
+_ROUNDING = tl.constexpr(12582912.0)
+_LEAST_NORMAL = tl.constexpr(2.0**-6)  # of E4M3; smaller values are multiples of 2^-9
+
+
+@triton.jit
+def _scale_of(magnitude, LARGEST_VALUE: tl.constexpr):
+    """Return the scale of values up to `magnitude`; 1 for zeros."""
+    return tl.where(magnitude == 0, 1.0, tl.div_rn(magnitude, magnitude * 0 + LARGEST_VALUE))
+
+
+@triton.jit
+def _rounded_to_fp8(x):
+    """Return float32 values up to 448 rounded to E4M3, half to even, as float32.
+
+    For Triton's interpreter only: its conversion to FP8 loses the carry into the exponent.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # 3 of 23 mantissa bits stay
+    small = (x * 512.0 + _ROUNDING) - _ROUNDING
+    return tl.where(tl.abs(x) < _LEAST_NORMAL, small / 512.0, bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _quantize_kernel(
+    x_ptr,  # [tokens, WIDTH], with GATED [tokens, 2 * WIDTH]
+    norm_ptr,  # [WIDTH]
+    static_ptr,  # [1]
+    values_ptr,  # [tokens, WIDTH]
+    scales_ptr,  # [tokens, groups]
+    x_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,  # 0 if a token has one scale
+    GATED: tl.constexpr,
+    NORM: tl.constexpr,
+    NORM_WEIGHT: tl.constexpr,
+    STATIC: tl.constexpr,
+    INTEGER: tl.constexpr,
+    LARGEST_VALUE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Quantize rows of `x`, after SiLU and a product if GATED, or after a norm if NORM.
+
+    A program computes one token. The grid is `[tokens]`.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    if NORM_WEIGHT:
+        weight = tl.load(norm_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    at = x_ptr + token * x_stride + column
+    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)  # [BLOCK]
+    if GATED:
+        x = silu_of(x) * tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        x *= inverse_rms(x, eps, WIDTH, 0)
+        if NORM_WEIGHT:
+            x *= weight
+    # As if the result had been stored in between.
+    x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+
+    if GROUP:
+        GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
+        grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
+        scale = _scale_of(tl.max(tl.abs(grouped), 1), LARGEST_VALUE)  # [BLOCK / GROUP]
+        wide = tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP))
+        scaled = tl.reshape(tl.div_rn(grouped, wide), (BLOCK,))
+        group = tl.arange(0, BLOCK // GROUP)
+        tl.store(scales_ptr + token * GROUPS + group, scale, mask=group < GROUPS)
+    else:
+        if STATIC:
+            scale = tl.load(static_ptr)
+        else:
+            scale = _scale_of(tl.max(tl.abs(x), 0), LARGEST_VALUE)
+            tl.store(scales_ptr + token, scale)
+        scaled = tl.div_rn(x, x * 0 + scale)
+    scaled = tl.minimum(tl.maximum(scaled, -LARGEST_VALUE), LARGEST_VALUE)
+    if INTEGER:
+        scaled = (scaled + _ROUNDING) - _ROUNDING
+    elif INTERPRETED:
+        scaled = _rounded_to_fp8(scaled)
+    values = scaled.to(values_ptr.dtype.element_ty)
+    tl.store(values_ptr + token * WIDTH + column, values, mask=mask)
+
+
+def quantize(x: Tensor, inputs: InputFormat) -> QuantizedInput:
+    """Implement `QuantizedOps.quantize`; the rows of `x` may have any stride."""
+    return _launch(x, x.shape[1], inputs)
+
+
+def norm_quantize(
+    x: Tensor, norm_weight: Tensor | None, eps: float, inputs: InputFormat
+) -> QuantizedInput:
+    return _launch(x, x.shape[1], inputs, norm=True, norm_weight=norm_weight, eps=eps)
+
+
+def silu_mul_quantize(gate_up: Tensor, inputs: InputFormat) -> QuantizedInput:
+    """Implement `QuantizedOps.silu_mul_quantize`; the rows of `gate_up` may have any stride."""
+    return _launch(gate_up, gate_up.shape[1] // 2, inputs, gated=True)
+
+
+def _launch(
+    x: Tensor,
+    width: int,
+    inputs: InputFormat,
+    *,
+    gated: bool = False,
+    norm: bool = False,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> QuantizedInput:
+    tokens, group = x.shape[0], inputs.group or 0
+    block = max(next_power_of_2(width), group)
+    values = x.new_empty((tokens, width), dtype=inputs.dtype)
+    if inputs.scale is None:
+        scales = x.new_empty((tokens, cdiv(width, group) if group else 1), dtype=torch.float32)
+    else:
+        scales = inputs.scale.expand(tokens, 1)
+    if tokens == 0:
+        return QuantizedInput(values, scales, x.dtype)
+    pdl = dependent_launch(x.device)
+    _quantize_kernel[(tokens,)](
+        x,
+        x if norm_weight is None else norm_weight,
+        x if inputs.scale is None else inputs.scale,
+        values,
+        scales,
+        x.stride(0),
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        GROUP=group,
+        GATED=gated,
+        NORM=norm,
+        NORM_WEIGHT=norm_weight is not None,
+        STATIC=inputs.scale is not None,
+        INTEGER=inputs.dtype == torch.int8,
+        LARGEST_VALUE=LARGEST[inputs.dtype],
+        INTERPRETED=x.device.type == "cpu",
+        PDL=pdl,
+        num_warps=max(1, min(16, block // 512)),
+        launch_pdl=pdl,
+    )
+    return QuantizedInput(values, scales, x.dtype)

@@ -1,0 +1,221 @@
+"""The kernels of quantized linear layers against their references."""
+
+import pytest
+import torch
+
+from pagewire.worker.model.quantization.quantizer import quantize_weight, scaled_weight
+from pagewire.worker.model.quantization.scheme import GroupedScheme
+from pagewire.worker.ops.contract.quantized import (
+    GroupedWeight,
+    InputFormat,
+    QuantizedInput,
+    ScaledWeight,
+)
+from pagewire.worker.ops.reference import quantized as reference
+from pagewire.worker.ops.triton import quantize
+from pagewire.worker.ops.triton.quantized import grouped, scaled
+from pagewire.worker.ops.triton.quantized.tiles import Tiles
+from support.kernels.comparison import (
+    CUDA,
+    DTYPES,
+    FULL_SIZE,
+    TOLERANCE,
+    assert_near,
+    poisoned_outputs,
+)
+
+EPS = 1e-5
+EIGHT_BITS = [torch.float8_e4m3fn, torch.int8]
+SMALL = Tiles(rows=64, tokens=16, warps=4, stages=2)
+# tokens, k, features
+SHAPES = [(1, 128, 64), (3, 256, 100), (17, 200, 70)]
+if FULL_SIZE:
+    SHAPES += [(1, 4096, 4096), (16, 4096, 6144), (200, 14336, 4096), (2048, 4096, 6144)]
+
+
+def draw(*shape: int, device: torch.device) -> torch.Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(shape, device=device)
+
+
+def assert_same_numbers(out, expected) -> None:
+    """Values may differ where an input lies between two steps; on the CPU they are equal."""
+    assert out.values.dtype == expected.values.dtype
+    assert out.dtype == expected.dtype
+    torch.testing.assert_close(out.scales, expected.scales.expand_as(out.scales), rtol=1e-6, atol=0)
+    differ = (out.values.float() != expected.values.float()).float().mean()
+    assert differ <= (0 if out.values.device.type == "cpu" else 1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("eight", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("kind", ["token", "groups", "static"])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 64), (5, 200), (3, 384)])
+class TestInputs:
+    def format(self, kind, eight, device) -> InputFormat:
+        scale = torch.full((1,), 0.01, device=device) if kind == "static" else None
+        return InputFormat(eight, 128 if kind == "groups" else None, scale)
+
+    def test_quantize(self, tokens, width, kind, eight, dtype, device):
+        x = draw(tokens, width, device=device).to(dtype)
+        x[0, : width // 2] = 0  # with 64 columns and more, a group of zeros
+        given = self.format(kind, eight, device)
+        with poisoned_outputs():
+            out = quantize.quantize(x, given)
+        assert_same_numbers(out, reference.quantize(x, given))
+
+    def test_norm_quantize(self, tokens, width, kind, eight, dtype, device):
+        x, norm = draw(tokens, width, device=device).to(dtype), draw(width, device=device).to(dtype)
+        given = self.format(kind, eight, device)
+        for weight in (norm, None):
+            out = quantize.norm_quantize(x, weight, EPS, given)
+            expected = reference.norm_quantize(x, weight, EPS, given)
+            near(out, expected)
+
+    def test_silu_mul_quantize(self, tokens, width, kind, eight, dtype, device):
+        x = draw(tokens, 2 * width, device=device).to(dtype)
+        given = self.format(kind, eight, device)
+        near(quantize.silu_mul_quantize(x, given), reference.silu_mul_quantize(x, given))
+
+
+def near(out, expected) -> None:
+    """What is quantized differs in its last bits, so single values may fall one step apart."""
+    wide = out.values.float() - expected.values.float()
+    assert out.values.dtype == expected.values.dtype
+    assert (wide != 0).float().mean() < 0.02
+    torch.testing.assert_close(out.scales, expected.scales.expand_as(out.scales), rtol=2e-3, atol=0)
+    assert_near(out.values.float(), expected.values.float(), 0.01)
+
+
+def scaled_weights(features: int, k: int, device) -> list[ScaledWeight]:
+    wide = draw(features, k, device=device) / k**0.5
+    weights = [scaled_weight(wide, (1, k), eight) for eight in EIGHT_BITS]
+    weights += [scaled_weight(wide, (height, 128), torch.float8_e4m3fn) for height in (1, 128)]
+    return weights
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "k", "features"), SHAPES)
+class TestScaled:
+    def test_scaled_linear(self, tokens, k, features, dtype, device):
+        x = draw(tokens, k, device=device).to(dtype)
+        bias = draw(features, device=device).to(dtype)
+        for weight in scaled_weights(features, k, device):
+            given = reference.quantize(x, weight.input_format)
+            for added in (None, bias):
+                with poisoned_outputs():
+                    out = scaled.scaled_linear(given, weight, added)
+                expected = reference.scaled_linear(given, weight, added)
+                assert_near(out, expected, TOLERANCE[dtype])
+
+    def test_scaled_linear_add(self, tokens, k, features, dtype, device):
+        x = draw(tokens, k, device=device).to(dtype)
+        residual = draw(tokens, features, device=device).to(dtype)
+        for weight in scaled_weights(features, k, device):
+            given = reference.quantize(x, weight.input_format)
+            stream = residual.clone()
+            assert scaled.scaled_linear_add(given, weight, stream) is stream
+            expected = reference.scaled_linear_add(given, weight, residual.clone())
+            assert_near(stream, expected, 2 * TOLERANCE[dtype])
+
+
+def grouped_weights(features: int, k: int, dtype, device) -> list[GroupedWeight]:
+    wide = draw(features, k, device=device) / k**0.5
+    schemes = [
+        GroupedScheme(bits, group, symmetric, ordered)
+        for bits, group, symmetric, ordered in (
+            (4, 128, True, False),
+            (4, 32, False, False),
+            (4, None, False, False),
+            (4, 64, True, True),
+            (8, 32, True, False),
+            (8, None, False, False),
+        )
+    ]
+    weights = [quantize_weight(wide, scheme, dtype) for scheme in schemes]
+    assert isinstance(weights[3], GroupedWeight)
+    assert weights[3].order is not None
+    weights[3].order.copy_(torch.randperm(k))
+    return weights
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "k", "features"), SHAPES)
+class TestGrouped:
+    def test_grouped_linear(self, tokens, k, features, dtype, device):
+        x = draw(tokens, k, device=device).to(dtype)
+        bias = draw(features, device=device).to(dtype)
+        for weight in grouped_weights(features, k, dtype, device):
+            for added in (None, bias):
+                with poisoned_outputs():
+                    out = grouped.grouped_linear(x, weight, added)
+                expected = reference.grouped_linear(x, weight, added)
+                assert_near(out, expected, TOLERANCE[dtype])
+
+    def test_grouped_linear_add(self, tokens, k, features, dtype, device):
+        x = draw(tokens, k, device=device).to(dtype)
+        residual = draw(tokens, features, device=device).to(dtype)
+        for weight in grouped_weights(features, k, dtype, device):
+            stream = residual.clone()
+            assert grouped.grouped_linear_add(x, weight, stream) is stream
+            expected = reference.grouped_linear_add(x, weight, residual.clone())
+            assert_near(stream, expected, 2 * TOLERANCE[dtype])
+
+
+def test_output_is_written_to_out(device):
+    """Only to the rows that it has."""
+    x = draw(3, 128, device=device)
+    four = grouped_weights(40, 128, x.dtype, device)[0]
+    eight = scaled_weights(40, 128, device)[0]
+    given = reference.quantize(x, eight.input_format)
+    for ops in (reference, None):
+        for weight, inputs in ((four, x), (eight, given)):
+            name = "grouped_linear" if weight is four else "scaled_linear"
+            module = ops or (grouped if weight is four else scaled)
+            whole = torch.zeros(5, 40, device=device)
+            out = whole[:3]
+            assert getattr(module, name)(inputs, weight, out=out) is out
+            assert_near(out, getattr(reference, name)(inputs, weight), 1e-5)
+            assert not whole[3:].any()
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 40])
+class TestARowDoesNotDependOnTheOthers:
+    """The bits of a token alone are those among others, with any tiles."""
+
+    def test_scaled(self, tokens, device):
+        x = draw(100, 256, device=device)
+        for weight in scaled_weights(70, 256, device):
+            given = reference.quantize(x, weight.input_format)
+            some = QuantizedInput(given.values[:tokens], given.scales[:tokens], given.dtype)
+            whole = scaled.scaled_linear(given, weight)
+            assert torch.equal(scaled.scaled_linear(some, weight), whole[:tokens])
+            assert torch.equal(scaled.scaled_linear(given, weight, tiles=SMALL), whole)
+
+    @pytest.mark.skipif(not CUDA, reason="in the interpreter numpy multiplies, in its own orders")
+    def test_grouped(self, tokens, device):
+        x = draw(100, 256, device=device).to(DTYPES[0])
+        for weight in grouped_weights(70, 256, x.dtype, device):
+            whole = grouped.grouped_linear(x, weight)
+            assert torch.equal(grouped.grouped_linear(x[:tokens], weight), whole[:tokens])
+            assert torch.equal(grouped.grouped_linear(x, weight, tiles=SMALL), whole)
+
+
+@pytest.mark.parametrize("eight", EIGHT_BITS, ids=str)
+def test_error_is_the_formats_own(eight, device):
+    """Against float64: the products add no more than what a float32 sum rounds."""
+    wide = draw(64, 256, device=device) / 16
+    weight = scaled_weight(wide, (1, 256), eight)
+    x = reference.quantize(draw(8, 256, device=device), weight.input_format)
+    exact = (x.values.double() * x.scales.double()) @ (
+        weight.values.double() * weight.scales.double()
+    ).t()
+    assert_near(scaled.scaled_linear(x, weight), exact.float(), 1e-6)
+
+
+def test_no_tokens(device):
+    weight = scaled_weights(40, 128, device)[0]
+    empty = quantize.quantize(torch.empty(0, 128, device=device), weight.input_format)
+    assert scaled.scaled_linear(empty, weight).shape == (0, 40)
+    four = grouped_weights(40, 128, torch.float32, device)[0]
+    assert grouped.grouped_linear(torch.empty(0, 128, device=device), four).shape == (0, 40)
