@@ -5,7 +5,9 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,14 +17,21 @@ from torch import Tensor
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
-from pagewire.worker.model.weights import Weights, empty_weights, named_views, with_norms_folded
+from pagewire.worker.model.quantization.loading import QuantizedLayers
+from pagewire.worker.model.quantization.stored import PLAIN, StoredTensor
+from pagewire.worker.model.weights import (
+    Weights,
+    empty_weights,
+    named_views,
+    quantized_parts,
+    with_norms_folded,
+)
 
 log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_READABLE = ("F32", "F16", "BF16")
 # Tensors that older exporters stored although the configuration determines them.
 _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
@@ -32,22 +41,21 @@ def load_weights(
 ) -> Weights:
     """The weights in `folder`, converted to `dtype`, on `device`.
 
+    Quantized layers keep their values; `dtype` is that of the scales of grouped ones.
+
     Raises:
         SetupError: names a file that cannot be read, or a tensor that is missing, unknown to the
-            model, or of the wrong shape or type.
+            model, or of the wrong shape, type or value.
     """
     weights = empty_weights(config, dtype, device)
-    views = named_views(config, weights)
     files = _files(folder)
-    missing = dict(views)
+    present = {name for path in files for name in _names(path)}
+    layers = QuantizedLayers(quantized_parts(config, weights), dtype, present)
+    places = _Places(named_views(config, weights), layers, config.tied_head)
+    places.check_complete(folder, present)
     with _progress(sum(path.stat().st_size for path in files)) as advance:
         for path in files:
-            for name in _fill(path, views, config.tied_head, advance):
-                missing.pop(name, None)
-    if missing:
-        name, view = next(iter(missing.items()))
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise SetupError(f"{folder}: tensor {name} {list(view.shape)} is missing{more}")
+            _fill(path, places, advance)
     return with_norms_folded(weights)
 
 
@@ -71,45 +79,87 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _fill(
-    path: Path, views: dict[str, Tensor], tied_head: bool, advance: Callable[[int], None]
-) -> Iterator[str]:
-    """Copies every tensor of one file into its view, and yields the names of the tensors."""
+def _names(path: Path) -> list[str]:
+    """The names of the tensors of one file."""
+    with _opened(path) as file:
+        return list(file.keys())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An open safetensors file; SetupError if it cannot be read as such."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-                view = _view(path, name, views, tied_head)
-                if view is None:
-                    continue
-                part = file.get_slice(name)
-                _check(path, name, part.get_shape(), part.get_dtype(), view)
-                view.copy_(file.get_tensor(name))
-                advance(view.numel() * (4 if part.get_dtype() == "F32" else 2))
-                yield name
+            yield file
     except (SafetensorError, OSError) as error:
         raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _view(path: Path, name: str, views: dict[str, Tensor], tied_head: bool) -> Tensor | None:
-    """The view that a tensor is copied into; None for a tensor that is not needed."""
-    if name in views:
-        return views[name]
-    if name.endswith(_DERIVED) or (tied_head and name == "lm_head.weight"):
-        return None
-    raise SetupError(
-        f"{path}: tensor {name} has no place in the model that config.json describes; "
-        "use the config.json and the weights of the same checkpoint"
-    )
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the tensors of a checkpoint belong."""
+
+    views: dict[str, Tensor]
+    layers: QuantizedLayers
+    tied_head: bool
+
+    def check_complete(self, folder: Path, present: set[str]) -> None:
+        """SetupError names a tensor that the model needs and no file has."""
+        needed = {name: tuple(view.shape) for name, view in self.views.items()}
+        needed |= dict(self.layers.names())
+        missing = [name for name in needed if name not in present]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            shape = list(needed[missing[0]])
+            raise SetupError(f"{folder}: tensor {missing[0]} {shape} is missing{more}")
+
+    def wants(self, name: str) -> StoredTensor | None:
+        """What a tensor must look like; None if it has no place."""
+        view = self.views.get(name)
+        if view is not None:
+            return StoredTensor((tuple(view.shape),), PLAIN)
+        return self.layers.wants(name)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Copies a tensor to its place."""
+        if name in self.views:
+            self.views[name].copy_(tensor)
+        else:
+            self.layers.take(name, tensor)
+
+    def may_be_left_out(self, name: str, file: Any) -> bool:
+        """Whether a tensor without a place says nothing that the model does not know."""
+        if name.endswith(_DERIVED) or (self.tied_head and name == "lm_head.weight"):
+            return True
+        return self.layers.may_have_bias(name) and not bool(file.get_tensor(name).any())
 
 
-def _check(path: Path, name: str, shape: list[int], dtype: str, view: Tensor) -> None:
-    if list(shape) != list(view.shape):
+def _fill(path: Path, places: _Places, advance: Callable[[int], None]) -> None:
+    """Copies every tensor of one file to its place."""
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
+            wanted = places.wants(name)
+            if wanted is None:
+                if not places.may_be_left_out(name, file):
+                    raise SetupError(
+                        f"{path}: tensor {name} has no place in the model that config.json "
+                        "describes; use the config.json and the weights of the same checkpoint"
+                    )
+                continue
+            part = file.get_slice(name)
+            _check(path, name, part.get_shape(), part.get_dtype(), wanted)
+            tensor = file.get_tensor(name)
+            places.put(name, tensor)
+            advance(tensor.nbytes)
+
+
+def _check(path: Path, name: str, shape: list[int], dtype: str, wanted: StoredTensor) -> None:
+    if tuple(shape) not in wanted.shapes:
+        needed = " or ".join(str(list(one)) for one in wanted.shapes)
+        raise SetupError(f"{path}: tensor {name} has shape {shape}, config.json needs {needed}")
+    if dtype not in wanted.dtypes:
         raise SetupError(
-            f"{path}: tensor {name} has shape {list(shape)}, config.json needs {list(view.shape)}"
-        )
-    if dtype not in _READABLE:
-        raise SetupError(
-            f"{path}: tensor {name} is of type {dtype}; supported are {', '.join(_READABLE)}"
+            f"{path}: tensor {name} is of type {dtype}; supported are {', '.join(wanted.dtypes)}"
         )
 
 

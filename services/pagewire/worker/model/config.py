@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pagewire.json_files import line_of, read_json_object
 from pagewire.worker.errors import SetupError
+from pagewire.worker.model.quantization.config import parse_quantization
+from pagewire.worker.model.quantization.scheme import Quantization
 from pagewire.worker.model.stored_dtype import stored_dtype
 
 RopeKind = Literal["default", "linear", "llama3"]
@@ -122,6 +124,7 @@ class ModelConfig:
     tied_head: bool
     dtype: str
     initializer_range: float
+    quantization: Quantization | None = None
 
     @property
     def qkv_size(self) -> int:
@@ -193,6 +196,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         dtype=_dtype(raw),
         initializer_range=float(raw.get("initializer_range", 0.02)),
+        quantization=parse_quantization(raw),
     )
 
 
@@ -216,12 +220,6 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise SetupError(f"config.json: hidden_act {raw['hidden_act']!r}; only 'silu' is supported")
     if raw.get("mlp_bias"):
         raise SetupError("config.json: mlp_bias is true; only models without it are supported")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise SetupError(
-            f"config.json: weights quantized by {method!r} are not supported; "
-            "use the model in bfloat16, float16 or float32"
-        )
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:

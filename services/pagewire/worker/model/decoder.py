@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.kv_cache import KVCache
+from pagewire.worker.model.linear import gated_mlp_add, linear_add, norm_linear
 from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
@@ -198,7 +199,7 @@ class Decoder:
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in the dtype of the weights."""
         eps, head = self.config.rms_norm_eps, self.weights.head
-        return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
+        return norm_linear(self.ops, hidden, self.weights.norm, eps, head, out=out)
 
     def _planned(self, batch: Batch) -> Batch:
         """The batch with its plan of decode attention. One plan serves all layers."""
@@ -233,10 +234,27 @@ class Decoder:
         out: Tensor | None = None,
     ) -> Tensor:
         """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`."""
-        weights = self.weights.layers[layer]
+        weights, eps = self.weights.layers[layer], self.config.rms_norm_eps
+        if not isinstance(weights.qkv, Tensor):
+            qkv = norm_linear(
+                self.ops, residual, weights.input_norm, eps, weights.qkv, weights.qkv_bias
+            )
+            return self.ops.qk_norm_rope_kv_write(
+                qkv,
+                weights.q_norm,
+                weights.k_norm,
+                eps,
+                self.cos_sin,
+                batch.positions,
+                batch.slots,
+                block_tables,
+                cache.keys[layer],
+                cache.values[layer],
+                out=out,
+            )
         return self.ops.norm_qkv_rope_kv_write(
             residual,
-            self.config.rms_norm_eps,
+            eps,
             weights.qkv,
             weights.qkv_bias,
             weights.q_norm,
@@ -256,11 +274,10 @@ class Decoder:
         `attended [rows, heads, head_dim]` is the result of attention.
         """
         ops, eps, weights = self.ops, self.config.rms_norm_eps, self.weights.layers[layer]
-        ops.linear_add(attended.flatten(1), weights.output, residual)
+        linear_add(ops, attended.flatten(1), weights.output, residual)
         if weights.output_bias is not None:
             residual += weights.output_bias
-        gated = ops.norm_gate_up_silu_mul(residual, None, eps, weights.gate_up)
-        ops.linear_add(gated, weights.down, residual)
+        gated_mlp_add(ops, residual, weights.post_norm, eps, weights.gate_up, weights.down)
 
     def _attend(
         self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor

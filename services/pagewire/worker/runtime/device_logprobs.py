@@ -114,7 +114,7 @@ def compute_prompt_logprobs(
     )
     chunks = Prefill(slots, starts, lengths, int(rows.counts.max()))
     attended = decoder.last_attention(queries[indices], chunks, cache, block_tables)
-    vocabulary = decoder.weights.head.shape[0]
+    vocabulary = decoder.config.vocab_size
     width = min(next(w for w in WIDTHS if w >= rows.num_top), vocabulary)
     size = max(ROW_MULTIPLE, MAX_PROMPT_LOGITS // vocabulary // ROW_MULTIPLE * ROW_MULTIPLE)
     pieces = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.ops.contract.quantized import LinearWeight
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
 from pagewire.worker.ops.triton.linear import linear, linear_add
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
@@ -26,16 +27,23 @@ def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
     weights = decoder.weights
     tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
-    changed = _choose([layer.output for layer in weights.layers], tokens, add=True)
-    changed += _choose([layer.down for layer in weights.layers], tokens, add=True)
-    changed += _choose([layer.gate_up for layer in weights.layers], tokens)
+    changed = _choose(_plain(layer.output for layer in weights.layers), tokens, add=True)
+    changed += _choose(_plain(layer.down for layer in weights.layers), tokens, add=True)
+    changed += _choose(_plain(layer.gate_up for layer in weights.layers), tokens)
     if not decoder.config.qkv_bias:
-        changed += _choose([layer.qkv for layer in weights.layers], tokens)
+        changed += _choose(_plain(layer.qkv for layer in weights.layers), tokens)
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
+
+
+def _plain(weights: Iterable[LinearWeight]) -> list[Tensor]:
+    """The weights that cuBLAS multiplies by: quantized ones have kernels of their own."""
+    return [weight for weight in weights if isinstance(weight, Tensor)]
 
 
 def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False) -> int:
     """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
+    if not weights:
+        return 0
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]

@@ -111,7 +111,7 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
         ({"architectures": [], "model_type": "bert"}, ["bert", "MistralForCausalLM"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ({"mlp_bias": True}, ["mlp_bias"]),
-        ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "bfloat16"]),
+        ({"quantization_config": {"quant_method": "hqq"}}, ["hqq", "gptq", "bfloat16"]),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, ["yarn", "llama3"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "None"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),

@@ -6,55 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from pagewire.worker.model.checkpoint import load_weights
-from pagewire.worker.model.config import read_model_config
-from pagewire.worker.model.decoder import Batch, Decoder, Prefill
-from pagewire.worker.model.kv_cache import empty_cache
-from pagewire.worker.model.rotary_table import rope_table
-from pagewire.worker.ops import load_ops
+from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
-BLOCK_SIZE = 16
 PROMPTS, LENGTH = 6, 50
-ON_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-
-
-def load_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
-    config = read_model_config(folder)
-    weights = load_weights(folder, config, dtype, DEVICE)
-    table = rope_table(config.rope, config.head_dim, LENGTH, DEVICE)
-    return Decoder(config, weights, load_ops("triton" if ON_GPU else "torch"), table)
-
-
-def logits(decoder: Decoder, prompt: list[int]) -> Tensor:
-    """The logits of every token of a prompt, `[tokens, vocab]` float32 on the CPU."""
-    count, blocks = len(prompt), -(-len(prompt) // BLOCK_SIZE)
-    dtype = decoder.weights.embedding.dtype
-    cache = empty_cache(decoder.config, 1 + blocks, BLOCK_SIZE, dtype, DEVICE)
-
-    def ints(*values: int) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-    batch = Batch(
-        token_ids=ints(*prompt),
-        positions=ints(*range(count)),
-        slots=ints(*[0] * count),
-        num_decodes=0,
-        decode_lengths=ints(),
-        prefill=Prefill(slots=ints(0), starts=ints(0, count), lengths=ints(count), longest=count),
-    )
-    with torch.inference_mode():
-        hidden = decoder.hidden(batch, cache, ints(*range(1, 1 + blocks))[None])
-        return decoder.logits(hidden).float().cpu()
-
-
-def error(found: list[Tensor], exact: list[Tensor]) -> float:
-    """The error of all values together, relative to their norm."""
-    difference = torch.cat(found) - torch.cat(exact)
-    return float(difference.norm() / torch.cat(exact).norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -69,8 +25,9 @@ def test_error_is_within_that_of_transformers(
     with torch.no_grad():
         exact = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
         theirs = [rounded(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
-    half, full = load_decoder(tmp_path, dtype), load_decoder(tmp_path, torch.float32)
-    ours = [logits(half, prompt) for prompt in prompts]
-    whole = [logits(full, prompt) for prompt in prompts]
+    half = load_decoder(tmp_path, dtype, LENGTH)
+    full = load_decoder(tmp_path, torch.float32, LENGTH)
+    ours = [prompt_logits(half, prompt) for prompt in prompts]
+    whole = [prompt_logits(full, prompt) for prompt in prompts]
     assert error(whole, exact) < 1e-4
     assert 0 < error(ours, exact) < error(theirs, exact)

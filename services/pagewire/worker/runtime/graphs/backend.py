@@ -59,10 +59,9 @@ class GraphBackend(EagerBackend):
         self._shared_buckets.append(self._buckets[-1])
         self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
         # All graphs write their logits here: valid until the next replay, for log probabilities.
-        head = decoder.weights.head
-        self._logits = head.new_empty(self._buckets[-1], head.shape[0])
-        # Graphs that do not sample write the input of the head here.
         embedding = decoder.weights.embedding
+        self._logits = embedding.new_empty(self._buckets[-1], decoder.config.vocab_size)
+        # Graphs that do not sample write the input of the head here.
         self._last_hidden = embedding.new_empty(self._buckets[-1], embedding.shape[1])
         self._mixed = MixedGraphs(
             decoder,
