@@ -48,6 +48,11 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
     )
+    quantization: Literal["none", "fp8", "int8"] = setting(
+        "none",
+        "Quantize plain weights while they are loaded, all linear layers but the head. Quantized "
+        "checkpoints need no setting.",
+    )
     gpu_memory_utilization: float = setting(
         0.9,
         "Fraction of the device's memory for weights, activations and KV cache together.",

@@ -58,6 +58,7 @@ def _path(config: WorkerConfig) -> Path | None:
             _gpu_models(),
             config.device,
             config.dtype,
+            config.quantization,
             config.block_size,
             config.num_slots,
             config.worker_max_num_batched_tokens,

@@ -21,6 +21,7 @@ from pagewire.worker.model.kv_cache import (
     host_blocks_in,
     measure_free_bytes,
 )
+from pagewire.worker.model.quantization.config import online_quantization
 from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
@@ -65,7 +66,7 @@ def _load(
     pool: CompilePool | None,
     phases: StartupPhases,
 ) -> LoadedWorker:
-    model = read_model_config(folder)
+    model = with_quantization(read_model_config(folder), config.quantization)
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
@@ -141,6 +142,18 @@ def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.d
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def with_quantization(model: ModelConfig, name: Literal["none", "fp8", "int8"]) -> ModelConfig:
+    """The model with the quantization of `--quantization`; SetupError if it has one already."""
+    if name == "none":
+        return model
+    if model.quantization is not None:
+        raise SetupError(
+            f"--quantization {name}: the weights are quantized already, by "
+            f"{model.quantization.method}; leave --quantization out, or give plain weights"
+        )
+    return replace(model, quantization=online_quantization(name))
 
 
 def choose_ops(

@@ -70,3 +70,30 @@ def test_float32_is_not_tf32_though_the_environment_allows_it(tmp_path: Path) ->
     torch.set_float32_matmul_precision("high")  # as by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1
     load_worker(WorkerConfig(model=str(tmp_path), device="cpu", num_blocks=40, torch_threads=1))
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_plain_weights_are_quantized_by_a_setting(tmp_path: Path, load_format: str) -> None:
+    save_model(tmp_path, "llama")
+    settings = WorkerConfig(
+        model=str(tmp_path),
+        device="cpu",
+        load_format=load_format,
+        quantization="int8",
+        num_blocks=40,
+        torch_threads=1,
+    )
+    loaded = load_worker(settings)
+    loaded.backend.warm_up()
+    plain = load_worker(replace(settings, quantization="none"))
+    assert loaded.backend.weight_bytes < 0.7 * plain.backend.weight_bytes
+
+
+def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = WorkerConfig(model=str(tmp_path), device="cpu", quantization="fp8", num_blocks=40)
+    with pytest.raises(SetupError, match=r"--quantization fp8: .* already, by awq; leave"):
+        load_worker(settings)
