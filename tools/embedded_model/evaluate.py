@@ -116,7 +116,7 @@ def perplexity(model: Any, rows: Rows, device: str) -> tuple[float, int]:
     return math.exp(total / count), count
 
 
-def _sums() -> list[tuple[str, str]]:
+def small_sums() -> list[tuple[str, str]]:
     """Every sum and difference of 0 to 20 and product of 0 to 12, in digits and in words."""
     asked = []
     for op, top in (("+", 20), ("-", 20), ("*", 12)):
@@ -131,7 +131,7 @@ def _sums() -> list[tuple[str, str]]:
 
 def sums_right(speaker: Speaker, batch: int) -> tuple[int, int]:
     """How many of the small sums are answered right, of how many."""
-    asked = _sums()
+    asked = small_sums()
     right = 0
     for i in range(0, len(asked), batch):
         part = asked[i : i + batch]

@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pagewire.cli.commands import bench, demo, generate, keys, models, ps, run, services
+from pagewire.cli.commands import bench, demo, generate, keys, models, ps, quantize, run, services
 from pagewire.cli.commands import chat as chat_command
 from pagewire.cli.commands import simulate as simulate_command
 from pagewire.cli.errors import CommandError
@@ -44,6 +44,7 @@ def make_app() -> typer.Typer:
         services.simulated_worker,
         simulate_command.simulate,
         services.health,
+        quantize.quantize,
     ):
         app.command(cls=HelpCommand)(function)
     words = {"ignore_unknown_options": True}

@@ -10,8 +10,8 @@ import typer
 from pagewire.bench.comparisons import compare_preemption, compare_static
 from pagewire.bench.replays import Setup, replay
 from pagewire.bench.results import command_line, figures_of, write_file, write_rows
-from pagewire.cli.commands.simulate_tables import print_preemption, print_runs, print_static
 from pagewire.cli.errors import CommandError
+from pagewire.cli.simulate_tables import print_preemption, print_runs, print_static
 
 if TYPE_CHECKING:
     from pagewire.simulator.profile import Profile

@@ -1,8 +1,6 @@
 """Reads weights from safetensors files in the Hugging Face layout, one file or several."""
 
 import json
-import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.progress import progress
 from pagewire.worker.model.quantization.loading import QuantizedLayers
 from pagewire.worker.model.quantization.stored import PLAIN, StoredTensor
 from pagewire.worker.model.weights import (
@@ -26,8 +23,6 @@ from pagewire.worker.model.weights import (
     quantized_parts,
     with_norms_folded,
 )
-
-log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -48,18 +43,33 @@ def load_weights(
             model, or of the wrong shape, type or value.
     """
     weights = empty_weights(config, dtype, device)
-    files = _files(folder)
+    files = weight_files(folder)
     present = {name for path in files for name in _names(path)}
     layers = QuantizedLayers(quantized_parts(config, weights), dtype, present)
     places = _Places(named_views(config, weights), layers, config.tied_head)
     places.check_complete(folder, present)
-    with _progress(sum(path.stat().st_size for path in files)) as advance:
+    with progress("loading weights", sum(path.stat().st_size for path in files)) as advance:
         for path in files:
             _fill(path, places, advance)
     return with_norms_folded(weights)
 
 
-def _files(folder: Path) -> list[Path]:
+def check_plain(files: list[Path], config: ModelConfig) -> None:
+    """Raises SetupError for tensors that are missing, unknown, or of the wrong shape or type.
+
+    `files` have the weights of a model that is not quantized. No values are read.
+    """
+    weights = empty_weights(config, torch.bfloat16, torch.device("meta"))
+    layers = QuantizedLayers({}, torch.bfloat16, ())
+    places = _Places(named_views(config, weights), layers, config.tied_head)
+    places.check_complete(files[0].parent, {name for path in files for name in _names(path)})
+    for path in files:
+        with opened(path) as file:
+            for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
+                _wanted(path, name, file, places)
+
+
+def weight_files(folder: Path) -> list[Path]:
     """The files of the checkpoint, sorted: those that its index names, else the single file."""
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
@@ -81,12 +91,12 @@ def _files(folder: Path) -> list[Path]:
 
 def _names(path: Path) -> list[str]:
     """The names of the tensors of one file."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return list(file.keys())
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """An open safetensors file; SetupError if it cannot be read as such."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -136,21 +146,27 @@ class _Places:
 
 def _fill(path: Path, places: _Places, advance: Callable[[int], None]) -> None:
     """Copies every tensor of one file to its place."""
-    with _opened(path) as file:
+    with opened(path) as file:
         for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-            wanted = places.wants(name)
-            if wanted is None:
-                if not places.may_be_left_out(name, file):
-                    raise SetupError(
-                        f"{path}: tensor {name} has no place in the model that config.json "
-                        "describes; use the config.json and the weights of the same checkpoint"
-                    )
-                continue
-            part = file.get_slice(name)
-            _check(path, name, part.get_shape(), part.get_dtype(), wanted)
-            tensor = file.get_tensor(name)
-            places.put(name, tensor)
-            advance(tensor.nbytes)
+            if _wanted(path, name, file, places):
+                tensor = file.get_tensor(name)
+                places.put(name, tensor)
+                advance(tensor.nbytes)
+
+
+def _wanted(path: Path, name: str, file: Any, places: _Places) -> bool:
+    """Whether a tensor has a place, after checking it; SetupError if it is wrong or unknown."""
+    wanted = places.wants(name)
+    if wanted is None:
+        if places.may_be_left_out(name, file):
+            return False
+        raise SetupError(
+            f"{path}: tensor {name} has no place in the model that config.json describes; "
+            "use the config.json and the weights of the same checkpoint"
+        )
+    part = file.get_slice(name)
+    _check(path, name, part.get_shape(), part.get_dtype(), wanted)
+    return True
 
 
 def _check(path: Path, name: str, shape: list[int], dtype: str, wanted: StoredTensor) -> None:
@@ -161,19 +177,3 @@ def _check(path: Path, name: str, shape: list[int], dtype: str, wanted: StoredTe
         raise SetupError(
             f"{path}: tensor {name} is of type {dtype}; supported are {', '.join(wanted.dtypes)}"
         )
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error if that is a terminal, else one log line.
-
-    Yields a function that takes the number of bytes loaded since its last call.
-    """
-    if not sys.stderr.isatty():
-        log.info("loading weights, %.2f GB", total / 1e9)
-        yield lambda done: None
-        return
-    columns = (TextColumn("weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("weights", total=total)
-        yield lambda done: bar.advance(task, done)

@@ -235,6 +235,16 @@ def quantized_parts(config: ModelConfig, weights: Weights) -> dict[str, Quantize
     return parts
 
 
+def layer_columns(config: ModelConfig) -> dict[str, int]:
+    """The inputs of each linear layer of the decoder, by its name in a checkpoint."""
+    return {
+        f"{_layer_name(index)}.{name}": stack.columns
+        for index in range(config.num_layers)
+        for stack in _stacks(config).values()
+        for name in stack.names
+    }
+
+
 def _matrices(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Stack, LinearWeight]]:
     """Each matrix of projections, with the beginning of their names."""
     for index, layer in enumerate(weights.layers):

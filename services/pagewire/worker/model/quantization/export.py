@@ -1,0 +1,197 @@
+"""Writes quantized copies of model folders, in the format of compressed-tensors.
+
+Names, shapes and types are those that the library compressed-tensors writes, so that other engines
+read the folders too.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pagewire.json_files import read_json_object
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.quantization.packing import pack, unpack_runs
+from pagewire.worker.model.quantization.quantizer import quantize_weight
+from pagewire.worker.model.quantization.scheme import Fp8Scheme, GroupedScheme, Int8Scheme, Scheme
+from pagewire.worker.ops.contract.quantized import ScaledWeight
+
+Target = Literal["fp8", "int8", "int4"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_FORMATS = {"fp8": "float-quantized", "int8": "int-quantized", "int4": "pack-quantized"}
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers that are quantized, by name, with their numbers of inputs, and how."""
+
+    columns: Mapping[str, int]
+    target: Target
+    group: int
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme of all layers."""
+        if self.target == "fp8":
+            return Fp8Scheme()
+        if self.target == "int8":
+            return Int8Scheme()
+        return GroupedScheme(bits=4, group=self.group, symmetric=True)
+
+    def check(self) -> None:
+        """Raises SetupError for a layer whose inputs do not fill its groups."""
+        for name, columns in self.columns.items():
+            if self.target == "int4" and columns % self.group:
+                raise SetupError(
+                    f"{name} has {columns} inputs, which are no groups of {self.group}; give a "
+                    f"--group-size that divides {columns}"
+                )
+
+    def stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """The tensors to write for the tensor of this name: itself, or those of a layer."""
+        layer, _, suffix = name.rpartition(".")
+        if suffix != "weight" or layer not in self.columns:
+            return {name: tensor}
+        weight = quantize_weight(tensor, self.scheme, tensor.dtype)
+        if isinstance(weight, ScaledWeight):
+            return {name: weight.values, f"{layer}.weight_scale": weight.scales}
+        return {
+            f"{layer}.weight_packed": pack(unpack_runs(weight.values, weight.columns), 4),
+            f"{layer}.weight_scale": weight.scales,
+            f"{layer}.weight_shape": torch.tensor(weight.shape),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The `quantization_config` for config.json."""
+        return {
+            "quant_method": "compressed-tensors",
+            "format": _FORMATS[self.target],
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+            "kv_cache_scheme": None,
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": self._weights(),
+                    "input_activations": self._inputs(),
+                    "output_activations": None,
+                }
+            },
+        }
+
+    def _weights(self) -> dict[str, Any]:
+        four = self.target == "int4"
+        return {
+            "num_bits": 4 if four else 8,
+            "type": "float" if self.target == "fp8" else "int",
+            "symmetric": True,
+            "strategy": "group" if four else "channel",
+            "group_size": self.group if four else None,
+            "dynamic": False,
+        }
+
+    def _inputs(self) -> dict[str, Any] | None:
+        if self.target == "int4":
+            return None
+        return {
+            "num_bits": 8,
+            "type": "float" if self.target == "fp8" else "int",
+            "symmetric": True,
+            "strategy": "token",
+            "dynamic": True,
+        }
+
+
+def write_folder(
+    source: Path,
+    output: Path,
+    layers: Layers,
+    files: Iterable[Path],
+    read: Callable[[Path], Mapping[str, Tensor]],
+    advance: Callable[[int], None],
+) -> None:
+    """Writes a quantized copy of the model in `source` to `output`, which must not exist.
+
+    The folder has its name only when it is complete. It has the files of `source` that are no
+    weights, too. `read` gives the tensors of one of the weight `files`. `advance` takes the bytes
+    that were read since its last call.
+
+    Raises:
+        SetupError: `output` exists, or a layer cannot be quantized so.
+        OSError: a file cannot be read or written.
+    """
+    layers.check()
+    if output.exists():
+        raise SetupError(f"{output} exists; give the name of a folder that does not")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        _write_weights(partial, layers, files, read, advance)
+        _write_rest(source, partial, layers)
+        _allow_reading(partial)
+        partial.rename(output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_weights(
+    folder: Path,
+    layers: Layers,
+    files: Iterable[Path],
+    read: Callable[[Path], Mapping[str, Tensor]],
+    advance: Callable[[int], None],
+) -> None:
+    """Writes a file for each of `files`, and the index."""
+    places: dict[str, str] = {}
+    size = 0
+    for path in files:
+        written: dict[str, Tensor] = {}
+        for name, tensor in read(path).items():
+            stored = layers.stored(name, tensor)
+            written |= {key: value.contiguous() for key, value in stored.items()}
+            advance(tensor.nbytes)
+        save_file(written, folder / path.name, metadata={"format": "pt"})
+        places |= dict.fromkeys(written, path.name)
+        size += sum(int(tensor.nbytes) for tensor in written.values())
+    _write_index(folder, places, size)
+
+
+def _write_index(folder: Path, places: dict[str, str], size: int) -> None:
+    """Writes which file has which tensor, unless there is one file of the usual name."""
+    if all(name == SINGLE for name in places.values()):
+        return
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_rest(source: Path, folder: Path, layers: Layers) -> None:
+    """Writes config.json, and copies the files that are neither weights nor hidden."""
+    for path in sorted(source.iterdir()):
+        left_out = path.name in (INDEX, "config.json") or path.name.startswith(".")
+        if path.is_file() and not left_out and path.suffix not in _WEIGHTS:
+            shutil.copyfile(path, folder / path.name)
+    config = read_json_object(source / "config.json")
+    config["quantization_config"] = layers.config()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _allow_reading(folder: Path) -> None:
+    """Gives a temporary folder and its files the permissions of usual ones."""
+    mask = os.umask(0)  # it can be read only by setting it
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~mask)
