@@ -12,10 +12,12 @@ import torch
 from pagewire.bench.kernels import measure as timed
 from pagewire.bench.kernels.cases import Case, CaseMaker
 from pagewire.bench.kernels.measure import Result, measure
+from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import MODELS, Shapes, SharedPrefix, Sizes
 from pagewire.bench.kernels.timing import Ceilings
 from pagewire.cli.commands.bench_kernels import figures_of_case, line
 from pagewire.worker.ops import load_ops
+from pagewire.worker.ops.contract.quantized import QuantizedInput
 from support.kernels.comparison import CUDA, assert_near
 
 SHAPES = Shapes(64, 4, 2, 32, 96, 500, qk_norm=True)
@@ -29,7 +31,12 @@ SIZES = Sizes(
     rotated_bytes=0,
 )
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-CASES = dict(CaseMaker(SHAPES, SIZES, DEVICE, torch.float32).all())
+MAKERS = (CaseMaker, QuantizedCases)
+CASES = {
+    name: make
+    for maker in MAKERS
+    for name, make in maker(SHAPES, SIZES, DEVICE, torch.float32).all()
+}
 CEILINGS = Ceilings(copy_tb_per_s=4.0, matmul_tflop_per_s=800.0)
 
 
@@ -42,7 +49,14 @@ def test_a_case_runs_and_computes_the_reference(name: str) -> None:
     assert any(one is not other for one, other in zip(*case.inputs, strict=True))
     references = copy.deepcopy(case).calls(load_ops("torch"))
     for kernel, reference in zip(case.calls(load_ops("triton")), references, strict=True):
-        assert_near(kernel(), reference(), 1e-5)
+        assert_near(numbers(kernel()), numbers(reference()), 1e-5)
+
+
+def numbers(result: torch.Tensor | QuantizedInput) -> torch.Tensor:
+    """A result, or what a quantized one stands for."""
+    if isinstance(result, torch.Tensor):
+        return result
+    return result.values.float() * result.scales
 
 
 def test_work_counts_each_byte_and_operation_once() -> None:
@@ -55,6 +69,10 @@ def test_work_counts_each_byte_and_operation_once() -> None:
     assert shared == 2 * (2 * 64 + 5 * 16) * 2 * 32 * 4 + 2 * 5 * query
     assert work["prefill attention, 1 x 20"] == 4 * 210 * 4 * 32
     assert work["norm + gate/up + SiLU*mul, tokens: 8"] == 2 * 96 * 64 * 4
+    assert work["RMSNorm + FP8, 5 tokens"] == 5 * 64 * (4 + 1)
+    assert work["SiLU*mul + FP8, 5 tokens"] == 5 * 96 * (2 * 4 + 1)
+    assert work["gate/up in FP8, tokens: 8"] == 2 * 96 * (64 + 4)
+    assert work["gate/up in INT8, tokens: 5"] == 2 * 5 * 64 * 2 * 96
 
 
 def test_inputs_outgrow_the_cache() -> None:
@@ -65,8 +83,8 @@ def test_inputs_outgrow_the_cache() -> None:
 
 def test_every_model_has_a_case_of_each_kernel() -> None:
     for shapes in MODELS.values():
-        names = [name for name, _ in CaseMaker(shapes, Sizes(), DEVICE).all()]
-        assert len(set(names)) == 15
+        names = [name for maker in MAKERS for name, _ in maker(shapes, Sizes(), DEVICE).all()]
+        assert len(set(names)) == 15 + 22
         assert max(map(len, names)) <= 58, "the table's first column"
 
 

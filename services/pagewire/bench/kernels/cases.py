@@ -37,7 +37,7 @@ class Case:
     # The reference in plain torch reads inputs on the host, so it cannot be captured or compiled.
     reference_on_host: bool = False
 
-    def calls(self, ops: Ops) -> list[Callable[[], Tensor]]:
+    def calls(self, ops: Ops) -> list[Callable[[], Any]]:
         """Return a call for each of the inputs."""
         function = getattr(ops, self.op)
         return [partial(function, *given, **self.options) for given in self.inputs]
@@ -163,6 +163,6 @@ class CaseMaker:
         return max(2, min(64, -(-self.sizes.rotated_bytes // size)))
 
 
-def at_least(calls: Sequence[Callable[[], Tensor]], count: int) -> list[Callable[[], Tensor]]:
+def at_least(calls: Sequence[Callable[[], Any]], count: int) -> list[Callable[[], Any]]:
     """Repeat the calls in order until there are `count`, so that the start of a graph is hidden."""
     return list(itertools.islice(itertools.cycle(calls), max(count, len(calls))))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
+from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import load_ops
@@ -42,7 +43,9 @@ def bench_kernels(
 ) -> Iterator[Result]:
     """Time all cases of a model of MODELS on a GPU, one after another."""
     torch.manual_seed(0)
-    for name, make in CaseMaker(MODELS[model], Sizes(), device).all():
+    makers = (CaseMaker, QuantizedCases)
+    cases = [case for maker in makers for case in maker(MODELS[model], Sizes(), device).all()]
+    for name, make in cases:
         yield measure(name, make, compiled, ceilings)
         gc.collect()
         torch.cuda.empty_cache()
