@@ -29,12 +29,16 @@ def launches() -> None:
     from kernels.attention.test_hopper import launch as prefill
     from kernels.compile.test_attention import decode
     from kernels.compile.test_pointwise import meta_state
+    from kernels.compile.test_quantized import grouped, inputs, scaled
     from pagewire.worker.ops.triton import linear, sampling
 
     sampling.sample(meta(8, 4096), meta_state(8))
     sampling.sample(meta(8, 4096), meta_state(8), filtered=False)
     x = meta(1, 256)
     linear.norm_linear(x, meta(256), 1e-6, meta(512, 256))
+    inputs(8, torch.float8_e4m3fn, None)
+    scaled(8, torch.int8, (1, 4096))
+    grouped(8, 4, 128, zeros=True)
     decode(64, 16, 8, 128)
     prefill(HEADS[0], HALVES[0])
 

@@ -18,7 +18,8 @@ from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
 BLOCK_K = 128
 
 
-@triton.jit(do_not_specialize=["tokens"])
+# The stride is 0 or 1 where one scale is for all tokens, by their number.
+@triton.jit(do_not_specialize=["tokens", "x_scales_stride"])
 def _scaled_kernel(
     x_ptr,  # [tokens, K]
     x_scales_ptr,  # [tokens, groups]

@@ -1,0 +1,61 @@
+"""The graph backend computes quantized weights on a GPU as plain torch does on the CPU."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.models.quantized_models import Format, awq, gptq, save_quantized
+from support.models.step_driver import Sequence, StepDriver, local_worker
+from support.models.tiny_models import greedy_tokens, save_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+]
+
+COUNT = 32
+SIZES = {"hidden_size": 128, "intermediate_size": 256}
+PROMPTS = [[(7 * i + start) % 199 for i in range(start + 5)] for start in (0, 11, 40, 90)]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [awq(32), gptq(4, 32, symmetric=True, order=True), gptq(8, 32, symmetric=False)],
+    ids=["awq", "gptq", "gptq in eight bits"],
+)
+def test_greedy_tokens_equal_those_of_torch(tmp_path: Path, form: Format) -> None:
+    model = save_quantized(tmp_path, "qwen3", form, **SIZES)
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in PROMPTS]
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 5}
+        async with local_worker(tmp_path, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            sequences = [Sequence(prompt, COUNT) for prompt in PROMPTS]
+            assert await driver.run(sequences, chunk=9, run_ahead=3) == expected
+            assert not worker.fatal
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_a_sequence_that_runs_again_has_the_same_tokens(tmp_path: Path, quantization: str) -> None:
+    """From graphs of decode steps and of chunks, with weights and inputs in eight bits."""
+    save_model(tmp_path, "llama", **SIZES)
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "bfloat16", "num_slots": 5}
+        settings |= {"quantization": quantization}
+        async with local_worker(tmp_path, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            runs = [
+                await driver.run([Sequence(prompt, COUNT) for prompt in PROMPTS], run_ahead=3)
+                for _ in range(2)
+            ]
+            assert runs[0] == runs[1]
+            assert len({tuple(tokens) for tokens in runs[0]}) == len(PROMPTS)
+            assert not worker.fatal
+
+    asyncio.run(check())
