@@ -37,6 +37,7 @@ from pagewire.worker.startup.phases import StartupPhases
 
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
+FP8_CAPABILITY = (8, 9)  # from which on tensor cores multiply FP8
 
 
 def load_worker(
@@ -67,6 +68,7 @@ def _load(
     phases: StartupPhases,
 ) -> LoadedWorker:
     model = with_quantization(read_model_config(folder), config.quantization)
+    check_fp8(model, device)
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
@@ -154,6 +156,18 @@ def with_quantization(model: ModelConfig, name: Literal["none", "fp8", "int8"]) 
             f"{model.quantization.method}; leave --quantization out, or give plain weights"
         )
     return replace(model, quantization=online_quantization(name))
+
+
+def check_fp8(model: ModelConfig, device: torch.device) -> None:
+    """Raises SetupError if the model has FP8 weights and the GPU cannot multiply them."""
+    if device.type != "cuda" or model.quantization is None or not model.quantization.has_fp8:
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise SetupError(
+            f"{torch.cuda.get_device_name(device)} has compute capability "
+            f"{capability[0]}.{capability[1]}, and FP8 needs 8.9; use weights in INT8 or four bits"
+        )
 
 
 def choose_ops(

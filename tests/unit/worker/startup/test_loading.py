@@ -10,7 +10,14 @@ import torch
 from pagewire.config import WorkerConfig
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig, read_model_config
-from pagewire.worker.startup.loading import choose_device, choose_dtype, choose_ops, load_worker
+from pagewire.worker.startup.loading import (
+    check_fp8,
+    choose_device,
+    choose_dtype,
+    choose_ops,
+    load_worker,
+    with_quantization,
+)
 from support.models.tiny_models import save_model
 
 
@@ -70,6 +77,27 @@ def test_float32_is_not_tf32_though_the_environment_allows_it(tmp_path: Path) ->
     torch.set_float32_matmul_precision("high")  # as by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1
     load_worker(WorkerConfig(model=str(tmp_path), device="cpu", num_blocks=40, torch_threads=1))
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(("capability", "supported"), [((8, 0), False), ((8, 9), True)])
+def test_fp8_needs_a_gpu_that_multiplies_it(
+    model: ModelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    supported: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU of the test")
+    device = torch.device("cuda")
+    check_fp8(model, device)
+    check_fp8(with_quantization(model, "int8"), device)
+    fp8 = with_quantization(model, "fp8")
+    check_fp8(fp8, torch.device("cpu"))
+    if supported:
+        check_fp8(fp8, device)
+        return
+    with pytest.raises(SetupError, match=r"GPU of the test has compute capability 8\.0, and FP8"):
+        check_fp8(fp8, device)
 
 
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])

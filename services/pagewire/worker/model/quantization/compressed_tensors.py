@@ -21,8 +21,8 @@ MIXED = "mixed-precision"  # groups then have a format of their own
 def parse_compressed_tensors(fields: Fields) -> Quantization:
     """Weights whose scheme is that of the first of `config_groups` with a target that matches."""
     stored = fields.take_one_of("format", [*FORMATS, MIXED], None)
-    # Frozen weights are stored unquantized; they are not what their configuration describes.
-    fields.take_one_of("quantization_status", ["compressed"], "compressed")
+    # Older exporters call weights frozen that they have stored compressed.
+    fields.take_one_of("quantization_status", ["compressed", "frozen"], "compressed")
     if fields.take("kv_cache_scheme") is not None:
         raise fields.refused("kv_cache_scheme", "given", "the KV cache is not quantized")
     sparsity = fields.take_object("sparsity_config")

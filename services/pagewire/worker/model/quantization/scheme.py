@@ -85,6 +85,11 @@ class Quantization:
     rules: tuple[Rule, ...]
     ignored: tuple[Pattern, ...] = ()
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether any layer may be in FP8."""
+        return any(isinstance(rule.scheme, Fp8Scheme) for rule in self.rules)
+
     def scheme_of(self, name: str) -> Scheme | None:
         """The scheme of a layer, by its name in the checkpoint; None if it is not quantized."""
         if _any(self.ignored, name):
