@@ -1,8 +1,8 @@
 """What quantization costs a model in quality: the embedded model in each format beside itself.
 
-Each format is served as users serve it. Perplexity is that of the held-out rows that the model's
-card uses, from log probabilities of prompts. Sums are those of the card, or every nth of them. The
-ten questions count the answers that differ from those of the plain model.
+Each format is served as users serve it. Perplexity is that of answers and stories that the model
+was not trained on, from log probabilities of prompts. Sums are those of the model's card, or every
+nth of them. The ten questions count the answers that equal those of the plain model.
 
     python -m benchmarks.quantization --output benchmarks/results/quantization-cpu.jsonl
 """
