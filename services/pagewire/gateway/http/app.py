@@ -38,9 +38,9 @@ from pagewire.gateway.http.request_trace import TRACE
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
-from pagewire.gateway.http.traffic import Traffic
+from pagewire.gateway.http.traffic import Traffic, too_many_waiting
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.gateway.models import ServedModel
+from pagewire.gateway.models import find_model
 from pagewire.gateway.page.engine_view import EVENTS_PATH, EngineView
 from pagewire.gateway.page.files import page_files
 from pagewire.gateway.page.playground import KILL_PATH, PLAYGROUND_PATH, Playground
@@ -142,11 +142,15 @@ class Gateway:
     async def _generate(self, request: Request, route: Route) -> Response:
         body = await self._body(request)
         arrived = time.perf_counter()
-        served = {name: ServedModel.of(model) for name, model in self.schedulers.models().items()}
+        served = self.schedulers.served()
         job = await self.parser.parse(route, body, served, request.receive)
+        self._count(request, job.model, len(body), len(served))
+        if len(served) > 1 and (seconds := self.schedulers.retry_after_for(job.model)):
+            raise too_many_waiting(seconds, job.model)
         del body
         job = identified(job, request.scope["state"])
-        charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
+        _, model = find_model(job.model, served)
+        charge = self.access.charge(request.scope, job, model.max_model_len)
         state = request.scope["state"]
         set_request_id(state[STATE])
         response = await answer(
@@ -161,9 +165,14 @@ class Gateway:
 
     async def _call(self, request: Request, route: TextRoute) -> Response:
         body = await self._body(request)
-        call = await self.parser.text_call(route, body, self.schedulers.models(), request.receive)
+        served = self.schedulers.served()
+        call = await self.parser.text_call(route, body, served, request.receive)
+        self._count(request, call.model, len(body), len(served))
         response = await answer_text_call(call, self.parser, self.schedulers, request.receive)
         return _naming_ignored(response, call.ignored)
+
+    def _count(self, request: Request, model: str, num_bytes: int, num_models: int) -> None:
+        self.traffic.count_for_model(request.scope["state"], model, num_bytes, num_models)
 
     async def _body(self, request: Request) -> bytes:
         if self.status.draining:
