@@ -11,41 +11,41 @@ from typing import Any
 
 from pagewire.auth.keys import KEYS_VARIABLE
 from pagewire.cli.client import KEY_VARIABLE
-from pagewire.cli.launch.stack import Stack
+from pagewire.cli.launch.stack import ModelServices, Stack
 from pagewire.cli.launch.supervisor import Service
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
 
 _TIMEOUT = 5.0
 
 
-async def has_chat_template(stack: Stack, values: Mapping[str, Any]) -> bool:
-    """Whether the served model chats, as its scheduler says."""
+async def has_chat_template(model: ModelServices) -> bool:
+    """Whether a model chats, as its scheduler says."""
     import grpc  # not earlier: `cli.commands.services` says why
 
     from pagewire.rpc.transport import open_channel
     from pagewire.v1 import inference_pb2 as pb
     from pagewire.v1 import inference_pb2_grpc
 
-    [scheduler] = stack.tiers[1]
-    token = _token(scheduler, values)
-    credentials = scheduler.credentials.with_token(token)
-    async with open_channel(stack.grpc_address, credentials) as channel:
+    token = _token(model.scheduler, model.values)
+    credentials = model.scheduler.credentials.with_token(token)
+    async with open_channel(model.grpc_address, credentials) as channel:
         try:
             answer = await inference_pb2_grpc.InferenceStub(channel).ListModels(
                 pb.ListModelsRequest(), timeout=_TIMEOUT, metadata=credentials.metadata
             )
         except grpc.aio.AioRpcError:
             return True  # only the example depends on it
-    return all(model.has_chat_template for model in answer.models)
+    return all(served.has_chat_template for served in answer.models)
 
 
-def ready_block(
-    model: str, stack: Stack, seconds: float, values: Mapping[str, Any], chats: bool
-) -> str:
-    """The lines that say where the server is, and how to try it."""
+def ready_block(stack: Stack, seconds: float, values: Mapping[str, Any], chats: bool) -> str:
+    """The lines that say where the server is, and how to try its first model, which may chat."""
+    first = stack.models[0]
+    names = ", ".join(model.name for model in stack.models)
+    ids_only = bool(first.values["skip_tokenizer"])
     lines = [
         "",
-        f"  Pagewire is ready: {model} at {stack.url} (started in {seconds:.1f} s)",
+        f"  Pagewire is ready: {names} at {stack.url} (started in {seconds:.1f} s)",
         "",
         "  Try it:",
     ]
@@ -53,17 +53,25 @@ def ready_block(
     if has_keys:
         lines.append(f"    export {KEY_VARIABLE}=...    # one of your API keys")
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
-    path, body = _example(model, chats, bool(values["skip_tokenizer"]))
+    path, body = _example(first.name, chats, ids_only)
     url = f"{stack.url}{path}"
     lines.append(f"    curl -N {url}{header} -H 'Content-Type: application/json' \\")
     lines.append(f"      -d '{json.dumps(body)}'")
-    if not values["skip_tokenizer"]:
+    if not ids_only:
         command = "chat" if chats else 'generate "Once upon a time"'
-        lines.append(f"    {program()} {command} --url {stack.url}")
+        which = f" --model {first.name}" if len(stack.models) > 1 else ""
+        lines.append(f"    {program()} {command} --url {stack.url}{which}")
     if values["page"]:
         lines.append(f"    {stack.url}/    in a browser: chat, and the engine live")
-    lines += ["", f"  gRPC: {stack.grpc_address}    Ctrl-C ends everything.", ""]
+    lines += ["", f"  gRPC: {_grpc_addresses(stack)}    Ctrl-C ends everything.", ""]
     return "\n".join(lines)
+
+
+def _grpc_addresses(stack: Stack) -> str:
+    """Where the schedulers listen, with their models if there are several."""
+    if len(stack.models) == 1:
+        return stack.grpc_address
+    return ", ".join(f"{model.grpc_address} ({model.name})" for model in stack.models)
 
 
 def program() -> str:
