@@ -127,9 +127,7 @@ async def _serve(
             lambda: [(link.target, link.load, link.ready) for link in [*schedulers.links.values()]]
         )
     )
-    publish_other_names(
-        metrics, schedulers.models, lambda: [link.load for link in [*schedulers.links.values()]]
-    )
+    publish_other_names(metrics, lambda: [link.load for link in [*schedulers.links.values()]])
     count_tasks(metrics.registry)
     measure_loop_lag(metrics.registry)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)

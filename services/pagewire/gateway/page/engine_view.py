@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,6 +66,7 @@ class EngineView:
         load = link.load
         return {
             "target": link.target,
+            "models": sorted(link.models),
             "state": _state(link),
             "open": link.num_open,
             "waiting": load.waiting,
@@ -167,5 +169,7 @@ def _state(link: Link) -> str:
 def _sum_and_count(histogram: Histogram) -> tuple[float, int]:
     """Of all that was observed since the start: seconds, and how often."""
     samples: Iterable[Any] = (s for metric in histogram.collect() for s in metric.samples)
-    values = {s.name.rpartition("_")[2]: s.value for s in samples if "le" not in s.labels}
+    values: Counter[str] = Counter()
+    for sample in samples:  # of each model
+        values[sample.name.rpartition("_")[2]] += sample.value
     return round(values["sum"], 4), int(values["count"])

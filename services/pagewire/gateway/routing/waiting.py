@@ -151,7 +151,7 @@ class WaitingGenerations:
             len(generation.tokens),
             extra=fields(request_id=generation.request_id),
         )
-        self._metrics.resumed.inc()
+        self._metrics.of(generation.model).resumed.inc()
         generation.trace_event("resumed", link.target)
         link.submit(generation)
 
