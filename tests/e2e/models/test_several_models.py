@@ -20,7 +20,13 @@ pytestmark = pytest.mark.timeout(240)
 
 # Two models of one tokenizer; the weights of the second are random, so their texts differ.
 FIRST, SECOND = "first", "org/second:1"
-FLAGS = ("--model", f"{SECOND}=embedded,load-format=dummy,seed=7", "--torch-threads", "1")
+FLAGS = (
+    "--model",
+    f"{SECOND}=embedded,load-format=dummy,seed=7",
+    "--torch-threads",
+    "1",
+    "--playground",
+)
 PROMPTS = [f"Tell me about {topic}." for topic in ("ships", "rain", "bread", "clocks")]
 TOKENS = 400
 # Beyond the quiet run's longest pause: others use this machine's cores, a starting process too.
@@ -103,7 +109,9 @@ def assert_undisturbed(seen: list[Stream], quiet: list[Stream]) -> None:
 def shown(*arguments: str) -> str:
     """What a command prints."""
     command = [sys.executable, "-m", "pagewire.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 async def test_both_models_are_listed_and_answer_as_themselves(stack: RunningStack) -> None:
@@ -169,3 +177,18 @@ async def test_requests_of_a_killed_model_wait_and_those_of_the_other_do_not(
         assert not waiting.done()
         assert second.text == quiet.text
         assert (await waiting).finish == "length"
+
+
+async def test_the_page_kills_a_worker_of_the_model_that_answers(stack: RunningStack) -> None:
+    async with connect(stack) as client:
+        [quiet, *_] = await streams(client, SECOND)
+        answering = asyncio.create_task(stream(client, SECOND, PROMPTS[0]))
+        await asyncio.sleep(0.3)
+        missing = await client.post("/engine/kill", json={"model": "third"})
+        assert (missing.status_code, missing.json()["error"]["code"]) == (409, "no_worker")
+        assert (await client.post("/engine/kill", json={"model": 3})).status_code == 400
+        first = pid_of(stack, "worker", FIRST)
+        killed = await client.post("/engine/kill", json={"model": SECOND})
+        assert killed.json() == {"killed": f"{SECOND}/worker-0"}
+        assert (await answering).text == quiet.text
+        assert pid_of(stack, "worker", FIRST) == first

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from pagewire.auth.keys import entry_of, new_key
+from pagewire.auth.rate_limits import RateLimits
 from support.processes.gateway_process import ready_gateway
 from support.scripted.scripted_scheduler import MODEL, ScriptedScheduler, expected_text
 from support.waiting import eventually
@@ -142,3 +145,29 @@ async def test_a_model_that_is_not_served_yet_holds_no_other_up(
         while (late := await complete(client, OTHER)).status_code == 503:
             await asyncio.sleep(0.05)
         assert is_whole(late)
+
+
+async def test_the_limits_of_a_key_hold_for_all_models_together(
+    peer: ScriptedScheduler, other: ScriptedScheduler, tmp_path: Path
+) -> None:
+    key = new_key()
+    file = tmp_path / "keys.yaml"
+    file.write_text(entry_of("ada", key, None, RateLimits(requests_per_minute=2), False))
+    addresses = f"{await peer.start()},{await other.start()}"
+    async with (
+        ready_gateway(
+            addresses, api_keys_file=str(file), expected_models=f"{MODEL},{OTHER}"
+        ) as process,
+        httpx.AsyncClient(base_url=process.url, timeout=20) as client,
+    ):
+        assert (await complete(client, MODEL)).status_code == 401
+        client.headers["authorization"] = f"Bearer {key}"
+        ids: list[str] = []
+        while len(ids) < 2:
+            ids = [card["id"] for card in (await client.get("/v1/models")).json()["data"]]
+        assert is_whole(await complete(client, MODEL))
+        assert is_whole(await complete(client, OTHER))
+        for model in (MODEL, OTHER):
+            refused = await complete(client, model)
+            assert refused.status_code == 429
+            assert "2 requests a minute" in refused.json()["error"]["message"]

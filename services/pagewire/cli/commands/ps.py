@@ -91,10 +91,13 @@ async def _gateway_load(url: str) -> str:
     cards = await model_cards(url)
     if cards is None:
         return "does not answer"
-    async with httpx.AsyncClient(
-        timeout=_TIMEOUT, trust_env=False, headers=authorization()
-    ) as client:
-        answer = await client.get(f"{url}/load")
+    try:
+        async with httpx.AsyncClient(
+            timeout=_TIMEOUT, trust_env=False, headers=authorization()
+        ) as client:
+            answer = await client.get(f"{url}/load")
+    except httpx.TransportError:  # it has ended since, or is busy
+        return "does not answer"
     served = ", ".join(str(card["id"]) for card in cards) or "no model yet"
     return f"{served}; {_count(answer.json()['server_load'], 'request')} open"
 

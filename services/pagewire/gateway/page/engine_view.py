@@ -42,9 +42,11 @@ class EngineView:
             error.headers = {"retry-after": "5"}
             raise
 
-    async def busiest_worker(self) -> str | None:
-        """The address of the worker with the most requests; None if no scheduler shows one."""
-        links = [*self._schedulers.links.values()][:MAX_SCHEDULERS]
+    async def busiest_worker(self, model: str | None = None) -> str | None:
+        """The address of the worker with the most requests, of one model or of all; None if no
+        scheduler shows one."""
+        known = self._schedulers.links.values()
+        links = [link for link in known if model is None or model in link.models][:MAX_SCHEDULERS]
         snapshots = await asyncio.gather(*(self._ask(link, 0) for link in links if link.connected))
         workers = [worker for snapshot in snapshots if snapshot for worker in snapshot.workers]
         busiest = max(workers, key=lambda worker: worker.num_running, default=None)
