@@ -1,10 +1,8 @@
 """/v1/embeddings over real processes: results, forms, limits, refusals."""
 
-import asyncio
 import base64
 import random
 import struct
-from pathlib import Path
 
 import grpc
 import httpx
@@ -210,31 +208,3 @@ def test_a_large_body_and_many_inputs(embedder) -> None:
     made = client.embeddings.create(model=model, input=[long], extra_body=options)
     ids = embedder.tokens(long)[-100:]
     check(made.data, [embedding(embedder.model, ids, "last")])
-
-
-async def test_a_killed_worker_loses_nothing(embedder) -> None:
-    texts = [f"sentence {number} " * (1 + number % 40) for number in range(200)]
-    expected = [embedding(embedder.model, embedder.tokens(text), "last") for text in texts]
-    client = openai.AsyncOpenAI(
-        base_url=f"{embedder.stack.url}/v1", api_key="x", max_retries=0, timeout=90
-    )
-    model = Path(embedder.folder).name
-    running = [
-        asyncio.ensure_future(client.embeddings.create(model=model, input=texts[at : at + 50]))
-        for at in range(0, len(texts), 50)
-    ]
-    while not await _computes(embedder.stack.grpc_address):
-        await asyncio.sleep(0.005)
-    assert not all(task.done() for task in running)
-    embedder.stack.kill_worker()
-    made = await asyncio.gather(*running)
-    for at, batch in zip(range(0, len(texts), 50), made, strict=True):
-        check(batch.data, expected[at : at + 50])
-    lines = [line for line in embedder.stack.log if "resumes=" in line]
-    assert any("resumes=0" not in line for line in lines), "no request ran again"
-
-
-async def _computes(address: str) -> bool:
-    async with grpc.aio.insecure_channel(address) as channel:
-        load = await inference_pb2_grpc.InferenceStub(channel).GetLoad(pb.GetLoadRequest())
-    return load.running > 0
