@@ -61,17 +61,8 @@ class ScoreRequest(ScoreFields):
 
     def job(self, model: str, max_model_len: int) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
-        queries, documents = _listed("text_1", self.text_1), _listed("text_2", self.text_2)
-        if len(queries) == 1:
-            queries *= len(documents)
-        if len(queries) != len(documents):
-            raise invalid(
-                "text_1",
-                f"text_1 has {len(queries)} texts and text_2 {len(documents)}; give one text_1, or "
-                "one for each text_2",
-            )
         form = ScoreForm(Envelope("score", "list", model))
-        return self.score_job(model, form, list(zip(queries, documents, strict=True)), "text_2")
+        return self.score_job(model, form, pairs_of(self.text_1, self.text_2), "text_2")
 
 
 class Document(Strict):
@@ -118,6 +109,21 @@ class RerankRequest(ScoreFields):
             tuple(texts) if returned else None,
         )
         return self.score_job(model, form, [(self.query, text) for text in texts], "documents")
+
+
+def pairs_of(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of queries and documents; one query is for all documents. RequestError if the
+    numbers of texts do not fit."""
+    queries, documents = _listed("text_1", text_1), _listed("text_2", text_2)
+    if len(queries) == 1:
+        queries *= len(documents)
+    if len(queries) != len(documents):
+        raise invalid(
+            "text_1",
+            f"text_1 has {len(queries)} texts and text_2 {len(documents)}; give one text_1, or one "
+            "for each text_2",
+        )
+    return list(zip(queries, documents, strict=True))
 
 
 def _listed(field: str, given: Any) -> list[str]:
