@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pagewire.auth.keys import KEYS_VARIABLE
 from pagewire.cli.client import KEY_VARIABLE
@@ -17,9 +17,11 @@ from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
 
 _TIMEOUT = 5.0
 
+Use = Literal["chat", "completion", "embedding", "score"]
 
-async def has_chat_template(stack: Stack, values: Mapping[str, Any]) -> bool:
-    """Whether the served model chats, as its scheduler says."""
+
+async def use_of_model(stack: Stack, values: Mapping[str, Any]) -> Use:
+    """What the served model is for, as its scheduler says."""
     import grpc  # not earlier: `cli.commands.services` says why
 
     from pagewire.rpc.transport import open_channel
@@ -35,12 +37,15 @@ async def has_chat_template(stack: Stack, values: Mapping[str, Any]) -> bool:
                 pb.ListModelsRequest(), timeout=_TIMEOUT, metadata=credentials.metadata
             )
         except grpc.aio.AioRpcError:
-            return True  # only the example depends on it
-    return all(model.has_chat_template for model in answer.models)
+            return "chat"  # only the example depends on it
+    [model] = answer.models or [pb.Model(has_chat_template=True)]
+    if model.task:
+        return "embedding" if model.task == pb.POOLING_TASK_EMBED else "score"
+    return "chat" if model.has_chat_template else "completion"
 
 
 def ready_block(
-    model: str, stack: Stack, seconds: float, values: Mapping[str, Any], chats: bool
+    model: str, stack: Stack, seconds: float, values: Mapping[str, Any], use: Use
 ) -> str:
     """The lines that say where the server is, and how to try it."""
     lines = [
@@ -53,15 +58,17 @@ def ready_block(
     if has_keys:
         lines.append(f"    export {KEY_VARIABLE}=...    # one of your API keys")
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
-    path, body = _example(model, chats, bool(values["skip_tokenizer"]))
+    path, body = _example(model, use, bool(values["skip_tokenizer"]))
     url = f"{stack.url}{path}"
     lines.append(f"    curl -N {url}{header} -H 'Content-Type: application/json' \\")
     lines.append(f"      -d '{json.dumps(body)}'")
-    if not values["skip_tokenizer"]:
-        command = "chat" if chats else 'generate "Once upon a time"'
+    generates = use in ("chat", "completion")
+    if generates and not values["skip_tokenizer"]:
+        command = "chat" if use == "chat" else 'generate "Once upon a time"'
         lines.append(f"    {program()} {command} --url {stack.url}")
     if values["page"]:
-        lines.append(f"    {stack.url}/    in a browser: chat, and the engine live")
+        shown = "chat, and the engine live" if generates else "the engine live"
+        lines.append(f"    {stack.url}/    in a browser: {shown}")
     lines += ["", f"  gRPC: {stack.grpc_address}    Ctrl-C ends everything.", ""]
     return "\n".join(lines)
 
@@ -79,12 +86,19 @@ def program() -> str:
     return shlex.quote(str(beside))
 
 
-def _example(model: str, chats: bool, ids_only: bool) -> tuple[str, dict[str, Any]]:
+def _example(model: str, use: Use, ids_only: bool) -> tuple[str, dict[str, Any]]:
     """The path and the body of a request that this model can answer."""
+    if use == "embedding":
+        text: Any = [1, 2, 3] if ids_only else "Once upon a time"
+        return "/v1/embeddings", {"model": model, "input": text}
+    if use == "score":
+        documents = ["A small wild animal.", "A kind of bread."]
+        query = {"query": "What is a fox?", "documents": documents}
+        return "/v1/rerank", {"model": model, **query}
     if ids_only:
         asked = {"prompt": [1, 2, 3], "max_tokens": 16, "return_token_ids": True}
         return "/v1/completions", {"model": model, **asked}
-    if not chats:
+    if use == "completion":
         asked = {"prompt": "Once upon a time", "max_tokens": 64, "stream": True}
         return "/v1/completions", {"model": model, **asked}
     messages = [{"role": "user", "content": "Hello! What can you do?"}]

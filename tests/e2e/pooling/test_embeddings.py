@@ -1,8 +1,11 @@
 """/v1/embeddings over real processes: results, forms, limits, refusals."""
 
 import base64
+import json
 import random
+import re
 import struct
+import subprocess
 
 import grpc
 import httpx
@@ -208,3 +211,13 @@ def test_a_large_body_and_many_inputs(embedder) -> None:
     made = client.embeddings.create(model=model, input=[long], extra_body=options)
     ids = embedder.tokens(long)[-100:]
     check(made.data, [embedding(embedder.model, ids, "last")])
+
+
+def test_the_printed_example_works(embedder) -> None:
+    command = re.search(r"curl (?:.|\n)*?'\{.*\}'", embedder.stack.output)
+    assert command is not None
+    answer = subprocess.run(command[0], shell=True, capture_output=True, text=True, check=True)
+    [entry] = json.loads(answer.stdout)["data"]
+    wanted = embedding(embedder.model, embedder.tokens("Once upon a time"), "last")
+    torch.testing.assert_close(torch.tensor(entry["embedding"]), torch.tensor(wanted), **TOLERANCE)
+    assert "pagewire chat" not in embedder.stack.output

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from pagewire.packing import pack
+from pagewire.v1 import worker_pb2 as pb
 from support.models.pooling_models import (
     add_modules,
     classified,
@@ -112,6 +114,20 @@ async def test_a_bad_prompt_fails_alone(tmp_path: Path) -> None:
     assert [bool(sequence.failure) for sequence in sequences] == [False, True, False]
     expected = pooled(model, good, "mean")
     check([[sequences[0].vector, sequences[2].vector]], [expected, expected])
+
+
+async def test_a_mean_refuses_computed_tokens(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    add_modules(tmp_path, {"pooling_mode": "mean"}, normalize=True)
+    async with local_worker(tmp_path) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        start = driver._start(Sequence(prompts()[3], 1))
+        start.num_computed, start.blocks = 16, pack([1, 2, 3])
+        step = pb.Step(starts=[start], prefill_slots=pack([start.slot]), prefill_counts=pack([17]))
+        await driver._send(step)
+        result = await driver.stream.receive()
+    [error] = result.errors
+    assert "num_computed must be 0" in error.message
 
 
 async def test_a_prompt_without_finite_states_fails(tmp_path: Path) -> None:

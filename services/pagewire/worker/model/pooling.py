@@ -60,14 +60,13 @@ def causal_architecture(name: str) -> str:
 def read_pooling(folder: Path, task: str, tokenizer: Path | None = None) -> PoolingConfig | None:
     """The pooling of a model for `--task`; None if it generates.
 
-    `tokenizer` is the tokenizer's folder, if that is not the model's.
-
     With `auto`, a folder of sentence-transformers embeds, a sequence classifier scores, and any
-    other model generates. SetupError names what is not supported.
+    other model generates. `tokenizer` is the tokenizer's folder, if that is not the model's.
+    SetupError names what is not supported.
     """
     try:
         raw = read_json_object(folder / "config.json")
-        modules = _modules(folder)
+        modules = {} if task == "generate" else _modules(folder)
         chosen = _task(task, raw, modules)
         if chosen == "generate":
             return None
@@ -80,8 +79,9 @@ def read_pooling(folder: Path, task: str, tokenizer: Path | None = None) -> Pool
         return _token_scorer(folder, modules, bound, tokenizer or folder)
     except SetupError:
         raise
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise SetupError(f"{folder}: its pooling cannot be read: {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        what = f"the key {error} is missing" if isinstance(error, KeyError) else error
+        raise SetupError(f"{folder}: its pooling cannot be read: {what}") from error
 
 
 def _task(task: str, raw: Mapping[str, Any], modules: Mapping[str, str]) -> str:

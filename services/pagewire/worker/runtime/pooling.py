@@ -62,6 +62,8 @@ class PoolingBackend(EagerBackend):
         )
         self._kind = pooling.kind
         self._head = head
+        # By slot: the tokens that `_states` covers.
+        self._covered = np.zeros(limits.num_slots + 1, np.int64)
         # By slot: the sum of the hidden states so far, or the first one. [slots + 1, hidden]
         self._states = torch.zeros(
             (limits.num_slots + 1, hidden) if pooling.kind != "last" else (0, hidden),
@@ -134,12 +136,20 @@ class PoolingBackend(EagerBackend):
     def _collect(self, chunks: Chunks, hidden: Tensor) -> None:
         """Adds the chunks' hidden states `[tokens, hidden]` to the states of their slots.
 
-        One sum for each chunk: adding rows by index has no fixed order on a GPU.
+        One sum for each chunk: adding rows by index has no fixed order on a GPU. ValueError for a
+        chunk that does not follow the slot's last one.
         """
         starts = chunks.starts.tolist()
         for index, slot in enumerate(chunks.slots.tolist()):
             rows = hidden[starts[index] : starts[index + 1]]
-            begins = int(chunks.positions[starts[index]]) == 0
+            begin = int(chunks.positions[starts[index]])
+            begins = begin == 0
+            if not begins and begin != self._covered[slot]:
+                raise ValueError(
+                    f"slot {slot} goes on at token {begin}, and its vector has "
+                    f"{self._covered[slot]} tokens: num_computed must be 0"
+                )
+            self._covered[slot] = begin + len(rows)
             if self._kind == "mean":
                 total = rows.sum(0, dtype=torch.float64)
                 self._states[slot] = total if begins else self._states[slot] + total

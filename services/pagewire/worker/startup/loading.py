@@ -68,9 +68,10 @@ def _load(
     pool: CompilePool | None,
     phases: StartupPhases,
 ) -> LoadedWorker:
-    tokenizer = resolve_tokenizer(config.model, config.tokenizer)
-    pooling = read_pooling(folder, config.task, tokenizer)
     model = read_model_config(folder)
+    scores = config.task == "score"
+    tokenizer = resolve_tokenizer(config.model, config.tokenizer) if scores else None
+    pooling = read_pooling(folder, config.task, tokenizer)
     if pooling is not None:
         model = pooled_model(model, pooling)
     dtype = choose_dtype(config.dtype, model, device)

@@ -43,6 +43,11 @@ def test_a_causal_model_generates(tmp_path: Path, task: str) -> None:
     assert read_pooling(model(tmp_path, CAUSAL), task) is None
 
 
+def test_a_model_with_other_modules_may_generate(tmp_path: Path) -> None:
+    dense = ("2_Dense", "sentence_transformers.models.Dense")
+    assert read_pooling(model(tmp_path, CAUSAL, TRANSFORMER, dense), "generate") is None
+
+
 @pytest.mark.parametrize("config", [CAUSAL, HEADLESS])
 def test_without_modules_the_last_token_is_normalized(
     tmp_path: Path, config: dict[str, Any]
@@ -160,6 +165,13 @@ def test_the_tokens_of_a_logit_score_module(tmp_path: Path) -> None:
             "exactly one of lasttoken, mean and cls",
         ),
         ("auto", CAUSAL, [TRANSFORMER, POOLING], {}, "its pooling cannot be read"),
+        (
+            "score",
+            CAUSAL,
+            [TRANSFORMER, LOGIT_SCORE],
+            {"1_LogitScore/config.json": {}},
+            "the key 'true_token_id' is missing",
+        ),
         (
             "auto",
             CAUSAL,
