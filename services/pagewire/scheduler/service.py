@@ -129,6 +129,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort_with(context, error)
         response = pb.PoolResponse()
         async for last in self.Generate(request, context):
+            if last.finish.reason == pb.FINISH_REASON_ABORT:
+                await abort_with(context, RequestError(Code.CANCELLED, "the request was aborted"))
             response.request_id = last.request_id
             response.values.extend(unpack_floats(last.finish.pooled).tolist())
             response.usage.CopyFrom(last.finish.usage)

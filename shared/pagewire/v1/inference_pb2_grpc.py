@@ -100,7 +100,7 @@ class InferenceServicer(object):
 
     def Pool(self, request, context):
         """Runs one request with `pooling`: the embedding of a prompt, or the score of a pair. Errors are
-        those of Generate.
+        those of Generate, and CANCELLED after an Abort.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
