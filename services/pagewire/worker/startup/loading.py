@@ -73,7 +73,7 @@ def _load(
     tokenizer = resolve_tokenizer(config.model, config.tokenizer) if scores else None
     pooling = read_pooling(folder, config.task, tokenizer)
     if pooling is not None:
-        model = pooled_model(model, pooling)
+        model = pooled_model(model, pooling, config.max_model_len)
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)

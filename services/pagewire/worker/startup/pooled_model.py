@@ -12,16 +12,23 @@ from pagewire.worker.model.pooling import PoolingConfig
 from pagewire.worker.model.weights import Weights
 
 
-def pooled_model(model: ModelConfig, pooling: PoolingConfig) -> ModelConfig:
-    """The configuration to load: without a head that no one uses, and with the pooling's length.
+def pooled_model(
+    model: ModelConfig, pooling: PoolingConfig, max_model_len: int | None
+) -> ModelConfig:
+    """The configuration to load: without a head that is not used, and with the pooling's length.
 
-    Rotary embedding does not depend on the length, which only bounds prompts.
+    Rotary embedding does not depend on the length, which only bounds prompts. SetupError if
+    `max_model_len`, the setting, exceeds it, or for tokens outside the vocabulary.
     """
+    bound = pooling.max_length
+    if bound is not None and max_model_len is not None and max_model_len > bound:
+        raise SetupError(
+            f"max_model_len {max_model_len}: sentence_bert_config.json allows 1 to {bound} "
+            "(max_seq_length)"
+        )
     if pooling.head != "tokens":
         model = replace(model, tied_head=True)  # then lm_head.weight is not read
-    longest = min(
-        model.max_position_embeddings, pooling.max_length or model.max_position_embeddings
-    )
+    longest = min(model.max_position_embeddings, bound or model.max_position_embeddings)
     for token in (pooling.true_token, pooling.false_token):
         if token is not None and not 0 <= token < model.vocab_size:
             raise SetupError(
