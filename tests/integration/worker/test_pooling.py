@@ -103,6 +103,35 @@ async def test_the_score_of_two_tokens_is_the_difference_of_their_logits(
     assert 0.001 < min(wanted) < 0.5 < max(wanted)
 
 
+@pytest.mark.parametrize("kind", ["last", "mean", "cls"])
+async def test_bfloat16_is_as_near_as_that_of_transformers(tmp_path: Path, kind: str) -> None:
+    model = save_model(tmp_path, "qwen3", initializer_range=0.1)
+    mode = {"last": "lasttoken", "mean": "mean", "cls": "cls"}[kind]
+    add_modules(tmp_path, {"pooling_mode": mode}, normalize=True)
+    expected = [pooled(model, prompt, kind) for prompt in prompts()]
+    [found] = await vectors(tmp_path, chunks=(30,), dtype="bfloat16")
+    rounded = model.to(torch.bfloat16)
+    theirs = [pooled(rounded, prompt, kind).float() for prompt in prompts()]
+    for vector, their, wanted in zip(found, theirs, expected, strict=True):
+        error = (torch.tensor(vector) - wanted).norm() / wanted.norm()
+        assert 0 < error < 2 * (their - wanted).norm() / wanted.norm()
+
+
+@pytest.mark.parametrize("mode", ["lasttoken", "mean"])
+async def test_the_warm_up_measures_costs(tmp_path: Path, mode: str) -> None:
+    """The steps that it times begin in the middle of a prompt, too."""
+    model = save_model(tmp_path, "llama")
+    add_modules(tmp_path, {"pooling_mode": mode}, normalize=True)
+    kind = {"lasttoken": "last", "mean": "mean"}[mode]
+    async with local_worker(tmp_path, host_memory_gb=0.001) as worker:
+        worker.loaded.backend.warm_up()
+        assert worker.loaded.backend.host_costs is not None
+        driver = StepDriver(worker.stream(), worker.limits)
+        sequence = Sequence(prompts()[4], 1)
+        await driver.run([sequence], chunk=30)
+    check([[sequence.vector]], [pooled(model, prompts()[4], kind)])
+
+
 async def test_a_bad_prompt_fails_alone(tmp_path: Path) -> None:
     model = save_model(tmp_path, "llama")
     add_modules(tmp_path, {"pooling_mode": "mean"}, normalize=True)
