@@ -130,6 +130,8 @@ class PoolingBackend(EagerBackend):
 
     def _normed(self, residual: Tensor) -> Tensor:
         """The model's last hidden states `[tokens, hidden]`, of its final residual stream."""
+        if not len(residual):  # no prompt ends in this step; a kernel needs at least one row
+            return residual
         weights, eps = self._decoder.weights, self._decoder.config.rms_norm_eps
         return self._decoder.ops.rms_norm(residual, weights.norm, eps)
 
