@@ -133,8 +133,10 @@ class GatewayMetrics:
         metrics.generation_seconds.observe(generation.ended_at - generation.started_at)
         if generation.finish is not None and generation.finish.HasField("queue_seconds"):
             metrics.queue_seconds.observe(generation.finish.queue_seconds)
-        if generation.finish is not None and generation.request.HasField("beam_search"):
-            # The tokens of a beam search arrive with its end.
+        request = generation.request
+        at_end = request.HasField("beam_search") or request.HasField("pooling")
+        if generation.finish is not None and at_end:
+            # The tokens of a beam search arrive with its end, and vectors have none.
             metrics.prompt_tokens.inc(generation.finish.usage.prompt_tokens)
             metrics.generated_tokens.inc(generation.finish.usage.completion_tokens)
             return

@@ -8,7 +8,7 @@ from typing import Any
 from pagewire.cli.launch.launch import launch
 from pagewire.cli.launch.stack import Stack, full_stack, model_settings, stack_settings
 from pagewire.cli.launch.supervisor import SUPERVISOR
-from pagewire.cli.ready import has_chat_template, ready_block
+from pagewire.cli.ready import ready_block, use_of_model
 from pagewire.cli.settings.options import configured
 from pagewire.lifecycle.logs import json_line
 
@@ -26,9 +26,9 @@ def run(values: dict[str, Any]) -> None:
     started = time.monotonic()
 
     async def serve(stack: Stack) -> None:
-        chats = await has_chat_template(stack.models[0])
+        use = await use_of_model(stack.models[0])
         seconds = time.monotonic() - started
-        print(ready_block(stack, seconds, values, chats), flush=True)
+        print(ready_block(stack, seconds, values, use), flush=True)
         await asyncio.Event().wait()
 
     report = _json_log if values["log_format"] == "json" else _Log()

@@ -20,6 +20,7 @@ from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages import request as messages
 from pagewire.gateway.api.messages.errors import error_response
+from pagewire.gateway.api.pooling import embeddings, scores
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import (
@@ -56,8 +57,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The paths of requests that generate. They are limited, charged and timed.
-GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
+# The paths of requests that workers compute: text or vectors. They are limited, charged and timed.
+GENERATING = (
+    chat.PATH,
+    completions.PATH,
+    responses.PATH,
+    messages.PATH,
+    embeddings.PATH,
+    *scores.SCORE_PATHS,
+    *scores.RERANK_PATHS,
+)
 # The paths that tell of other clients' requests or end workers: they need an operator's key.
 OPERATOR_PATHS = frozenset({EVENTS_PATH, KILL_PATH})
 # The paths of other requests with a body. They are limited, and count as a request of their key.
@@ -126,6 +135,18 @@ class Gateway:
     async def messages(self, request: Request) -> Response:
         """The assistant's next message, in Anthropic's form, streamed or whole."""
         return await self._generate(request, "messages")
+
+    async def embeddings(self, request: Request) -> Response:
+        """The embedding of each input."""
+        return await self._generate(request, "embeddings")
+
+    async def score(self, request: Request) -> Response:
+        """The score of each pair of texts."""
+        return await self._generate(request, "score")
+
+    async def rerank(self, request: Request) -> Response:
+        """Documents in the order of their scores for a query."""
+        return await self._generate(request, "rerank")
 
     async def count_tokens(self, request: Request) -> Response:
         """The number of tokens of a conversation in Anthropic's form."""
@@ -225,6 +246,12 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
     )
     post(messages.PATH, gateway.messages, "createMessage", messages.MessagesRequest, streams=True)
     post(messages.COUNT_PATH, gateway.count_tokens, "countTokens", messages.MessagesRequest)
+    post(embeddings.PATH, gateway.embeddings, "createEmbedding", embeddings.EmbeddingRequest)
+    for path, name in zip(scores.SCORE_PATHS, ("score", "scoreUnversioned"), strict=True):
+        post(path, gateway.score, name, scores.ScoreRequest)
+    names = ("rerank", "rerankUnversioned", "rerankAsCohere")
+    for path, name in zip(scores.RERANK_PATHS, names, strict=True):
+        post(path, gateway.rerank, name, scores.RerankRequest)
     post(tokenization.TOKENIZE_PATH, gateway.tokenize, "tokenize", tokenization.TokenizeRequest)
     post(
         tokenization.DETOKENIZE_PATH,

@@ -13,6 +13,8 @@ from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages.request import MessagesRequest, messages_request_model
+from pagewire.gateway.api.pooling.embeddings import EmbeddingRequest
+from pagewire.gateway.api.pooling.scores import RerankRequest, ScoreRequest
 from pagewire.gateway.api.responses.request import ResponsesRequest, responses_request_model
 from pagewire.gateway.api.tokenization import (
     DetokenizeRequest,
@@ -25,10 +27,16 @@ from pagewire.gateway.models import Models, find_model
 from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.v1 import inference_pb2 as pb
 
-Route = Literal["chat", "completions", "responses", "messages"]
+Route = Literal["chat", "completions", "responses", "messages", "embeddings", "score", "rerank"]
 TextRoute = Literal["tokenize", "detokenize", "count_tokens"]
 Task = Literal["job", "text_call", "text_body"]
 
+# Requests whose inputs have one result each, and no text.
+_POOLED: dict[Route, type[EmbeddingRequest] | type[ScoreRequest] | type[RerankRequest]] = {
+    "embeddings": EmbeddingRequest,
+    "score": ScoreRequest,
+    "rerank": RerankRequest,
+}
 # A JSON string; at the end of the body also one without its closing quote.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 # Address space of a helper process: the interpreter with its libraries, and a parsed body.
@@ -70,6 +78,11 @@ class JobParser:
             completion.resolve_truncation(max_model_len, completion.given_max_tokens())
             job = completion.job(model, max_model_len, self._limits.max_prompt_logprobs)
             return replace(job, ignored=check_extras(completion, self._strict_fields))
+        if route in _POOLED:
+            pooled = self._read(_POOLED[route], body, has_messages=False)
+            model, served = find_model(pooled.model, models)
+            job = pooled.job(model, served.max_model_len)
+            return replace(job, ignored=check_extras(pooled, self._strict_fields))
         request = self._read(self._conversations[route], body)
         model, served = find_model(request.model, models)
         request.resolve_truncation(served.max_model_len, request.given_max_tokens())

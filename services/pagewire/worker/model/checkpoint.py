@@ -3,9 +3,10 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from rich.console import Console
@@ -28,16 +29,22 @@ _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    further: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Weights:
     """The weights in `folder`, converted to `dtype`, on `device`.
+
+    `further` are tensors by name that are filled, too: those of a head that is not the decoder's.
 
     Raises:
         SetupError: names a file that cannot be read, or a tensor that is missing, unknown to the
             model, or of the wrong shape or type.
     """
     weights = empty_weights(config, dtype, device)
-    views = named_views(config, weights)
+    views = {**named_views(config, weights), **further}
     files = _files(folder)
     missing = dict(views)
     with _progress(sum(path.stat().st_size for path in files)) as advance:
@@ -85,15 +92,17 @@ def _fill(
                 _check(path, name, part.get_shape(), part.get_dtype(), view)
                 view.copy_(file.get_tensor(name))
                 advance(view.numel() * (4 if part.get_dtype() == "F32" else 2))
-                yield name
+                yield name if name in views else f"model.{name}"
     except (SafetensorError, OSError) as error:
         raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
 
 
 def _view(path: Path, name: str, views: dict[str, Tensor], tied_head: bool) -> Tensor | None:
     """The view that a tensor is copied into; None for a tensor that is not needed."""
-    if name in views:
-        return views[name]
+    # A decoder that was saved without a head has names without the first part.
+    for known in (name, f"model.{name}"):
+        if known in views:
+            return views[known]
     if name.endswith(_DERIVED) or (tied_head and name == "lm_head.weight"):
         return None
     raise SetupError(

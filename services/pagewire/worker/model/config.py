@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pagewire.json_files import line_of, read_json_object
 from pagewire.worker.errors import SetupError
+from pagewire.worker.model.pooling import causal_architecture
 from pagewire.worker.model.stored_dtype import stored_dtype
 
 RopeKind = Literal["default", "linear", "llama3"]
@@ -199,8 +200,9 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _family(raw: Mapping[str, Any]) -> Family:
     """The family that `architectures` names; without that key, the one of `model_type`."""
     architectures = raw.get("architectures") or []
+    causal = [causal_architecture(name) for name in architectures]
     for family in FAMILIES:
-        if family.architecture in architectures:
+        if family.architecture in causal:
             return family
         if not architectures and family.model_type == raw.get("model_type"):
             return family

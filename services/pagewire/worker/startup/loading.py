@@ -10,7 +10,7 @@ import torch
 
 from pagewire.config import WorkerConfig
 from pagewire.limits import MAX_LOGPROBS
-from pagewire.models import resolve_model
+from pagewire.models import resolve_model, resolve_tokenizer
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import ModelConfig, read_model_config
@@ -21,6 +21,7 @@ from pagewire.worker.model.kv_cache import (
     host_blocks_in,
     measure_free_bytes,
 )
+from pagewire.worker.model.pooling import read_pooling
 from pagewire.worker.model.rotary_table import rope_table
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
@@ -30,9 +31,11 @@ from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs.backend import GraphBackend
+from pagewire.worker.runtime.pooling import PoolingBackend
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
 from pagewire.worker.startup.kernel_record import KernelRecord
 from pagewire.worker.startup.phases import StartupPhases
+from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
 
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
@@ -66,6 +69,11 @@ def _load(
     phases: StartupPhases,
 ) -> LoadedWorker:
     model = read_model_config(folder)
+    scores = config.task == "score"
+    tokenizer = resolve_tokenizer(config.model, config.tokenizer) if scores else None
+    pooling = read_pooling(folder, config.task, tokenizer)
+    if pooling is not None:
+        model = pooled_model(model, pooling, config.max_model_len)
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
@@ -73,7 +81,7 @@ def _load(
     ops = load_ops(kernels)
     table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
     phases.end("device")
-    graphs = device.type == "cuda" and kernels == "triton"
+    graphs = device.type == "cuda" and kernels == "triton" and pooling is None
     if graphs:
         from pagewire.worker.startup.precompile import (
             collect_kernels,
@@ -88,10 +96,13 @@ def _load(
             profile = partial(_largest_step, limits=trial, dtype=dtype)
             collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
             phases.end("collecting kernels")
+    pooled_head = PoolingHead(pooling, model, device)
     if config.load_format == "dummy":
         weights = dummy_weights(model, dtype, device, config.seed)
+        pooled_head.randomize(config.seed)
     else:
-        weights = load_weights(folder, model, dtype, device)
+        weights = load_weights(folder, model, dtype, device, pooled_head.tensors())
+    weights, head = pooled_head.take(weights)
     decoder = Decoder(model, weights, ops, table)
     phases.end("weights")
     compiled: list[CompileResult] = []
@@ -109,7 +120,11 @@ def _load(
         report_compilations(compiled, load_kernels(decoder, limits, dtype))
         record.write()
         phases.end("loading kernels")
-    backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
+    backend: EagerBackend
+    if pooling is not None:
+        backend = PoolingBackend(decoder, limits, dtype, pooling, head)
+    else:
+        backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
     phases.end("KV cache")
     return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
 
