@@ -56,9 +56,12 @@ class CaseMaker:
         """Yield the name of each case and a function that makes it."""
         sizes, tokens = self.sizes, self.sizes.tokens
         yield f"RMSNorm, {tokens} tokens", self.rms_norm
+        yield f"LayerNorm, {tokens} tokens", self.layer_norm
         rope = "QK-norm + RoPE + KV write" if self.shapes.qk_norm else "RoPE + KV write"
         yield f"{rope}, {tokens} tokens", self.rope
         yield f"SiLU*mul, {tokens} tokens", self.silu_mul
+        yield f"GELU*mul, {tokens} tokens", self.gelu_mul
+        yield f"soft cap, {sizes.sampled_rows} x {self.shapes.vocabulary}", self.soft_cap
         for rows, length in sizes.decode:
             yield f"decode attention, {rows} x {length}", partial(self.decode, rows, length)
         shared = sizes.shared_prefix
@@ -78,6 +81,11 @@ class CaseMaker:
         inputs = [(x, weight, EPS) for x in self._several(*rows)]
         return Case("rms_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
 
+    def layer_norm(self) -> Case:
+        weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
+        inputs = [(x, weight, weight, EPS) for x in self._several(*rows)]
+        return Case("layer_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
+
     def rope(self) -> Case:
         tokens = self.sizes.tokens
         drawn = rope_inputs(self._heads, tokens, self.device)
@@ -92,6 +100,16 @@ class CaseMaker:
     def silu_mul(self) -> Case:
         inputs = [(x,) for x in self._several(self.sizes.tokens, 2 * self.shapes.intermediate)]
         return Case("silu_mul", inputs[0][0].nbytes * 3 // 2, "TB/s", inputs)
+
+    def gelu_mul(self) -> Case:
+        rows = (self.sizes.tokens, 2 * self.shapes.intermediate)
+        inputs = [(x, "gelu_tanh") for x in self._several(*rows)]
+        work = inputs[0][0].nbytes * 3 // 2
+        return Case("activate", work, "TB/s", inputs, {"gated": True})
+
+    def soft_cap(self) -> Case:
+        logits = self._several(self.sizes.sampled_rows, self.shapes.vocabulary)
+        return Case("soft_cap", 2 * logits[0].nbytes, "TB/s", [(x, 30.0) for x in logits])
 
     def decode(self, rows: int, length: int) -> Case:
         kv_bytes = self._heads.kv_bytes(rows * length)

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
-from pagewire.worker.model.weights import Weights, empty_weights, named_views, with_norms_folded
+from pagewire.worker.model.served_weights import served_weights
+from pagewire.worker.model.weight_names import named_views
+from pagewire.worker.model.weights import Weights, empty_weights
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +44,13 @@ def load_weights(
     missing = dict(views)
     with _progress(sum(path.stat().st_size for path in files)) as advance:
         for path in files:
-            for name in _fill(path, views, config.tied_head, advance):
+            for name in _fill(path, views, config, advance):
                 missing.pop(name, None)
     if missing:
         name, view = next(iter(missing.items()))
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise SetupError(f"{folder}: tensor {name} {list(view.shape)} is missing{more}")
-    return with_norms_folded(weights)
+    return served_weights(config, weights)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -72,20 +74,21 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _fill(
-    path: Path, views: dict[str, Tensor], tied_head: bool, advance: Callable[[int], None]
+    path: Path, views: dict[str, Tensor], config: ModelConfig, advance: Callable[[int], None]
 ) -> Iterator[str]:
-    """Copies every tensor of one file into its view, and yields the names of the tensors."""
+    """Copies every tensor of one file into its view, and yields the tensors' usual names."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-                view = _view(path, name, views, tied_head)
-                if view is None:
+                usual = config.names.canonical(name)
+                view = None if usual is None else _view(path, usual, views, config.tied_head)
+                if usual is None or view is None:
                     continue
                 part = file.get_slice(name)
                 _check(path, name, part.get_shape(), part.get_dtype(), view)
                 view.copy_(file.get_tensor(name))
                 advance(view.numel() * (4 if part.get_dtype() == "F32" else 2))
-                yield name
+                yield usual
     except (SafetensorError, OSError) as error:
         raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
 

@@ -1,4 +1,7 @@
-"""The transformer decoder: one implementation for all families, over the operations of `Ops`."""
+"""The transformer decoder: one implementation for all families, over the operations of `Ops`.
+
+What a layer computes around attention is in `fused_layer` and `general_layer`.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,14 +10,12 @@ import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.fused_layer import FusedLayer
+from pagewire.worker.model.general_layer import GeneralLayer
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
-
-# Two kinds of layer: full, and the last one. The last layer computes K and V for every token, and
-# the rest only for the tokens that are sampled from.
-LAYER_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +58,26 @@ class Batch:
 class Decoder:
     """Embedding, layers and head. It holds weights and no state that a step changes."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, cos_sin: Tensor) -> None:
-        """`cos_sin [positions, head_dim]` is the `rope_table` of all positions of a sequence."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, tables: tuple[Tensor, ...]
+    ) -> None:
+        """`tables` are the `rope_tables` of all positions of a sequence."""
         self.config = config
         self.weights = weights
         self.ops = ops
-        self.cos_sin = cos_sin
-        self._scale = config.head_dim**-0.5
+        self.tables = tables
+        self._scale = config.attention_scale
+        # Rounded to the type of the weights, as Gemma's factor is.
+        factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
+        self._embedding_multiplier = None if factor == 1 else float(factor)
+        self._layers = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
 
-    def with_first_layers(self) -> "Decoder":
-        """A decoder with only the first layers, one of each kind."""
-        layers = self.weights.layers[:LAYER_KINDS]
-        weights = replace(self.weights, layers=layers)
-        config = replace(self.config, num_layers=len(layers))
-        return Decoder(config, weights, self.ops, self.cos_sin)
+    def with_sample_layers(self) -> "Decoder":
+        """A decoder with only one layer of each kind (`ModelConfig.sample_layers`)."""
+        kept = self.config.sample_layers()
+        weights = replace(self.weights, layers=tuple(self.weights.layers[i] for i in kept))
+        tables = tuple(self.tables[i] for i in kept)
+        return Decoder(self.config.with_layers(kept), weights, self.ops, tables)
 
     def hidden(self, batch: Batch, cache: KVCache, block_tables: Tensor) -> Tensor:
         """Writes the KV of the batch's tokens and returns the final residual stream.
@@ -108,7 +115,7 @@ class Decoder:
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """Runs all layers for all tokens. Changes `residual [tokens, hidden]` in place."""
-        batch = self._planned(batch)
+        batch = self._begun(residual, batch)
         for layer in range(self.config.num_layers):
             self._layer(layer, residual, batch, cache, block_tables)
         return residual
@@ -133,7 +140,7 @@ class Decoder:
         Returns:
             The queries of the last layer, `[tokens, heads, head_dim]`.
         """
-        batch = self._planned(batch)
+        batch = self._begun(residual, batch)
         last = self.config.num_layers - 1
         for layer in range(last):
             self._layer(layer, residual, batch, cache, block_tables)
@@ -165,7 +172,7 @@ class Decoder:
         attended = self.ops.decode_attention(
             queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
         )
-        self._after_attention(-1, attended, residual)
+        self._layers.after_attention(self.weights.layers[-1], attended, residual)
         return residual
 
     def last_attention(
@@ -192,13 +199,18 @@ class Decoder:
 
         `attended [rows, heads, head_dim]` are rows of the result of `last_attention`.
         """
-        self._after_attention(-1, attended, residual)
+        self._layers.after_attention(self.weights.layers[-1], attended, residual)
         return residual
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in the dtype of the weights."""
-        eps, head = self.config.rms_norm_eps, self.weights.head
-        return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
+        return self._layers.head(self.weights, hidden, out)
+
+    def _begun(self, residual: Tensor, batch: Batch) -> Batch:
+        """Scales the embedded tokens in place; the batch with its plan of decode attention."""
+        if self._embedding_multiplier is not None:
+            residual.mul_(self._embedding_multiplier)
+        return self._planned(batch)
 
     def _planned(self, batch: Batch) -> Batch:
         """The batch with its plan of decode attention. One plan serves all layers."""
@@ -221,7 +233,7 @@ class Decoder:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
         queries = self._queries(layer, residual, batch, cache, block_tables)
         attended = self._attend(layer, queries, batch, cache, block_tables)
-        self._after_attention(layer, attended, residual)
+        self._layers.after_attention(self.weights.layers[layer], attended, residual)
 
     def _queries(
         self,
@@ -233,34 +245,17 @@ class Decoder:
         out: Tensor | None = None,
     ) -> Tensor:
         """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`."""
-        weights = self.weights.layers[layer]
-        return self.ops.norm_qkv_rope_kv_write(
+        return self._layers.queries(
+            self.weights.layers[layer],
             residual,
-            self.config.rms_norm_eps,
-            weights.qkv,
-            weights.qkv_bias,
-            weights.q_norm,
-            weights.k_norm,
-            self.cos_sin,
+            self.tables[layer],
             batch.positions,
             batch.slots,
             block_tables,
             cache.keys[layer],
             cache.values[layer],
-            out=out,
+            out,
         )
-
-    def _after_attention(self, layer: int, attended: Tensor, residual: Tensor) -> None:
-        """Adds the output projection and the MLP to `residual [rows, hidden]`, in place.
-
-        `attended [rows, heads, head_dim]` is the result of attention.
-        """
-        ops, eps, weights = self.ops, self.config.rms_norm_eps, self.weights.layers[layer]
-        ops.linear_add(attended.flatten(1), weights.output, residual)
-        if weights.output_bias is not None:
-            residual += weights.output_bias
-        gated = ops.norm_gate_up_silu_mul(residual, None, eps, weights.gate_up)
-        ops.linear_add(gated, weights.down, residual)
 
     def _attend(
         self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
@@ -296,3 +291,16 @@ class Decoder:
                 out=out[:decodes],
             )
         return out
+
+
+def is_fused(config: ModelConfig) -> bool:
+    """Whether `FusedLayer` computes the layers of a model."""
+    return (
+        config.norms_folded
+        and config.block == "pre"
+        and config.qk_norm != "projection"
+        and config.gated
+        and config.activation == "silu"
+        and not config.mlp_bias
+        and config.logit_soft_cap is None
+    )

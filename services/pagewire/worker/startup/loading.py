@@ -21,7 +21,8 @@ from pagewire.worker.model.kv_cache import (
     host_blocks_in,
     measure_free_bytes,
 )
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
+from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
@@ -71,7 +72,7 @@ def _load(
     kernels = choose_ops(config.ops, device)
     check_block_size(config.block_size, kernels)
     ops = load_ops(kernels)
-    table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
+    tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     graphs = device.type == "cuda" and kernels == "triton"
     if graphs:
@@ -86,13 +87,13 @@ def _load(
         if not record.exists():
             pool = pool or CompilePool()
             profile = partial(_largest_step, limits=trial, dtype=dtype)
-            collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
+            collect_kernels(model, ops, tables, trial, dtype, profile, pool.submit)
             phases.end("collecting kernels")
     if config.load_format == "dummy":
-        weights = dummy_weights(model, dtype, device, config.seed)
+        weights = served_weights(model, dummy_weights(model, dtype, device, config.seed))
     else:
         weights = load_weights(folder, model, dtype, device)
-    decoder = Decoder(model, weights, ops, table)
+    decoder = Decoder(model, weights, ops, tables)
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:

@@ -35,16 +35,16 @@ def config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "qkv_bias", "output_bias", "qk_norm"),
     [
-        ({}, False, False, False),
-        ({"attention_bias": True}, True, True, False),
-        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, False, False, False),
-        ({"architectures": ["Qwen2ForCausalLM"]}, True, False, False),
-        ({"architectures": ["Qwen3ForCausalLM"]}, False, False, True),
-        ({"architectures": None, "model_type": "qwen3"}, False, False, True),
+        ({}, False, False, None),
+        ({"attention_bias": True}, True, True, None),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, False, False, None),
+        ({"architectures": ["Qwen2ForCausalLM"]}, True, False, None),
+        ({"architectures": ["Qwen3ForCausalLM"]}, False, False, "head"),
+        ({"architectures": None, "model_type": "qwen3"}, False, False, "head"),
     ],
 )
 def test_traits_of_each_family(
-    changes: dict[str, Any], qkv_bias: bool, output_bias: bool, qk_norm: bool
+    changes: dict[str, Any], qkv_bias: bool, output_bias: bool, qk_norm: str | None
 ) -> None:
     model = parse_model_config(config(**changes))
     assert (model.qkv_bias, model.output_bias, model.qk_norm) == (qkv_bias, output_bias, qk_norm)
@@ -79,7 +79,7 @@ def test_defaults_follow_from_other_values() -> None:
     ],
 )
 def test_old_and_new_forms_of_rope(changes: dict[str, Any], rope: RopeConfig) -> None:
-    assert parse_model_config(config(**changes)).rope == rope
+    assert parse_model_config(config(**changes)).ropes == (rope, rope)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,18 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3"]),
         ({"architectures": [], "model_type": "bert"}, ["bert", "MistralForCausalLM"]),
-        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
-        ({"mlp_bias": True}, ["mlp_bias"]),
+        ({"hidden_act": "relu6"}, ["hidden_act", "relu6", "silu", "gelu_pytorch_tanh"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "bfloat16"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, ["yarn", "llama3"]),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 4}}, ["mrope", "llama3", "longrope"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["short_factor", "None", "list"]),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}},
+            ["short_factor", "1 values", "8"],
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "None"]),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        ({"partial_rotary_factor": 0.2}, ["partial_rotary_factor", "0.2", "head_dim 16"]),
+        ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5", "1 at most"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps", "small", "above 0"]),
         ({"torch_dtype": "float64"}, ["float64", "bfloat16"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
         ({"vocab_size": "many"}, ["vocab_size", "many"]),

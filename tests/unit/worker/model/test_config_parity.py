@@ -56,7 +56,7 @@ def of_transformers(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_kv_heads": config.num_key_value_heads,
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-        "rms_norm_eps": config.rms_norm_eps,
+        "norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
         "tied_head": config.tie_word_embeddings,
         "initializer_range": config.initializer_range,
@@ -72,8 +72,8 @@ def of_transformers(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(config: ModelConfig, names: dict[str, Any]) -> dict[str, Any]:
-    found = {name: getattr(config, name) for name in names}
-    return found | {"rope": {name: getattr(config.rope, name) for name in names["rope"]}}
+    found = {name: getattr(config, name) for name in names if name != "rope"}
+    return found | {"rope": {name: getattr(config.ropes[0], name) for name in names["rope"]}}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)

@@ -12,7 +12,7 @@ from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import read_model_config
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill
 from pagewire.worker.model.kv_cache import empty_cache
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.ops import load_ops
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
@@ -25,8 +25,8 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 def load_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
     config = read_model_config(folder)
     weights = load_weights(folder, config, dtype, DEVICE)
-    table = rope_table(config.rope, config.head_dim, LENGTH, DEVICE)
-    return Decoder(config, weights, load_ops("triton" if ON_GPU else "torch"), table)
+    tables = rope_tables(config, LENGTH, DEVICE)
+    return Decoder(config, weights, load_ops("triton" if ON_GPU else "torch"), tables)
 
 
 def logits(decoder: Decoder, prompt: list[int]) -> Tensor:

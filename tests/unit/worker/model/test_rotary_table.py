@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagewire.worker.model.config import read_model_config
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
 from support.models.tiny_models import VARIANTS, save_model
 
 
@@ -14,7 +14,7 @@ from support.models.tiny_models import VARIANTS, save_model
 def test_rotary_angles_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
     hf = save_model(tmp_path, variant)
     config = read_model_config(tmp_path)
-    table = rope_table(config.rope, config.head_dim, 300, torch.device("cpu"))
+    table = rope_tables(config, 300, torch.device("cpu"))[0]
     cos, sin = hf.model.rotary_emb(torch.zeros(1), torch.arange(300)[None])
     half = config.head_dim // 2
     torch.testing.assert_close(table[:, :half], cos[0, :, :half], atol=1e-5, rtol=0)

@@ -31,12 +31,12 @@ def test_length_is_what_the_model_was_trained_for(model: ModelConfig) -> None:
 
 
 def test_sliding_window_caps_the_length(model: ModelConfig) -> None:
-    windowed = replace(model, sliding_window=64)
+    windowed = replace(model, windows=(None, 64, None))
     assert longest(windowed, None) == 64
     assert longest(windowed, 64) == 64
     with pytest.raises(SetupError, match=r"max_model_len 65 exceeds.*window of 64"):
         longest(windowed, 65)
-    assert longest(replace(model, sliding_window=4096), None) == 512
+    assert longest(replace(model, windows=(4096,) * 3), None) == 512
 
 
 def test_blocks_that_the_kernels_do_not_read_are_refused() -> None:

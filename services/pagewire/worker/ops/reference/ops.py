@@ -1,6 +1,8 @@
 """All operations in plain torch: this module implements `contract.ops.Ops`."""
 
+from pagewire.worker.ops.reference.activation import activate as activate
 from pagewire.worker.ops.reference.activation import silu_mul as silu_mul
+from pagewire.worker.ops.reference.activation import soft_cap as soft_cap
 from pagewire.worker.ops.reference.attention import decode_attention as decode_attention
 from pagewire.worker.ops.reference.attention import plan_decode as plan_decode
 from pagewire.worker.ops.reference.attention import prefill_attention as prefill_attention
@@ -9,6 +11,7 @@ from pagewire.worker.ops.reference.linear import linear as linear
 from pagewire.worker.ops.reference.linear import linear_add as linear_add
 from pagewire.worker.ops.reference.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul
 from pagewire.worker.ops.reference.linear import norm_linear as norm_linear
+from pagewire.worker.ops.reference.norm import layer_norm as layer_norm
 from pagewire.worker.ops.reference.norm import rms_norm as rms_norm
 from pagewire.worker.ops.reference.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.reference.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write

@@ -1,6 +1,8 @@
 """All operations as Triton kernels: this module implements `contract.ops.Ops`."""
 
+from pagewire.worker.ops.triton.activation import activate as activate
 from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
+from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.attention import decode_attention as decode_attention
 from pagewire.worker.ops.triton.attention import plan_decode as plan_decode
 from pagewire.worker.ops.triton.attention import prefill_attention as prefill_attention
@@ -11,6 +13,7 @@ from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate
 from pagewire.worker.ops.triton.linear import norm_linear as norm_linear
 from pagewire.worker.ops.triton.logprobs import logprobs as logprobs
 from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
+from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
 from pagewire.worker.ops.triton.norm import rms_norm as rms_norm
 from pagewire.worker.ops.triton.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write

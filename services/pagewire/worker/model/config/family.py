@@ -1,0 +1,123 @@
+"""What a model family declares: a row of the table of families."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Norm = Literal["rms", "rms_plus_one", "layer"]
+Block = Literal["pre", "sandwich", "post", "parallel"]
+QKNorm = Literal["head", "projection"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# The name of each part of a layer in a Hugging Face checkpoint, behind `model.layers.N.`. A family
+# that stores `q`, `k` and `v` as one matrix has a name for `qkv` instead, and so for `gate_up`.
+LAYER_NAMES: Mapping[str, str] = {
+    "input_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "output": "self_attn.o_proj",
+    "attended_norm": "post_attention_layernorm",
+    "post_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "mlp_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """How a checkpoint names its tensors.
+
+    `parts` are differences from `LAYER_NAMES`. A name that begins with the first value of a pair in
+    `renamed` is read as if it began with the second one. Tensors that begin with one of `ignored`
+    are not loaded: they belong to parts of a model that are not text.
+    """
+
+    parts: Mapping[str, str] = field(default_factory=dict)
+    renamed: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def part(self, name: str) -> str:
+        """The name of a part of a layer."""
+        return self.parts.get(name) or LAYER_NAMES[name]
+
+    def canonical(self, name: str) -> str | None:
+        """The name of a tensor with the usual prefix; None if it is ignored."""
+        if name.startswith(self.ignored):
+            return None
+        for prefix, usual in self.renamed:
+            if name.startswith(prefix):
+                return usual + name[len(prefix) :]
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A row of the table of families.
+
+    A field that ends in `_key` names a key of config.json. A field of type `bool | str` is True or
+    False for the whole family, or the key of config.json that says so. `defaults` are the family's
+    values of keys that config.json does not have.
+    """
+
+    model_type: str
+    architecture: str
+
+    # Norms. `pre` stands before attention and before the MLP, `post` behind both, `sandwich` at all
+    # four places. `parallel` is one norm before both, which read the same input.
+    block: Block = "pre"
+    norm: Norm = "rms"  # `rms_plus_one` multiplies by 1 + weight
+    norm_bias: bool = False
+    norm_eps_key: str = "rms_norm_eps"
+    # Of queries and keys: each head by itself, or the whole projection.
+    qk_norm: QKNorm | None = None
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    activation_key: str = "hidden_act"
+    activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
+    gated: bool = True
+    intermediate_size_key: str = "intermediate_size"
+
+    # Rotary embedding. `interleaved` pairs neighbouring values of a head, not those of its halves.
+    # `no_rope_layers` is a key with 0 for each layer without RoPE; `windowed` is RoPE only in
+    # layers with a window, if there are any.
+    interleaved: bool = False
+    rotary_layers: Literal["all", "no_rope_layers", "windowed"] = "all"
+    # Layers with a window have RoPE of their own: the key of its base, and the default.
+    local_rope: tuple[str, float] | None = None
+
+    # The key of config.json that turns sliding windows on: None if the family has none,
+    # `sliding_window` if the presence of that key is enough. Every `window_pattern`-th layer, or
+    # the key `sliding_window_pattern`, has none; None gives all layers the window.
+    windowed_by: Literal["sliding_window", "use_sliding_window"] | None = None
+    window_pattern: int | None = None
+
+    # Multipliers and soft caps: keys that the family's models obey.
+    root_embedding: bool = False  # embeddings are multiplied by sqrt(hidden_size)
+    embedding_multiplier_key: str | None = None
+    residual_multiplier_key: str | None = None
+    attention_multiplier_key: str | None = None
+    query_scalar_key: str | None = None  # scores are multiplied by its value ** -0.5
+    logit_multiplier_key: str | None = None
+    logit_divisor_key: str | None = None
+    soft_caps: bool = False
+
+    text_config: bool = False  # the language model is described by the object `text_config`
+    names: WeightNames = WeightNames()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Keys with the only value that is supported. A key that is missing or null has it.
+    only: Mapping[str, Any] = field(default_factory=dict)

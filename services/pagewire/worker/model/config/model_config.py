@@ -1,0 +1,85 @@
+"""The configuration of one model, as the decoder needs it."""
+
+from dataclasses import dataclass, replace
+
+from pagewire.worker.model.config.family import Activation, Block, Norm, QKNorm, WeightNames
+from pagewire.worker.model.config.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The configuration of one model, as the decoder needs it. `Family` explains the kinds."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    block: Block
+    norm: Norm
+    norm_bias: bool
+    norm_eps: float
+    qk_norm: QKNorm | None
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    activation: Activation
+    gated: bool
+    ropes: tuple[RopeConfig | None, ...]  # by layer; None is a layer without RoPE
+    interleaved: bool  # RoPE rotates neighbouring values
+    windows: tuple[int | None, ...]  # by layer: positions that a token sees, itself included
+    attention_scale: float  # multiplies the scores
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
+    embedding_multiplier: float
+    residual_multiplier: float  # of what attention and MLP add to the residual stream
+    logit_multiplier: float
+    tied_head: bool
+    names: WeightNames
+    dtype: str
+    initializer_range: float
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.windows)
+
+    @property
+    def qkv_size(self) -> int:
+        """Output features of the fused query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def gate_up_size(self) -> int:
+        """Output features of the matrix before the activation."""
+        return self.intermediate_size * (2 if self.gated else 1)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The smallest window of a layer; None if every layer sees all positions."""
+        return min((window for window in self.windows if window is not None), default=None)
+
+    @property
+    def norms_folded(self) -> bool:
+        """Whether the norms before attention and MLP are multiplied into the next matrices."""
+        return self.norm != "layer" and self.block in ("pre", "sandwich")
+
+    def with_layers(self, layers: tuple[int, ...]) -> "ModelConfig":
+        """The same model with only these layers."""
+        return replace(
+            self,
+            ropes=tuple(self.ropes[layer] for layer in layers),
+            windows=tuple(self.windows[layer] for layer in layers),
+        )
+
+    def sample_layers(self) -> tuple[int, ...]:
+        """Layers that together launch every kernel that all layers launch: one of each kind.
+
+        The last layer is a kind of its own (`Decoder.finish_last_layer`). The others differ in
+        their windows.
+        """
+        firsts = {window: layer for layer, window in reversed([*enumerate(self.windows[:-1])])}
+        return (*sorted(firsts.values()), self.num_layers - 1)

@@ -1,0 +1,92 @@
+"""Layers of every form that a family can declare, fused where operations for that exist."""
+
+from torch import Tensor
+
+from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.weights import LayerWeights, Weights
+from pagewire.worker.ops import Ops
+
+
+class GeneralLayer:
+    """What a layer computes around attention; see `FusedLayer` for the methods."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        self._config = config
+        self._ops = ops
+        self._eps = config.norm_eps
+
+    def queries(
+        self,
+        weights: LayerWeights,
+        residual: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor | None,
+    ) -> Tensor:
+        """See `FusedLayer.queries`."""
+        where = (cos_sin, positions, slots, block_tables, keys, values)
+        ops, eps, per_head = self._ops, self._eps, self._config.qk_norm == "head"
+        norms = (weights.q_norm, weights.k_norm) if per_head else (None, None)
+        if self._config.norms_folded and self._config.qk_norm != "projection":
+            return ops.norm_qkv_rope_kv_write(
+                residual, eps, weights.qkv, weights.qkv_bias, *norms, *where, out=out
+            )
+        normed = self._before(residual, weights.input_norm, weights.input_norm_bias)
+        qkv = ops.linear(normed, weights.qkv, weights.qkv_bias)
+        if self._config.qk_norm == "projection":
+            self._norm_projections(weights, qkv)
+        return ops.qk_norm_rope_kv_write(qkv, *norms, eps, *where, out=out)
+
+    def after_attention(self, weights: LayerWeights, attended: Tensor, residual: Tensor) -> None:
+        """See `FusedLayer.after_attention`."""
+        normed = None
+        if self._config.block == "parallel":  # the MLP reads what attention has read
+            normed = self._before(residual, weights.input_norm, weights.input_norm_bias)
+        added = self._ops.linear(attended.flatten(1), weights.output, weights.output_bias)
+        residual += self._behind(added, weights.attended_norm)
+        if normed is None:
+            normed = self._before(residual, weights.post_norm, weights.post_norm_bias)
+        residual += self._behind(self.mlp(weights, normed), weights.mlp_norm)
+
+    def mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
+        """The MLP of `normed [rows, hidden]`, before the norm behind it: `[rows, hidden]`."""
+        ops, activation = self._ops, self._config.activation
+        inner = ops.linear(normed, weights.gate_up, weights.gate_up_bias)
+        inner = ops.activate(inner, activation, gated=self._config.gated)
+        return ops.linear(inner, weights.down, weights.down_bias)
+
+    def head(self, weights: Weights, hidden: Tensor, out: Tensor | None) -> Tensor:
+        """See `FusedLayer.head`."""
+        ops, cap = self._ops, self._config.logit_soft_cap
+        if self._config.norm == "layer":
+            normed = ops.layer_norm(hidden, weights.norm, weights.norm_bias, self._eps)
+            logits = ops.linear(normed, weights.head, out=out)
+        else:
+            logits = ops.norm_linear(hidden, weights.norm, self._eps, weights.head, out=out)
+        return logits if cap is None else ops.soft_cap(logits, cap)
+
+    def _before(self, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The input of attention or MLP: normed, unless the block has its norms behind them."""
+        if self._config.block == "post":
+            return residual
+        if self._config.norm == "layer":
+            assert weight is not None
+            return self._ops.layer_norm(residual, weight, bias, self._eps)
+        return self._ops.rms_norm(residual, weight, self._eps)  # None: folded into the next matrix
+
+    def _behind(self, added: Tensor, weight: Tensor | None) -> Tensor:
+        """What is added to the residual stream."""
+        return added if weight is None else self._ops.rms_norm(added, weight, self._eps)
+
+    def _norm_projections(self, weights: LayerWeights, qkv: Tensor) -> None:
+        """Normalizes all queries of each token together, and all keys, in place."""
+        assert weights.q_norm is not None
+        assert weights.k_norm is not None
+        query, key = len(weights.q_norm), len(weights.k_norm)
+        queries, keys = qkv[:, :query], qkv[:, query : query + key]
+        queries.copy_(self._ops.rms_norm(queries, weights.q_norm, self._eps))
+        keys.copy_(self._ops.rms_norm(keys, weights.k_norm, self._eps))
