@@ -20,6 +20,28 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+}
+# Phi-3 rotates a part of each head: 6 of 16 values, which are 3 frequencies.
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.375,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [2.0, 5.0, 9.0],
+}
+GRANITE_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 1.5,
+}
+
 # By name: the model type, and differences from `_SIZES`.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -30,10 +52,45 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
     ),
+    "llama-general": ("llama", {"mlp_bias": True, "hidden_act": "gelu"}),
+    "llama-dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}},
+    ),
+    "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32, "num_key_value_heads": 1}),
     "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {"pad_token_id": None}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "pad_token_id": None,
+            "head_dim": 16,
+            "original_max_position_embeddings": 512,
+            "rope_parameters": LONG_ROPE,
+        },
+    ),
+    "granite": ("granite", GRANITE_MULTIPLIERS),
+    "granite-4": (
+        "granitemoehybrid",
+        {
+            **GRANITE_MULTIPLIERS,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 112,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2, "pad_token_id": None}),
+    "glm": ("glm", {"head_dim": 32, "pad_token_id": None}),
+    "glm4": ("glm4", {"head_dim": 32, "pad_token_id": None}),
+    "olmo2": ("olmo2", {"pad_token_id": None}),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "starcoder2": ("starcoder2", {}),
+    "cohere": ("cohere", {"pad_token_id": None, "logit_scale": 0.3}),
+    "gemma": ("gemma", {"head_dim": 32, "pad_token_id": None}),
 }
 
 _SIZES = {

@@ -35,29 +35,30 @@ class GeneralLayer:
             return ops.norm_qkv_rope_kv_write(
                 residual, eps, weights.qkv, weights.qkv_bias, *norms, *where, out=out
             )
-        normed = self._before(residual, weights.input_norm, weights.input_norm_bias)
-        qkv = ops.linear(normed, weights.qkv, weights.qkv_bias)
+        before = weights.input_norm, weights.input_norm_bias
+        qkv = self._projected(residual, *before, weights.qkv, weights.qkv_bias)
         if self._config.qk_norm == "projection":
             self._norm_projections(weights, qkv)
         return ops.qk_norm_rope_kv_write(qkv, *norms, eps, *where, out=out)
 
     def after_attention(self, weights: LayerWeights, attended: Tensor, residual: Tensor) -> None:
         """See `FusedLayer.after_attention`."""
-        normed = None
-        if self._config.block == "parallel":  # the MLP reads what attention has read
-            normed = self._before(residual, weights.input_norm, weights.input_norm_bias)
         added = self._ops.linear(attended.flatten(1), weights.output, weights.output_bias)
+        if self._config.block == "parallel":  # the MLP reads what attention has read
+            added += self.mlp(weights, residual, weights.input_norm, weights.input_norm_bias)
+            residual += added
+            return
         residual += self._behind(added, weights.attended_norm)
-        if normed is None:
-            normed = self._before(residual, weights.post_norm, weights.post_norm_bias)
-        residual += self._behind(self.mlp(weights, normed), weights.mlp_norm)
+        added = self.mlp(weights, residual, weights.post_norm, weights.post_norm_bias)
+        residual += self._behind(added, weights.mlp_norm)
 
-    def mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
-        """The MLP of `normed [rows, hidden]`, before the norm behind it: `[rows, hidden]`."""
-        ops, activation = self._ops, self._config.activation
-        inner = ops.linear(normed, weights.gate_up, weights.gate_up_bias)
-        inner = ops.activate(inner, activation, gated=self._config.gated)
-        return ops.linear(inner, weights.down, weights.down_bias)
+    def mlp(
+        self, weights: LayerWeights, residual: Tensor, norm: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """The MLP of `residual [rows, hidden]` behind the norm before it: `[rows, hidden]`."""
+        inner = self._projected(residual, norm, bias, weights.gate_up, weights.gate_up_bias)
+        inner = self._ops.activate(inner, self._config.activation, gated=self._config.gated)
+        return self._ops.linear(inner, weights.down, weights.down_bias)
 
     def head(self, weights: Weights, hidden: Tensor, out: Tensor | None) -> Tensor:
         """See `FusedLayer.head`."""
@@ -69,14 +70,22 @@ class GeneralLayer:
             logits = ops.norm_linear(hidden, weights.norm, self._eps, weights.head, out=out)
         return logits if cap is None else ops.soft_cap(logits, cap)
 
-    def _before(self, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The input of attention or MLP: normed, unless the block has its norms behind them."""
+    def _projected(
+        self,
+        residual: Tensor,
+        norm: Tensor | None,
+        norm_bias: Tensor | None,
+        matrix: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """The first projection of attention or MLP: `[rows, out_features]`."""
         if self._config.block == "post":
-            return residual
-        if self._config.norm == "layer":
-            assert weight is not None
-            return self._ops.layer_norm(residual, weight, bias, self._eps)
-        return self._ops.rms_norm(residual, weight, self._eps)  # None: folded into the next matrix
+            return self._ops.linear(residual, matrix, bias)
+        if self._config.norm != "layer":  # a norm that is None is folded into the matrix
+            return self._ops.norm_linear(residual, norm, self._eps, matrix, bias)
+        assert norm is not None
+        normed = self._ops.layer_norm(residual, norm, norm_bias, self._eps)
+        return self._ops.linear(normed, matrix, bias)
 
     def _behind(self, added: Tensor, weight: Tensor | None) -> Tensor:
         """What is added to the residual stream."""

@@ -93,18 +93,23 @@ class Family:
     intermediate_size_key: str = "intermediate_size"
 
     # Rotary embedding. `interleaved` pairs neighbouring values of a head, not those of its halves.
-    # `no_rope_layers` is a key with 0 for each layer without RoPE; `windowed` is RoPE only in
-    # layers with a window, if there are any.
+    # Layers with RoPE are all, or those for which the list `no_rope_layers` has not 0, or those
+    # with a window (all, if `sliding_window` is null, by `windowed_if_any`), or all if
+    # `position_embedding_type` is `rope`.
     interleaved: bool = False
-    rotary_layers: Literal["all", "no_rope_layers", "windowed"] = "all"
+    rotary_layers: Literal[
+        "all", "no_rope_layers", "windowed", "windowed_if_any", "position_embedding_type"
+    ] = "all"
     # Layers with a window have RoPE of their own: the key of its base, and the default.
     local_rope: tuple[str, float] | None = None
 
     # The key of config.json that turns sliding windows on: None if the family has none,
-    # `sliding_window` if the presence of that key is enough. Every `window_pattern`-th layer, or
-    # the key `sliding_window_pattern`, has none; None gives all layers the window.
+    # `sliding_window` if the presence of that key is enough. Then all layers have the window, but
+    # every `window_pattern`-th, and those that `layer_types` excludes if the family obeys it.
     windowed_by: Literal["sliding_window", "use_sliding_window"] | None = None
+    layer_types: bool = False
     window_pattern: int | None = None
+    window_pattern_key: str | None = None
 
     # Multipliers and soft caps: keys that the family's models obey.
     root_embedding: bool = False  # embeddings are multiplied by sqrt(hidden_size)

@@ -12,16 +12,13 @@ from pagewire.worker.model.config.values import positive
 def read_windows(raw: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
     """The window of each layer: the positions that a token sees, or None for all."""
     layers = positive(raw, "num_hidden_layers")
-    none = (None,) * layers
-    types = _layer_types(raw, layers)
-    if family.windowed_by is None or not raw.get(family.windowed_by):
-        return none
-    if family.windowed_by == "sliding_window" and family.window_pattern is None:
-        types = [SLIDING] * layers  # the key alone decides
-    elif not types:
-        types = _default_types(raw, family, layers)
+    listed = _layer_types(raw, layers)
+    on = family.windowed_by is not None and raw.get(family.windowed_by)
+    if not on or raw.get("sliding_window") is None:
+        return (None,) * layers
+    types = (listed if family.layer_types else []) or _default_types(raw, family, layers)
     if SLIDING not in types:
-        return none
+        return (None,) * layers
     window = positive(raw, "sliding_window")
     return tuple(window if kind == SLIDING else None for kind in types)
 
@@ -42,7 +39,12 @@ def _rotary_layers(
     raw: Mapping[str, Any], family: Family, windows: tuple[int | None, ...]
 ) -> list[bool]:
     layers = len(windows)
-    if family.rotary_layers == "windowed" and any(windows):
+    if family.rotary_layers == "position_embedding_type":
+        return [raw.get("position_embedding_type") == "rope"] * layers
+    any_window = raw.get("sliding_window") is not None
+    if family.rotary_layers == "windowed" or (
+        family.rotary_layers == "windowed_if_any" and any_window
+    ):
         return [window is not None for window in windows]
     if family.rotary_layers != "no_rope_layers":
         return [True] * layers
@@ -59,7 +61,7 @@ def _rotary_layers(
 
 
 def _layer_types(raw: Mapping[str, Any], layers: int) -> list[str]:
-    types = list(raw.get("layer_types") or [])
+    types = [FULL if kind == "attention" else kind for kind in raw.get("layer_types") or []]
     unknown = set(types) - {FULL, SLIDING}
     if unknown:
         raise SetupError(
@@ -76,12 +78,16 @@ def _layer_types(raw: Mapping[str, Any], layers: int) -> list[str]:
 
 def _default_types(raw: Mapping[str, Any], family: Family, layers: int) -> list[str]:
     """The types of layers that config.json does not list."""
-    if family.window_pattern is not None:
-        pattern = positive(raw, "sliding_window_pattern", default=family.window_pattern)
+    pattern = family.window_pattern
+    if family.window_pattern_key is not None:
+        pattern = positive(raw, family.window_pattern_key, default=pattern)
+    if pattern is not None:
         return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
     if family.rotary_layers == "no_rope_layers":  # a window instead of RoPE
         rotary = _rotary_layers(raw, family, (None,) * layers)
         return [FULL if rope else SLIDING for rope in rotary]
+    if family.windowed_by == "sliding_window":
+        return [SLIDING] * layers
     first = raw["max_window_layers"]  # the layers before have full attention
     if not isinstance(first, int):
         raise SetupError(f"config.json: max_window_layers is {first!r}; it must be an integer")

@@ -64,8 +64,11 @@ class ModelConfig:
 
     @property
     def norms_folded(self) -> bool:
-        """Whether the norms before attention and MLP are multiplied into the next matrices."""
-        return self.norm != "layer" and self.block in ("pre", "sandwich")
+        """Whether the norms before attention and MLP are multiplied into the next matrices.
+
+        Matrices of half precision would round `1 + weight` more than transformers does.
+        """
+        return self.norm == "rms" and self.block in ("pre", "sandwich")
 
     def with_layers(self, layers: tuple[int, ...]) -> "ModelConfig":
         """The same model with only these layers."""
