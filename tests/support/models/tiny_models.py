@@ -4,7 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 VOCAB = 199
 
@@ -35,6 +40,18 @@ LONG_ROPE = {
     "short_factor": [1.0, 1.5, 2.0],
     "long_factor": [2.0, 5.0, 9.0],
 }
+BY_LAYER = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+GEMMA2 = {
+    "pad_token_id": None,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 24,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 5.0,
+}
 GRANITE_MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -62,6 +79,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32, "num_key_value_heads": 1}),
     "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 32}),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen2-window": (
+        "qwen2",
+        {
+            "num_key_value_heads": 1,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 1,
+        },
+    ),
     "phi3": ("phi3", {"pad_token_id": None}),
     "phi3-longrope": (
         "phi3",
@@ -88,9 +123,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {"head_dim": 32, "pad_token_id": None}),
     "olmo2": ("olmo2", {"pad_token_id": None}),
     "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4-window": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
+    "olmo3": ("olmo3", {"pad_token_id": None, "sliding_window": 24, "rope_parameters": BY_LAYER}),
     "starcoder2": ("starcoder2", {}),
     "cohere": ("cohere", {"pad_token_id": None, "logit_scale": 0.3}),
+    "cohere2": (
+        "cohere2",
+        {"pad_token_id": None, "sliding_window": 24, "sliding_window_pattern": 2},
+    ),
     "gemma": ("gemma", {"head_dim": 32, "pad_token_id": None}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "pad_token_id": None,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 24,
+            "sliding_window_pattern": 3,
+            "rope_parameters": BY_LAYER,
+        },
+    ),
 }
 
 _SIZES = {
@@ -112,8 +165,23 @@ def save_model(
     """Makes a model of `VARIANTS` in float32, saves it to `folder`, and returns it."""
     model_type, differences = VARIANTS[variant]
     config = AutoConfig.for_model(model_type, **{**_SIZES, **differences, **overrides})
+    return _save(AutoModelForCausalLM, config, folder, seed, shard)
+
+
+def save_vision_model(folder: Path, model_type: str, variant: str) -> PreTrainedModel:
+    """Makes a multi-modal model whose language model is of a variant; see `save_model`."""
+    text_type, differences = VARIANTS[variant]
+    text = {"model_type": text_type, **_SIZES, **differences}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
+    config.initializer_range = _SIZES["initializer_range"]
+    return _save(AutoModelForImageTextToText, config, folder, 0, "5GB")
+
+
+def _save(auto: Any, config: Any, folder: Path, seed: int, shard: str) -> PreTrainedModel:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms start as ones and biases as zeros: a worker that ignores them would pass.

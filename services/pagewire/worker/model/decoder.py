@@ -3,7 +3,8 @@
 What a layer computes around attention is in `fused_layer` and `general_layer`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ class Batch:
     prefill: Prefill | None
     sampled: SampledTokens | None = None  # None: all tokens, in order
     shared: SharedPrefixItems | None = None  # of the decode rows
-    plan: Any = None  # the result of `ops.plan_decode` for the decode rows
+    # The results of `ops.plan_decode` for the decode rows, by the window of a layer.
+    plans: Mapping[int | None, Any] = field(default_factory=dict)
 
 
 class Decoder:
@@ -67,6 +69,11 @@ class Decoder:
         self.ops = ops
         self.tables = tables
         self._scale = config.attention_scale
+        # Options of attention, by layer: none where a layer sees all positions.
+        self._options: list[dict[str, Any]] = [
+            {} if window is None and cap is None else {"window": window, "soft_cap": cap}
+            for window, cap in ((window, config.attention_soft_cap) for window in config.windows)
+        ]
         # Rounded to the type of the weights, as Gemma's factor is.
         factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         self._embedding_multiplier = None if factor == 1 else float(factor)
@@ -170,7 +177,14 @@ class Decoder:
             `residual`.
         """
         attended = self.ops.decode_attention(
-            queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
+            queries,
+            cache.keys[-1],
+            cache.values[-1],
+            block_tables,
+            slots,
+            lengths,
+            self._scale,
+            **self._options[-1],
         )
         self._layers.after_attention(self.weights.layers[-1], attended, residual)
         return residual
@@ -192,6 +206,7 @@ class Decoder:
             prefill.lengths,
             self._scale,
             prefill.longest,
+            **self._options[-1],
         )
 
     def after_last_attention(self, attended: Tensor, residual: Tensor) -> Tensor:
@@ -213,19 +228,23 @@ class Decoder:
         return self._planned(batch)
 
     def _planned(self, batch: Batch) -> Batch:
-        """The batch with its plan of decode attention. One plan serves all layers."""
+        """The batch with its plans of decode attention, one for each window of a layer."""
         if not batch.num_decodes:
             return batch
         config = self.config
-        plan = self.ops.plan_decode(
-            batch.decode_lengths,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            self.weights.embedding.dtype,
-            shared=batch.shared,
-        )
-        return replace(batch, plan=plan)
+        plans = {
+            window: self.ops.plan_decode(
+                batch.decode_lengths,
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                self.weights.embedding.dtype,
+                shared=batch.shared,
+                window=window,
+            )
+            for window in dict.fromkeys(config.windows)
+        }
+        return replace(batch, plans=plans)
 
     def _layer(
         self, layer: int, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
@@ -275,6 +294,7 @@ class Decoder:
                 self._scale,
                 batch.prefill.longest,
                 out=out,
+                **self._options[layer],
             )
         if decodes:
             self.ops.decode_attention(
@@ -286,9 +306,10 @@ class Decoder:
                 batch.decode_lengths,
                 self._scale,
                 shared=batch.shared,
-                plan=batch.plan,
+                plan=batch.plans[self.config.windows[layer]],
                 beside_prefill=batch.prefill is not None,
                 out=out[:decodes],
+                **self._options[layer],
             )
         return out
 

@@ -170,9 +170,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         block_size=config.block_size,
         num_blocks=1,
         host_blocks=1 if config.host_memory_gb else 0,
-        max_model_len=longest_sequence(
-            model.max_position_embeddings, model.sliding_window, config.max_model_len
-        ),
+        max_model_len=longest_sequence(model.max_position_embeddings, config.max_model_len),
         max_num_batched_tokens=batched,
     )
 

@@ -101,7 +101,7 @@ def test_old_and_new_forms_of_rope(changes: dict[str, Any], rope: RopeConfig) ->
     ],
 )
 def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
-    assert parse_model_config(config(**changes)).sliding_window == window
+    assert parse_model_config(config(**changes)).windows[-1] == window
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,59 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
             ["short_factor", "1 values", "8"],
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "None"]),
-        ({"partial_rotary_factor": 0.2}, ["partial_rotary_factor", "0.2", "head_dim 16"]),
-        ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5", "1 at most"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "only 1"]),
+        (
+            {"architectures": ["GlmForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.2},
+            ["partial_rotary_factor", "0.2", "head_dim 16"],
+        ),
+        (
+            {"architectures": ["GlmForCausalLM"], "partial_rotary_factor": 1.5},
+            ["partial_rotary_factor", "1.5", "1 at most"],
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_theta": 1e4}},
+            ["rope_parameters", "rope_theta", "Gemma3ForCausalLM", "sliding_attention"],
+        ),
+        (
+            {"architectures": ["Olmo3ForCausalLM"], "rope_scaling": {"type": "linear"}},
+            ["rope_scaling", "linear", "rope_type"],
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": None},
+            ["sliding_window", "None", "positive"],
+        ),
+        (
+            {"architectures": ["CohereForCausalLM"], "use_qk_norm": True},
+            ["use_qk_norm", "True", "False", "CohereForCausalLM"],
+        ),
+        (
+            {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 8},
+            ["num_local_experts", "8", "0"],
+        ),
+        (
+            {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 0},
+            ["layer_types", "linear_attention"],
+        ),
+        (
+            {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]},
+            ["no_rope_layers", "[1]", "2 layers"],
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": -1},
+            ["attn_logit_softcapping", "-1", "above 0"],
+        ),
+        (
+            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": "x"},
+            ["residual_multiplier", "'x'", "above 0"],
+        ),
+        (
+            {"architectures": ["MinistralForCausalLM"], "layer_types": ["full_attention"]},
+            ["layer_types", "1 values", "2 layers"],
+        ),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"]},
+            ["text_config", "None", "Mistral3ForConditionalGeneration"],
+        ),
         ({"rms_norm_eps": "small"}, ["rms_norm_eps", "small", "above 0"]),
         ({"torch_dtype": "float64"}, ["float64", "bfloat16"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),

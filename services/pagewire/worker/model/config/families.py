@@ -15,6 +15,19 @@ _QWEN_DEFAULTS = {
 }
 _FUSED_GATE_UP = {"gate_up": "mlp.gate_up_proj"}
 
+# Multi-modal checkpoints whose language model is one of the families below.
+_LANGUAGE_MODEL = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+)
+_NOT_TEXT = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+
 _LLAMA = Family(
     "llama",
     "LlamaForCausalLM",
@@ -39,6 +52,7 @@ _GLM = Family(
     "GlmForCausalLM",
     qkv_bias="attention_bias",
     interleaved=True,
+    partial_rotary=True,
     names=WeightNames(_FUSED_GATE_UP),
     defaults={
         "num_key_value_heads": 2,
@@ -103,6 +117,55 @@ _GEMMA = Family(
     },
     only={"use_bidirectional_attention": False},
 )
+_GEMMA2 = replace(
+    _GEMMA,
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    block="sandwich",
+    activation_key="hidden_activation",
+    windowed_by="sliding_window",
+    layer_types=True,
+    window_pattern=2,
+    query_scalar_key="query_pre_attn_scalar",
+    soft_caps=True,
+    names=WeightNames({"post_norm": "pre_feedforward_layernorm"}),
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    qk_norm="head",
+    local_rope=("rope_local_base_freq", 10_000.0),
+    window_pattern=6,
+    window_pattern_key="sliding_window_pattern",
+    # Published checkpoints leave out whatever is as here.
+    defaults={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "rope_theta": 1_000_000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+)
 
 FAMILIES = (
     _LLAMA,
@@ -129,6 +192,7 @@ FAMILIES = (
     Family(
         "phi3",
         "Phi3ForCausalLM",
+        partial_rotary=True,
         windowed_by="sliding_window",
         names=WeightNames({"qkv": "self_attn.qkv_proj", **_FUSED_GATE_UP}),
         defaults={
@@ -188,6 +252,16 @@ FAMILIES = (
         ),
     ),
     _OLMO2,
+    replace(
+        _OLMO2,
+        model_type="olmo3",
+        architecture="Olmo3ForCausalLM",
+        local_rope=(None, 500_000.0),
+        windowed_by="sliding_window",
+        layer_types=True,
+        window_pattern=4,
+        defaults={**_OLMO2.defaults, "rope_theta": 500_000.0, "sliding_window": 4096},
+    ),
     Family(
         "exaone4",
         "Exaone4ForCausalLM",
@@ -228,5 +302,33 @@ FAMILIES = (
         },
     ),
     _COHERE,
+    replace(
+        _COHERE,
+        model_type="cohere2",
+        architecture="Cohere2ForCausalLM",
+        rotary_layers="windowed",
+        windowed_by="sliding_window",
+        layer_types=True,
+        window_pattern=4,
+        window_pattern_key="sliding_window_pattern",
+        defaults={**_COHERE.defaults, "rope_theta": 10_000.0, "sliding_window": 4096},
+    ),
     _GEMMA,
+    _GEMMA2,
+    _GEMMA3,
+    replace(
+        _GEMMA3,
+        model_type="gemma3",
+        architecture="Gemma3ForConditionalGeneration",
+        text_config=True,
+        names=replace(_GEMMA3.names, renamed=_LANGUAGE_MODEL, ignored=_NOT_TEXT),
+    ),
+    replace(
+        _MISTRAL,
+        model_type="mistral3",
+        architecture="Mistral3ForConditionalGeneration",
+        layer_types=False,
+        text_config=True,
+        names=WeightNames(renamed=_LANGUAGE_MODEL, ignored=_NOT_TEXT),
+    ),
 )

@@ -97,11 +97,13 @@ class Family:
     # with a window (all, if `sliding_window` is null, by `windowed_if_any`), or all if
     # `position_embedding_type` is `rope`.
     interleaved: bool = False
+    partial_rotary: bool = False  # `partial_rotary_factor` may be below 1
     rotary_layers: Literal[
         "all", "no_rope_layers", "windowed", "windowed_if_any", "position_embedding_type"
     ] = "all"
-    # Layers with a window have RoPE of their own: the key of its base, and the default.
-    local_rope: tuple[str, float] | None = None
+    # Layers with a window have RoPE of their own: the key of its base if there is one, and the
+    # default.
+    local_rope: tuple[str | None, float] | None = None
 
     # The key of config.json that turns sliding windows on: None if the family has none,
     # `sliding_window` if the presence of that key is enough. Then all layers have the window, but

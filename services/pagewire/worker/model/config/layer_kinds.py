@@ -14,7 +14,7 @@ def read_windows(raw: Mapping[str, Any], family: Family) -> tuple[int | None, ..
     layers = positive(raw, "num_hidden_layers")
     listed = _layer_types(raw, layers)
     on = family.windowed_by is not None and raw.get(family.windowed_by)
-    if not on or raw.get("sliding_window") is None:
+    if not family.local_rope and (not on or raw.get("sliding_window") is None):
         return (None,) * layers
     types = (listed if family.layer_types else []) or _default_types(raw, family, layers)
     if SLIDING not in types:

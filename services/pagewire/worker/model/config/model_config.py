@@ -58,11 +58,6 @@ class ModelConfig:
         return self.intermediate_size * (2 if self.gated else 1)
 
     @property
-    def sliding_window(self) -> int | None:
-        """The smallest window of a layer; None if every layer sees all positions."""
-        return min((window for window in self.windows if window is not None), default=None)
-
-    @property
     def norms_folded(self) -> bool:
         """Whether the norms before attention and MLP are multiplied into the next matrices.
 

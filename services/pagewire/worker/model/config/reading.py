@@ -135,7 +135,9 @@ def _of_text(raw: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
             "language model"
         )
     outer = {key: value for key, value in raw.items() if value is not None}
-    return {**outer, **{key: value for key, value in text.items() if value is not None}}
+    # The head belongs to the outer model.
+    own = (key for key in outer if text.get(key) is None or key == "tie_word_embeddings")
+    return {**text, **{key: outer[key] for key in own}}
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:

@@ -42,7 +42,7 @@ class RopeConfig:
         return int(head_dim * self.partial)
 
 
-def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
+def _read_rope(raw: Mapping[str, Any], family: Family) -> RopeConfig:
     """Reads `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`."""
     parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     nested = [name for name, value in parameters.items() if isinstance(value, dict)]
@@ -51,30 +51,44 @@ def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
             f"config.json: RoPE has parameters of its own for {', '.join(nested)}; only models "
             "with the same for all layers are supported"
         )
-    return _parse(raw, parameters)
+    return _parse(raw, family, parameters)
 
 
 def read_ropes(raw: Mapping[str, Any], family: Family) -> tuple[RopeConfig, RopeConfig]:
     """RoPE of layers that see all positions, and of layers with a window."""
     if family.local_rope is None:
-        rope = read_rope(raw)
+        rope = _read_rope(raw, family)
         return rope, rope
-    nested = raw.get("rope_parameters") or {}
+    nested, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if unknown := [name for name in nested if name not in (FULL, SLIDING)]:
+        raise SetupError(
+            f"config.json: rope_parameters has {', '.join(unknown)}; {family.architecture} has "
+            f"parameters for {FULL} and for {SLIDING}"
+        )
+    if "type" in scaling and "rope_type" not in scaling:
+        raise SetupError(
+            f"config.json: rope_scaling has type {scaling['type']!r}; {family.architecture} calls "
+            "it rope_type"
+        )
     key, default = family.local_rope
-    full = {**(nested.get(FULL) or {}), **(raw.get("rope_scaling") or {})}
-    local = {"rope_theta": raw.get(key) or default, **(nested.get(SLIDING) or {})}
-    return _parse(raw, full), _parse(raw, local)
+    full = {**(nested.get(FULL) or {}), **scaling}
+    base = None if key is None else raw.get(key)
+    local = {"rope_theta": base or default, **(nested.get(SLIDING) or {})}
+    return _parse(raw, family, full), _parse(raw, family, local)
 
 
-def _parse(raw: Mapping[str, Any], parameters: Parameters) -> RopeConfig:
+def _parse(raw: Mapping[str, Any], family: Family, parameters: Parameters) -> RopeConfig:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "su" or (kind == "yarn" and "long_factor" in parameters):
         kind = "longrope"  # older names of Phi-3
     theta = float(parameters.get("rope_theta", raw.get("rope_theta", 10_000.0)))
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
-    if not isinstance(partial, int | float) or not 0 < partial <= 1:
+    least = 0 if family.partial_rotary else 1
+    if not isinstance(partial, int | float) or not (0 < partial <= 1 and partial >= least):
+        supported = "it must be above 0, and 1 at most" if least == 0 else "only 1 is supported"
         raise SetupError(
-            f"config.json: partial_rotary_factor is {partial!r}; it must be above 0, and 1 at most"
+            f"config.json: partial_rotary_factor is {partial!r}; for {family.architecture} "
+            f"{supported}"
         )
     if kind in _SCALED:
         length = raw.get("original_max_position_embeddings")
