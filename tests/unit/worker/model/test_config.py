@@ -199,3 +199,17 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps([LLAMA]))
     with pytest.raises(SetupError, match=r"config\.json cannot be read: it is not a JSON object"):
         read_model_config(tmp_path)
+
+
+def test_sampled_layers_have_every_window_and_the_last_layer() -> None:
+    gemma = config(architectures=["Gemma3ForCausalLM"], num_hidden_layers=8, sliding_window=32)
+    model = parse_model_config(gemma)
+    assert model.windows == (32, 32, 32, 32, 32, None, 32, 32)
+    kept = model.sample_layers()
+    assert kept == (0, 5, 7)
+    part = model.with_layers(kept)
+    assert part.windows == (32, None, 32)
+    assert [rope.theta for rope in part.ropes if rope] == [1e4, 1e6, 1e4]
+    assert part.num_layers == 3
+    assert parse_model_config(config()).sample_layers() == (0, 1)
+    assert parse_model_config(config(num_hidden_layers=1)).sample_layers() == (0,)
