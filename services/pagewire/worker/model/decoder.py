@@ -237,7 +237,7 @@ class Decoder:
                 batch.decode_lengths,
                 config.num_heads,
                 config.num_kv_heads,
-                config.head_dim,
+                config.served_head_dim,
                 self.weights.embedding.dtype,
                 shared=batch.shared,
                 window=window,

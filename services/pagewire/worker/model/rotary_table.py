@@ -3,7 +3,8 @@
 The operations rotate value i of a head with value `i + head_dim / 2`. A model that pairs other
 values, or rotates only some, gets its heads in another order when its weights are loaded
 (`rotary_order`). The same order in queries and keys leaves their products as they are. Values that
-are not rotated have a cosine of 1 and a sine of 0.
+are not rotated have a cosine of 1 and a sine of 0. Heads may be padded with zeros, see
+`ModelConfig.with_heads_for_kernels`.
 """
 
 import math
@@ -19,46 +20,49 @@ def rope_tables(
 ) -> tuple[Tensor, ...]:
     """The `rope_table` of each layer. Layers with the same RoPE share one tensor."""
     tables = {
-        rope: rope_table(rope, config.head_dim, max_positions, device)
+        rope: rope_table(rope, config, max_positions, device)
         for rope in dict.fromkeys(config.ropes)
     }
     return tuple(tables[rope] for rope in config.ropes)
 
 
 def rope_table(
-    rope: RopeConfig | None, head_dim: int, max_positions: int, device: torch.device
+    rope: RopeConfig | None, config: ModelConfig, max_positions: int, device: torch.device
 ) -> Tensor:
-    """`[max_positions, head_dim]` float32: cosines of the head_dim / 2 angles, then their sines.
+    """`[max_positions, served_head_dim]` float32: cosines of a head's angles, then their sines.
 
     Angles are position times frequency, and the frequencies are `theta ** (-2 i / rotary_dim)` (Su
     et al., 2021, "RoFormer"), scaled as `rope.kind` says. None rotates nothing. `longrope` has its
     long factors if `max_positions` exceeds the original length: one choice for all sequences,
     so that a sequence's keys do not change while it grows.
     """
-    table = torch.zeros(max_positions, head_dim, device=device)
-    table[:, : head_dim // 2] = 1.0
+    half = config.served_head_dim // 2
+    table = torch.zeros(max_positions, 2 * half, device=device)
+    table[:, :half] = 1.0
     if rope is None:
         return table
-    frequencies = _frequencies(rope, head_dim, max_positions).to(device)  # [rotary_dim / 2]
+    frequencies = _frequencies(rope, config.head_dim, max_positions).to(device)  # [rotary_dim / 2]
     positions = torch.arange(max_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * frequencies
     rotated = len(frequencies)
     table[:, :rotated] = angles.cos() * rope.attention_factor
-    table[:, head_dim // 2 :][:, :rotated] = angles.sin() * rope.attention_factor
+    table[:, half : half + rotated] = angles.sin() * rope.attention_factor
     return table
 
 
-def rotary_order(rope: RopeConfig | None, head_dim: int, interleaved: bool) -> Tensor | None:
-    """The value of the model's head at each place of ours, `[head_dim]`; None if it is the same."""
-    if rope is None:
-        return None
-    rotated, half = rope.rotary_dim(head_dim), head_dim // 2
-    if rotated == head_dim and not interleaved:
-        return None
+def rotary_order(rope: RopeConfig | None, config: ModelConfig) -> Tensor | None:
+    """The value of the model's head at each place of ours, `[served_head_dim]`.
+
+    `head_dim` stands for a zero. None: each value stays at its place.
+    """
+    size, half = config.head_dim, config.served_head_dim // 2
+    rotated = 0 if rope is None else rope.rotary_dim(size)
     values = torch.arange(rotated)
-    first, second = (values[::2], values[1::2]) if interleaved else values.chunk(2)
-    left, right = torch.arange(rotated, head_dim).split([half - rotated // 2] * 2)
-    return torch.cat((first, left, second, right))
+    first, second = (values[::2], values[1::2]) if config.interleaved else values.chunk(2)
+    rest = torch.arange(rotated, config.served_head_dim).clamp(max=size)
+    left, right = rest.split([half - len(first), half - len(second)])
+    order = torch.cat((first, left, second, right))
+    return None if order.equal(torch.arange(size)) else order
 
 
 def _frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
@@ -30,8 +31,7 @@ def served_weights(config: ModelConfig, weights: Weights) -> Weights:
             _scale_additions(config, layer)
         if config.norms_folded:
             layer = _with_norms_folded(layer)
-        _order_heads(config, number, layer)
-        layers.append(layer)
+        layers.append(_with_heads_placed(config, number, layer))
     return replace(weights, layers=tuple(layers))
 
 
@@ -58,19 +58,38 @@ def _scale_additions(config: ModelConfig, layer: LayerWeights) -> None:
             tensor.mul_(config.residual_multiplier)
 
 
-def _order_heads(config: ModelConfig, number: int, layer: LayerWeights) -> None:
-    """Brings the values of each query and key head into the order of `rotary_order`."""
-    order = rotary_order(config.ropes[number], config.head_dim, config.interleaved)
+def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) -> LayerWeights:
+    """The layer with the values of each head at the places that the kernels read.
+
+    Queries and keys have the order of `rotary_order`; values stay in order. Padding is 0.
+    """
+    order = rotary_order(config.ropes[number], config)
     if order is None:
-        return
-    order = order.to(layer.qkv.device)
-    rotated = (config.num_heads + config.num_kv_heads) * config.head_dim
-    parts = (layer.q_norm, layer.k_norm)
-    for tensor in (layer.qkv[:rotated], _first(layer.qkv_bias, rotated), *parts):
-        if tensor is not None:
-            heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
-            heads.copy_(heads[:, order])
+        return layer
+    order, size = order.to(layer.qkv.device), config.head_dim
+    rotated = (config.num_heads + config.num_kv_heads) * size
+    if config.served_head_dim == size:
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[:rotated]
+        for tensor in (layer.qkv[:rotated], bias, layer.q_norm, layer.k_norm):
+            if tensor is not None:
+                tensor.copy_(_placed(tensor, order, size))
+        return layer
+    in_order = torch.arange(config.served_head_dim, device=order.device).clamp(max=size)
+
+    def projected(tensor: Tensor) -> Tensor:
+        heads, values = tensor[:rotated], tensor[rotated:]
+        return torch.cat((_placed(heads, order, size), _placed(values, in_order, size)))
+
+    return replace(
+        layer,
+        qkv=projected(layer.qkv),
+        qkv_bias=None if layer.qkv_bias is None else projected(layer.qkv_bias),
+        output=_placed(layer.output.t(), in_order, size).t().contiguous(),
+    )
 
 
-def _first(tensor: Tensor | None, rows: int) -> Tensor | None:
-    return None if tensor is None else tensor[:rows]
+def _placed(tensor: Tensor, order: Tensor, size: int) -> Tensor:
+    """Heads `[heads * size, ...]` with the values `order` of each; value number `size` is 0."""
+    heads = tensor.unflatten(0, (-1, size))
+    padded = torch.cat((heads, torch.zeros_like(heads[:, :1])), dim=1)
+    return padded[:, order].flatten(0, 1)

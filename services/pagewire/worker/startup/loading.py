@@ -71,6 +71,8 @@ def _load(
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
     check_block_size(config.block_size, kernels)
+    if kernels == "triton":
+        model = model.with_heads_for_kernels()
     ops = load_ops(kernels)
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewire.worker.errors import SetupError
 from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import read_model_config
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill
@@ -22,8 +23,9 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 
-def load_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
+def load_decoder(folder: Path, dtype: torch.dtype, padded: bool = ON_GPU) -> Decoder:
     config = read_model_config(folder)
+    config = config.with_heads_for_kernels() if padded else config
     weights = load_weights(folder, config, dtype, DEVICE)
     tables = rope_tables(config, LENGTH, DEVICE)
     return Decoder(config, weights, load_ops("triton" if ON_GPU else "torch"), tables)
@@ -74,3 +76,29 @@ def test_error_is_within_that_of_transformers(
     whole = [logits(full, prompt) for prompt in prompts]
     assert error(whole, exact) < 1e-4
     assert 0 < error(ours, exact) < error(theirs, exact)
+
+
+@pytest.mark.parametrize("head_dim", [6, 20, 24])
+@pytest.mark.parametrize("variant", ["llama-biased", "gemma2", "glm4", "cohere"])
+def test_padded_heads_change_no_logits(tmp_path: Path, variant: str, head_dim: int) -> None:
+    """Sizes that the kernels do not read; two thirds of GLM's heads are not rotated."""
+    hidden = {"hidden_size": 4 * head_dim} if variant == "cohere" else {"head_dim": head_dim}
+    partial = {"partial_rotary_factor": 1 / 3} if variant == "glm4" else {}
+    model = save_model(tmp_path, variant, **hidden, **partial)
+    prompt = [7 * i % VOCAB for i in range(LENGTH)]
+    with torch.no_grad():
+        exact = [model(torch.tensor([prompt])).logits[0]]
+    decoder = load_decoder(tmp_path, torch.float32, padded=True)
+    assert decoder.config.served_head_dim == (16 if head_dim == 6 else 32)
+    assert error([logits(decoder, prompt)], exact) < 1e-4
+
+
+def test_heads_that_cannot_be_padded_are_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", head_dim=24)
+    with pytest.raises(SetupError, match=r"head_dim is 24; with norms.*--ops torch"):
+        read_model_config(tmp_path).with_heads_for_kernels()
+    save_model(tmp_path, "llama", head_dim=264)
+    with pytest.raises(SetupError, match=r"head_dim is 264; .* up to 256"):
+        read_model_config(tmp_path).with_heads_for_kernels()
+    save_model(tmp_path, "llama", head_dim=256)
+    assert read_model_config(tmp_path).with_heads_for_kernels().served_head_dim == 256

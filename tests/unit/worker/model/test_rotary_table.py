@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pagewire.worker.model.config import RopeConfig, read_model_config
+from pagewire.worker.model.config import parse_model_config, read_model_config
 from pagewire.worker.model.config.rope import RopeKind
 from pagewire.worker.model.rotary_table import rope_tables, rotary_order
 from support.models.tiny_models import VARIANTS, save_model
@@ -57,17 +57,25 @@ def test_every_rope_kind_is_among_the_variants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partial", "interleaved", "order"),
+    ("family", "partial", "head_dim", "order"),
     [
-        (1.0, False, None),
-        (1.0, True, [0, 2, 4, 6, 1, 3, 5, 7]),
-        (0.5, False, [0, 1, 4, 5, 2, 3, 6, 7]),
-        (0.5, True, [0, 2, 4, 5, 1, 3, 6, 7]),
+        ("phi3", 1.0, 8, None),
+        ("glm", 1.0, 8, [0, 2, 4, 6, 1, 3, 5, 7]),
+        ("phi3", 0.5, 8, [0, 1, 4, 5, 2, 3, 6, 7]),
+        ("glm", 0.5, 8, [0, 2, 4, 5, 1, 3, 6, 7]),
+        # Padded to 16 values; 10 stands for a zero.
+        ("phi3", 1.0, 10, [0, 1, 2, 3, 4, 10, 10, 10, 5, 6, 7, 8, 9, 10, 10, 10]),
+        ("glm", 0.4, 10, [0, 2, 4, 5, 6, 7, 8, 9, 1, 3, 10, 10, 10, 10, 10, 10]),
     ],
 )
 def test_values_that_rotate_together_are_half_a_head_apart(
-    partial: float, interleaved: bool, order: list[int] | None
+    family: str, partial: float, head_dim: int, order: list[int] | None
 ) -> None:
-    found = rotary_order(RopeConfig("default", 1e4, partial=partial), 8, interleaved)
+    raw = {"model_type": family, "head_dim": head_dim, "partial_rotary_factor": partial}
+    raw |= {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = parse_model_config(raw | {"num_attention_heads": 2})
+    if head_dim != 8:
+        config = config.with_heads_for_kernels()
+    found = rotary_order(config.ropes[0], config)
     assert (None if found is None else found.tolist()) == order
-    assert rotary_order(None, 8, interleaved) is None
+    assert head_dim != 8 or rotary_order(None, config) is None

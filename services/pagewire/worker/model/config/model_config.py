@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.family import Activation, Block, Norm, QKNorm, WeightNames
 from pagewire.worker.model.config.rope import RopeConfig
+
+# Sizes of heads that the Triton kernels read, with all powers of two between.
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    served_head_dim: int  # values of a head on the device: `head_dim`, and zeros if it is more
     max_position_embeddings: int
     block: Block
     norm: Norm
@@ -64,6 +69,26 @@ class ModelConfig:
         Matrices of half precision would round `1 + weight` more than transformers does.
         """
         return self.norm == "rms" and self.block in ("pre", "sandwich")
+
+    def with_heads_for_kernels(self) -> "ModelConfig":
+        """The same model with heads padded to a size that the Triton kernels read.
+
+        Zeros change no score and no output. SetupError if heads are too large, or if they are
+        normalized, for the zeros would count in the mean.
+        """
+        served = max(MIN_HEAD_DIM, 1 << (self.head_dim - 1).bit_length())
+        if served > MAX_HEAD_DIM:
+            raise SetupError(
+                f"config.json: head_dim is {self.head_dim}; the triton operations support up to "
+                f"{MAX_HEAD_DIM}; use --ops torch"
+            )
+        if served != self.head_dim and self.qk_norm is not None:
+            raise SetupError(
+                f"config.json: head_dim is {self.head_dim}; with norms of queries and keys the "
+                "triton operations support powers of two from "
+                f"{MIN_HEAD_DIM} to {MAX_HEAD_DIM}; use --ops torch"
+            )
+        return replace(self, served_head_dim=served)
 
     def with_layers(self, layers: tuple[int, ...]) -> "ModelConfig":
         """The same model with only these layers."""

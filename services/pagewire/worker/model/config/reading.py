@@ -79,6 +79,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
+        served_head_dim=head_dim,
         max_position_embeddings=positive(raw, "max_position_embeddings"),
         block=family.block,
         norm=family.norm,
