@@ -12,6 +12,7 @@ from support.models.copied_start import BLOCK_SIZE, run_copied_start
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import (
     VARIANTS,
+    VISION_VARIANTS,
     VOCAB,
     greedy_tokens,
     save_model,
@@ -48,13 +49,9 @@ async def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: 
         assert await driver.run(resumed, chunk=50) == [tokens[20:] for tokens in expected]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "variant"), [("gemma3", "gemma3"), ("mistral3", "mistral-window")]
-)
-async def test_the_text_part_of_a_multi_modal_model(
-    tmp_path: Path, model_type: str, variant: str
-) -> None:
-    model = save_vision_model(tmp_path, model_type, variant)
+@pytest.mark.parametrize("model_type", VISION_VARIANTS)
+async def test_the_text_part_of_a_multi_modal_model(tmp_path: Path, model_type: str) -> None:
+    model = save_vision_model(tmp_path, model_type)
     names = load_file(tmp_path / "model.safetensors")
     assert any("vision" in name for name in names)
     expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts()]

@@ -126,6 +126,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-window": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
     "olmo3": ("olmo3", {"pad_token_id": None, "sliding_window": 24, "rope_parameters": BY_LAYER}),
     "starcoder2": ("starcoder2", {}),
+    "seed-oss": ("seed_oss", {"head_dim": 16, "pad_token_id": None}),
+    "ernie": ("ernie4_5", {"head_dim": 16}),
+    "ernie-biased": ("ernie4_5", {"head_dim": 32, "use_bias": True}),
     "cohere": ("cohere", {"pad_token_id": None, "logit_scale": 0.3}),
     "cohere2": (
         "cohere2",
@@ -145,6 +148,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+# Multi-modal model types, and the variant that is the language model of each.
+VISION_VARIANTS = {"gemma3": "gemma3", "mistral3": "mistral-window"}
 
 _SIZES = {
     "vocab_size": VOCAB,
@@ -168,9 +174,9 @@ def save_model(
     return _save(AutoModelForCausalLM, config, folder, seed, shard)
 
 
-def save_vision_model(folder: Path, model_type: str, variant: str) -> PreTrainedModel:
-    """Makes a multi-modal model whose language model is of a variant; see `save_model`."""
-    text_type, differences = VARIANTS[variant]
+def save_vision_model(folder: Path, model_type: str) -> PreTrainedModel:
+    """Makes a multi-modal model of `VISION_VARIANTS`; see `save_model`."""
+    text_type, differences = VARIANTS[VISION_VARIANTS[model_type]]
     text = {"model_type": text_type, **_SIZES, **differences}
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}

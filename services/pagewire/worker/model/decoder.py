@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
-from pagewire.worker.model.fused_layer import FusedLayer
+from pagewire.worker.model.fused_layer import FusedLayer, is_fused
 from pagewire.worker.model.general_layer import GeneralLayer
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.model.weights import Weights
@@ -312,16 +312,3 @@ class Decoder:
                 **self._options[layer],
             )
         return out
-
-
-def is_fused(config: ModelConfig) -> bool:
-    """Whether `FusedLayer` computes the layers of a model."""
-    return (
-        config.norms_folded
-        and config.block == "pre"
-        and config.qk_norm != "projection"
-        and config.gated
-        and config.activation == "silu"
-        and not config.mlp_bias
-        and config.logit_soft_cap is None
-    )

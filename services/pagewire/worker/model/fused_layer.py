@@ -65,3 +65,16 @@ class FusedLayer:
     def head(self, weights: Weights, hidden: Tensor, out: Tensor | None) -> Tensor:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`."""
         return self._ops.norm_linear(hidden, weights.norm, self._eps, weights.head, out=out)
+
+
+def is_fused(config: ModelConfig) -> bool:
+    """Whether `FusedLayer` computes the layers of a model."""
+    return (
+        config.norms_folded
+        and config.block == "pre"
+        and config.qk_norm != "projection"
+        and config.gated
+        and config.activation == "silu"
+        and not config.mlp_bias
+        and config.logit_soft_cap is None
+    )
