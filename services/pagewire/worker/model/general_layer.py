@@ -14,6 +14,13 @@ class GeneralLayer:
         self._config = config
         self._ops = ops
         self._eps = config.norm_eps
+        self._swiglu = (
+            config.norm != "layer"
+            and config.block in ("pre", "sandwich")
+            and config.gated
+            and config.activation == "silu"
+            and not config.mlp_bias
+        )
 
     def queries(
         self,
@@ -56,8 +63,11 @@ class GeneralLayer:
         self, weights: LayerWeights, residual: Tensor, norm: Tensor | None, bias: Tensor | None
     ) -> Tensor:
         """The MLP of `residual [rows, hidden]` behind the norm before it: `[rows, hidden]`."""
-        inner = self._projected(residual, norm, bias, weights.gate_up, weights.gate_up_bias)
-        inner = self._ops.activate(inner, self._config.activation, gated=self._config.gated)
+        if self._swiglu:
+            inner = self._ops.norm_gate_up_silu_mul(residual, norm, self._eps, weights.gate_up)
+        else:
+            inner = self._projected(residual, norm, bias, weights.gate_up, weights.gate_up_bias)
+            inner = self._ops.activate(inner, self._config.activation, gated=self._config.gated)
         return self._ops.linear(inner, weights.down, weights.down_bias)
 
     def head(self, weights: Weights, hidden: Tensor, out: Tensor | None) -> Tensor:

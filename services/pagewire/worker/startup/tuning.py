@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
 from pagewire.worker.ops.triton.linear import linear, linear_add
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
@@ -26,10 +27,15 @@ def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
     weights = decoder.weights
     tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
-    changed = _choose([layer.output for layer in weights.layers], tokens, add=True)
-    changed += _choose([layer.down for layer in weights.layers], tokens, add=True)
-    changed += _choose([layer.gate_up for layer in weights.layers], tokens)
-    if not decoder.config.qkv_bias:
+    config = decoder.config
+    add = is_fused(config)  # other layers add to the residual stream in a kernel of its own
+    changed = 0
+    if add or not config.output_bias:
+        changed += _choose([layer.output for layer in weights.layers], tokens, add=add)
+    if not config.mlp_bias:
+        changed += _choose([layer.down for layer in weights.layers], tokens, add=add)
+        changed += _choose([layer.gate_up for layer in weights.layers], tokens)
+    if not config.qkv_bias:
         changed += _choose([layer.qkv for layer in weights.layers], tokens)
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
