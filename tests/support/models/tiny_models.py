@@ -122,6 +122,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {"head_dim": 32, "pad_token_id": None}),
     "glm4": ("glm4", {"head_dim": 32, "pad_token_id": None}),
     "olmo2": ("olmo2", {"pad_token_id": None}),
+    "exaone": ("exaone", {"pad_token_id": None}),
     "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "exaone4-window": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
     "olmo3": ("olmo3", {"pad_token_id": None, "sliding_window": 24, "rope_parameters": BY_LAYER}),

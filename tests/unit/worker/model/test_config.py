@@ -50,6 +50,13 @@ def test_traits_of_each_family(
     assert (model.qkv_bias, model.output_bias, model.qk_norm) == (qkv_bias, output_bias, qk_norm)
 
 
+def test_a_family_may_have_other_keys() -> None:
+    older = config(architectures=["ExaoneForCausalLM"], layer_norm_epsilon=0.5)
+    older["num_layers"] = older.pop("num_hidden_layers")
+    model = parse_model_config(older | {"activation_function": "gelu"})
+    assert (model.num_layers, model.norm_eps, model.activation) == (2, 0.5, "gelu")
+
+
 def test_defaults_follow_from_other_values() -> None:
     model = parse_model_config({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"})
     assert (model.num_kv_heads, model.head_dim, model.tied_head) == (4, 16, False)

@@ -175,6 +175,41 @@ FAMILIES = (
         },
     ),
     replace(
+        _LLAMA,
+        model_type="exaone",
+        architecture="ExaoneForCausalLM",
+        written_as="LlamaForCausalLM",
+        aliases={
+            "num_layers": "num_hidden_layers",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "activation_function": "hidden_act",
+        },
+        names=WeightNames(
+            {
+                "input_norm": "ln_1",
+                "q": "attn.attention.q_proj",
+                "k": "attn.attention.k_proj",
+                "v": "attn.attention.v_proj",
+                "output": "attn.attention.out_proj",
+                "post_norm": "ln_2",
+                "gate": "mlp.c_fc_0",
+                "up": "mlp.c_fc_1",
+                "down": "mlp.c_proj",
+            },
+            renamed=(
+                ("transformer.wte.", "model.embed_tokens."),
+                ("transformer.h.", "model.layers."),
+                ("transformer.ln_f.", "model.norm."),
+            ),
+        ),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 4096,
+            "rope_theta": 500_000.0,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    replace(
         _MISTRAL,
         model_type="mistral3",
         architecture="Mistral3ForConditionalGeneration",

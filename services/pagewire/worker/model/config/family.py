@@ -123,6 +123,10 @@ class Family:
     logit_divisor_key: str | None = None
     soft_caps: bool = False
 
+    # An architecture that transformers writes for this model type, although it is another family's.
+    written_as: str | None = None
+    # Keys that the family's config.json has instead of the usual ones.
+    aliases: Mapping[str, str] = field(default_factory=dict)
     text_config: bool = False  # the language model is described by the object `text_config`
     names: WeightNames = WeightNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -57,7 +57,8 @@ def _with_place(message: str, path: Path, raw: Mapping[str, Any]) -> str:
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a decoded config.json; SetupError names what is not supported."""
     family = _family(raw)
-    raw = {**family.defaults, **_of_text(raw, family)}
+    given = {family.aliases.get(key, key): value for key, value in _of_text(raw, family).items()}
+    raw = {**family.defaults, **given}
     _refuse_unsupported(raw, family)
     heads = positive(raw, "num_attention_heads")
     kv_heads = positive(raw, "num_key_value_heads", default=heads)
@@ -113,6 +114,9 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _family(raw: Mapping[str, Any]) -> Family:
     """The family that `architectures` names; without that key, the one of `model_type`."""
     architectures = raw.get("architectures") or []
+    for family in FAMILIES:
+        if family.written_as in architectures and family.model_type == raw.get("model_type"):
+            return family
     for family in FAMILIES:
         if family.architecture in architectures:
             return family
