@@ -133,4 +133,7 @@ def test_without_a_gpu_the_command_says_so_in_one_line() -> None:
 def test_unknown_shapes_are_refused() -> None:
     done = run("--model", "gpt-2")
     assert done.returncode == 2
-    assert "'gpt-2' is none of the known shapes; give qwen3-0.6b or llama-3.1-8b" in done.stderr
+    assert (
+        "'gpt-2' is none of the known shapes; give qwen3-0.6b, llama-3.1-8b or qwen3-30b-a3b"
+        in done.stderr
+    )

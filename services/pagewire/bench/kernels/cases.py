@@ -190,7 +190,12 @@ class CaseMaker:
         return [first, *(torch.randn_like(first) for _ in range(1, self._copies(first.nbytes)))]
 
     def _copies(self, size: int) -> int:
-        return max(2, min(64, -(-self.sizes.rotated_bytes // size)))
+        return copies(size, self.sizes)
+
+
+def copies(size: int, sizes: Sizes) -> int:
+    """Return how many inputs of `size` bytes outgrow the L2 cache."""
+    return max(2, min(64, -(-sizes.rotated_bytes // size)))
 
 
 def at_least(calls: Sequence[Callable[[], Tensor]], count: int) -> list[Callable[[], Tensor]]:

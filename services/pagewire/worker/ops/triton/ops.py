@@ -7,6 +7,11 @@ from pagewire.worker.ops.triton.attention import decode_attention as decode_atte
 from pagewire.worker.ops.triton.attention import plan_decode as plan_decode
 from pagewire.worker.ops.triton.attention import prefill_attention as prefill_attention
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.experts import add_experts as add_experts
+from pagewire.worker.ops.triton.experts import experts_down as experts_down
+from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts import route as route
+from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
 from pagewire.worker.ops.triton.linear import linear as linear
 from pagewire.worker.ops.triton.linear import linear_add as linear_add
 from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul
