@@ -11,6 +11,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from support.models.expert_variants import EXPERT_VARIANTS
+
 VOCAB = 199
 
 # More threads would make such small models slower.
@@ -148,6 +150,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": BY_LAYER,
         },
     ),
+    **EXPERT_VARIANTS,
 }
 
 # Multi-modal model types, and the variant that is the language model of each.

@@ -3,16 +3,21 @@
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.expert_mlp import ExpertMlp
 from pagewire.worker.model.weights import LayerWeights, Weights
 from pagewire.worker.ops import Ops
 
 
 class FusedLayer:
-    """What a layer computes around attention. Its norms are folded into its matrices."""
+    """What a layer computes around attention.
+
+    Its norms are folded into its matrices, but for the one before experts.
+    """
 
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         self._ops = ops
         self._eps = config.norm_eps
+        self._experts = None if config.experts is None else ExpertMlp(config, config.experts, ops)
 
     def queries(
         self,
@@ -59,6 +64,9 @@ class FusedLayer:
 
     def add_mlp(self, weights: LayerWeights, residual: Tensor) -> None:
         """Adds the MLP to `residual [rows, hidden]`, in place."""
+        if self._experts is not None and weights.router is not None:
+            self._experts.add(weights, residual)
+            return
         gated = self._ops.norm_gate_up_silu_mul(residual, None, self._eps, weights.gate_up)
         self._ops.linear_add(gated, weights.down, residual)
 

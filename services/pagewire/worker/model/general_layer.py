@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.expert_mlp import ExpertMlp
 from pagewire.worker.model.weights import LayerWeights, Weights
 from pagewire.worker.ops import Ops
 
@@ -21,6 +22,7 @@ class GeneralLayer:
             and config.activation == "silu"
             and not config.mlp_bias
         )
+        self._experts = None if config.experts is None else ExpertMlp(config, config.experts, ops)
 
     def queries(
         self,
@@ -56,6 +58,9 @@ class GeneralLayer:
             residual += added
             return
         residual += self._behind(added, weights.attended_norm)
+        if self._experts is not None and weights.router is not None:
+            self._experts.add(weights, residual)
+            return
         added = self.mlp(weights, residual, weights.post_norm, weights.post_norm_bias)
         residual += self._behind(added, weights.mlp_norm)
 

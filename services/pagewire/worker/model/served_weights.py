@@ -36,9 +36,14 @@ def served_weights(config: ModelConfig, weights: Weights) -> Weights:
 
 
 def _with_norms_folded(layer: LayerWeights) -> LayerWeights:
-    for norm, matrix in ((layer.input_norm, layer.qkv), (layer.post_norm, layer.gate_up)):
-        if norm is not None:
-            matrix.mul_(norm)
+    if layer.input_norm is not None:
+        layer.qkv.mul_(layer.input_norm)
+    if layer.router is not None:
+        # A router whose weights are rounded twice chooses other experts more often, which changes a
+        # token far more than a rounding does.
+        return replace(layer, input_norm=None)
+    if layer.post_norm is not None:
+        layer.gate_up.mul_(layer.post_norm)
     return replace(layer, input_norm=None, post_norm=None)
 
 
@@ -51,7 +56,7 @@ def _scale_additions(config: ModelConfig, layer: LayerWeights) -> None:
     added = (
         (layer.attended_norm, layer.mlp_norm)
         if behind
-        else (layer.output, layer.output_bias, layer.down, layer.down_bias)
+        else (layer.output, layer.output_bias, layer.down, layer.down_bias, layer.shared_down)
     )
     for tensor in added:
         if tensor is not None:

@@ -31,10 +31,35 @@ def _layer_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
             yield f"{names.part(part)}.weight", weight
         if bias is not None:
             yield f"{names.part(part)}.bias", bias
+    for name, weight in _expert_views(config, layer):
+        yield f"{name}.weight", weight
     for part, weight, bias in _projections(config, layer):
         yield f"{names.part(part)}.weight", weight
         if bias is not None:
             yield f"{names.part(part)}.bias", bias
+
+
+def _expert_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    """Yields name and weight of each matrix of the MLP of a layer with experts."""
+    if layer.router is None:
+        return
+    names = config.names
+    yield names.part("router"), layer.router
+    if "experts_gate_up" in names.parts:
+        yield names.part("experts_gate_up"), layer.gate_up
+        yield names.part("experts_down"), layer.down
+    else:
+        for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+            gate, up = gate_up.chunk(2)
+            for part, weight in (("gate", gate), ("up", up), ("down", down)):
+                yield names.part(f"expert_{part}").format(expert=expert), weight
+    if layer.shared_gate_up is None or layer.shared_down is None or layer.shared_gate is None:
+        return
+    gate, up = layer.shared_gate_up.chunk(2)
+    yield names.part("shared_gate_proj"), gate
+    yield names.part("shared_up_proj"), up
+    yield names.part("shared_down"), layer.shared_down
+    yield names.part("shared_gate"), layer.shared_gate
 
 
 def _projections(
@@ -42,9 +67,11 @@ def _projections(
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Yields name, weight and bias of each matrix that a checkpoint stores."""
     yield "output", layer.output, layer.output_bias
-    yield "down", layer.down, layer.down_bias
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     yield from _split(config, "qkv", ("q", "k", "v"), [query, key, key], layer.qkv, layer.qkv_bias)
+    if layer.router is not None:
+        return
+    yield "down", layer.down, layer.down_bias
     inner = config.intermediate_size
     parts, sizes = (("gate", "up"), [inner, inner]) if config.gated else (("up",), [inner])
     yield from _split(config, "gate_up", parts, sizes, layer.gate_up, layer.gate_up_bias)

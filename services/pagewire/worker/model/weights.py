@@ -16,7 +16,7 @@ class LayerWeights:
     `qkv` stacks the query, key and value projections, `gate_up` the gate and up projections, in
     this order; an MLP without a gate has only the rows of `up`. A norm's weight scales the columns
     of the next matrix. So `served_weights` multiplies `input_norm` and `post_norm` into that matrix
-    where it can, and both exist only while weights are loaded.
+    where it can, and both exist only while weights are loaded. Experts keep their `post_norm`.
     """
 
     input_norm: Tensor | None  # [hidden], before attention
@@ -27,14 +27,20 @@ class LayerWeights:
     output: Tensor  # [hidden, heads * head_dim]
     output_bias: Tensor | None  # [hidden]
     post_norm: Tensor | None  # [hidden], before the MLP
-    gate_up: Tensor  # [2 * intermediate, hidden], [intermediate, hidden] without a gate
-    down: Tensor  # [hidden, intermediate]
+    # [2 * intermediate, hidden], [intermediate, hidden] without a gate; in a layer with experts
+    # [experts, 2 * intermediate, hidden].
+    gate_up: Tensor
+    down: Tensor  # [hidden, intermediate], with experts [experts, hidden, intermediate]
     input_norm_bias: Tensor | None = None  # [hidden]
     attended_norm: Tensor | None = None  # [hidden], of what attention adds to the residual stream
     post_norm_bias: Tensor | None = None  # [hidden]
     gate_up_bias: Tensor | None = None  # as many as the rows of `gate_up`
     down_bias: Tensor | None = None  # [hidden]
     mlp_norm: Tensor | None = None  # [hidden], of what the MLP adds to the residual stream
+    router: Tensor | None = None  # [experts, hidden]; None in a layer without experts
+    shared_gate_up: Tensor | None = None  # [2 * intermediate, hidden], of the shared expert
+    shared_down: Tensor | None = None  # [hidden, intermediate]
+    shared_gate: Tensor | None = None  # [1, hidden]
 
     def norms(self) -> tuple[Tensor | None, ...]:
         """The weights of all norms."""
@@ -90,7 +96,26 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     def vector(exists: bool, size: int = config.hidden_size) -> Tensor | None:
         return empty(size) if exists else None
 
-    def layer() -> LayerWeights:
+    def mlp(number: int) -> dict[str, Tensor]:
+        experts = config.experts
+        if experts is None or not experts.layers[number]:
+            return {
+                "gate_up": empty(config.gate_up_size, hidden),
+                "down": empty(hidden, config.intermediate_size),
+            }
+        count, inner, shared = experts.count, experts.intermediate_size, experts.shared_size
+        matrices = {
+            "gate_up": empty(count, 2 * inner, hidden),
+            "down": empty(count, hidden, inner),
+            "router": empty(count, hidden),
+        }
+        if shared is not None:
+            matrices["shared_gate_up"] = empty(2 * shared, hidden)
+            matrices["shared_down"] = empty(hidden, shared)
+            matrices["shared_gate"] = empty(1, hidden)
+        return matrices
+
+    def layer(number: int) -> LayerWeights:
         per_head = config.qk_norm == "head"
         before_mlp = config.block in ("pre", "sandwich")
         behind = config.block in ("post", "sandwich")
@@ -103,8 +128,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             output=empty(hidden, query),
             output_bias=vector(config.output_bias),
             post_norm=norm(before_mlp),
-            gate_up=empty(config.gate_up_size, hidden),
-            down=empty(hidden, config.intermediate_size),
+            **mlp(number),
             input_norm_bias=vector(config.norm_bias),
             attended_norm=norm(behind),
             post_norm_bias=vector(config.norm_bias and before_mlp),
@@ -118,7 +142,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     embedding = empty(config.vocab_size, hidden)
     return Weights(
         embedding=embedding,
-        layers=tuple(layer() for _ in range(config.num_layers)),
+        layers=tuple(layer(number) for number in range(config.num_layers)),
         norm=torch.empty(hidden, dtype=_norm_dtype(config, dtype), device=device),
         head=embedding if config.tied_head else empty(config.vocab_size, hidden),
         norm_bias=vector(config.norm_bias),

@@ -25,23 +25,32 @@ _MAX_BLOCK_K, _MIN_BLOCK_K = 64, 16
 
 def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
-    weights = decoder.weights
+    layers = decoder.weights.layers
+    dense = [layer for layer in layers if layer.router is None]
     tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
     config = decoder.config
     add = is_fused(config)  # other layers add to the residual stream in a kernel of its own
     changed = 0
     if add or not config.output_bias:
-        changed += _choose([layer.output for layer in weights.layers], tokens, add=add)
+        changed += _choose([layer.output for layer in layers], tokens, add=add)
     if not config.mlp_bias:
-        changed += _choose([layer.down for layer in weights.layers], tokens, add=add)
-        changed += _choose([layer.gate_up for layer in weights.layers], tokens)
+        changed += _choose([layer.down for layer in dense], tokens, add=add)
+        changed += _choose([layer.gate_up for layer in dense], tokens)
+    changed += _choose(_present(layer.shared_gate_up for layer in layers), tokens)
+    changed += _choose(_present(layer.shared_down for layer in layers), tokens)
     if not config.qkv_bias:
-        changed += _choose([layer.qkv for layer in weights.layers], tokens)
+        changed += _choose([layer.qkv for layer in layers], tokens)
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
+
+
+def _present(weights: Iterable[Tensor | None]) -> list[Tensor]:
+    return [weight for weight in weights if weight is not None]
 
 
 def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False) -> int:
     """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
+    if not weights:
+        return 0
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]

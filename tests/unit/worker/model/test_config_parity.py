@@ -9,6 +9,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import FAMILIES, Family, ModelConfig, parse_model_config
+from pagewire.worker.model.config.experts import ExpertKeys
 
 SIZES = {
     "vocab_size": 100,
@@ -44,6 +45,12 @@ CHANGES: list[dict[str, Any]] = [
     {"use_sliding_window": True},
     {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 4},
 ]
+EXPERT_CHANGES: list[dict[str, Any]] = [
+    {"norm_topk_prob": True, "num_experts_per_tok": 3},
+    {"num_experts": 12},
+    {"num_local_experts": 12},
+    {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 48},
+]
 
 
 # What a family needs to be one that is supported.
@@ -56,7 +63,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-def of_transformers(folder: Path, raw: dict[str, Any]) -> dict[str, Any] | None:
+def of_transformers(folder: Path, raw: dict[str, Any], family: Family) -> dict[str, Any] | None:
     """What a ModelConfig should have, by transformers' reading; None if it cannot read `raw`."""
     from transformers import AutoConfig
 
@@ -79,8 +86,22 @@ def of_transformers(folder: Path, raw: dict[str, Any]) -> dict[str, Any] | None:
         "initializer_range": config.initializer_range,
         "dtype": str(config.dtype or "float32").removeprefix("torch."),
         "windows": windows_of(config),
+        "experts": of_experts(config, family.experts),
         "ropes": tuple(rope_of(rope.get(kind, rope)) for kind in types_of(config, layers)),
     }
+
+
+def of_experts(config: Any, keys: ExpertKeys | None) -> tuple[Any, ...] | None:
+    """Number, choices, intermediate size, renormalization and shared size of the experts."""
+    if keys is None:
+        return None
+    return (
+        getattr(config, keys.count_keys[0]),
+        config.num_experts_per_tok,
+        getattr(config, keys.intermediate_size_key),
+        getattr(config, "norm_topk_prob", True),
+        getattr(config, keys.shared_size_key) if keys.shared_size_key else None,
+    )
 
 
 def types_of(config: Any, layers: int) -> list[str]:
@@ -109,18 +130,22 @@ def rope_of(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(config: ModelConfig, names: dict[str, Any]) -> dict[str, Any]:
-    found = {name: getattr(config, name) for name in names if name != "ropes"}
+    found = {name: getattr(config, name) for name in names if name not in ("ropes", "experts")}
     values = names["ropes"][0]
     # A layer without RoPE may have any.
     ropes = (
         expected if rope is None else {name: getattr(rope, name) for name in values}
         for rope, expected in zip(config.ropes, names["ropes"], strict=True)
     )
-    return found | {"ropes": tuple(ropes)}
+    e = config.experts
+    experts = e and (e.count, e.top_k, e.intermediate_size, e.renormalize, e.shared_size)
+    return found | {"ropes": tuple(ropes), "experts": experts}
 
 
 def is_refused(family: Family, changes: dict[str, Any]) -> bool:
-    """Whether transformers ignores one of the values, so that it is refused here."""
+    """Whether a value is refused here: one that transformers ignores, or that is not supported."""
+    if any(changes.get(key, value) != value for key, value in family.only.items()):
+        return True
     if family.local_rope is not None:
         scaling, parameters = (changes.get(f"rope_{name}") for name in ("scaling", "parameters"))
         if (
@@ -136,12 +161,12 @@ def is_refused(family: Family, changes: dict[str, Any]) -> bool:
 def test_values_and_defaults_are_those_of_transformers(tmp_path: Path, family: Family) -> None:
     named = {"model_type": family.model_type, "architectures": [family.architecture]}
     compared = 0
-    for changes in CHANGES:
+    for changes in [*CHANGES, *(EXPERT_CHANGES if family.experts else [])]:
         if is_refused(family, changes):
             continue
         sizes = SIZES | changes | NEEDED.get(family.model_type, {})
         raw = named | ({"text_config": sizes} if family.text_config else sizes)
-        wanted = of_transformers(tmp_path, raw)
+        wanted = of_transformers(tmp_path, raw, family)
         if wanted is not None:
             assert ours(parse_model_config(raw), wanted) == wanted, changes
             compared += 1

@@ -61,6 +61,16 @@ def error(found: list[Tensor], exact: list[Tensor]) -> float:
     return float(difference.norm() / torch.cat(exact).norm())
 
 
+def median_error(found: list[Tensor], exact: list[Tensor]) -> float:
+    """The median of the tokens' errors, each relative to the token's norm.
+
+    Roundings give a few tokens another expert. Which ones is chance, and their errors are large.
+    """
+    exact_logits = torch.cat(exact)
+    difference = torch.cat(found) - exact_logits
+    return float((difference.norm(dim=1) / exact_logits.norm(dim=1)).median())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_error_is_within_that_of_transformers(
@@ -77,7 +87,8 @@ def test_error_is_within_that_of_transformers(
     ours = [logits(half, prompt) for prompt in prompts]
     whole = [logits(full, prompt) for prompt in prompts]
     assert error(whole, exact) < 1e-4
-    assert 0 < error(ours, exact) < NOISE * error(theirs, exact)
+    of = error if half.config.experts is None else median_error
+    assert 0 < of(ours, exact) < NOISE * of(theirs, exact)
 
 
 @pytest.mark.parametrize("head_dim", [6, 20, 24])

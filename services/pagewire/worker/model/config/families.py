@@ -5,6 +5,7 @@ A value of `defaults` is the family's own in transformers 5.
 
 from dataclasses import replace
 
+from pagewire.worker.model.config.expert_families import EXPERT_FAMILIES
 from pagewire.worker.model.config.family import Family, WeightNames
 from pagewire.worker.model.config.multi_modal import LANGUAGE_MODEL, NOT_TEXT
 from pagewire.worker.model.config.other_families import OTHER_FAMILIES
@@ -218,4 +219,5 @@ FAMILIES = (
         names=WeightNames(renamed=LANGUAGE_MODEL, ignored=NOT_TEXT),
     ),
     *OTHER_FAMILIES,
+    *EXPERT_FAMILIES,
 )

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pagewire.worker.model.config.experts import ExpertKeys
+
 Norm = Literal["rms", "rms_plus_one", "layer"]
 Block = Literal["pre", "sandwich", "post", "parallel"]
 QKNorm = Literal["head", "projection"]
@@ -19,6 +21,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 # The name of each part of a layer in a Hugging Face checkpoint, behind `model.layers.N.`. A family
 # that stores `q`, `k` and `v` as one matrix has a name for `qkv` instead, and so for `gate_up`.
+# Parts of experts hold their number, unless a family stores `experts_gate_up` and `experts_down`.
 LAYER_NAMES: Mapping[str, str] = {
     "input_norm": "input_layernorm",
     "q": "self_attn.q_proj",
@@ -33,6 +36,14 @@ LAYER_NAMES: Mapping[str, str] = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
     "mlp_norm": "post_feedforward_layernorm",
+    "router": "mlp.gate",
+    "expert_gate": "mlp.experts.{expert}.gate_proj",
+    "expert_up": "mlp.experts.{expert}.up_proj",
+    "expert_down": "mlp.experts.{expert}.down_proj",
+    "shared_gate_proj": "mlp.shared_expert.gate_proj",
+    "shared_up_proj": "mlp.shared_expert.up_proj",
+    "shared_down": "mlp.shared_expert.down_proj",
+    "shared_gate": "mlp.shared_expert_gate",
 }
 
 
@@ -127,6 +138,7 @@ class Family:
     written_as: str | None = None
     # Keys that the family's config.json has instead of the usual ones.
     aliases: Mapping[str, str] = field(default_factory=dict)
+    experts: ExpertKeys | None = None  # instead of the MLP, in some layers or in all
     text_config: bool = False  # the language model is described by the object `text_config`
     names: WeightNames = WeightNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config.experts import ExpertsConfig
 from pagewire.worker.model.config.family import Activation, Block, Norm, QKNorm, WeightNames
 from pagewire.worker.model.config.rope import RopeConfig
 
@@ -33,6 +34,7 @@ class ModelConfig:
     mlp_bias: bool
     activation: Activation
     gated: bool
+    experts: ExpertsConfig | None
     ropes: tuple[RopeConfig | None, ...]  # by layer; None is a layer without RoPE
     interleaved: bool  # RoPE rotates neighbouring values
     windows: tuple[int | None, ...]  # by layer: positions that a token sees, itself included
@@ -96,13 +98,17 @@ class ModelConfig:
             self,
             ropes=tuple(self.ropes[layer] for layer in layers),
             windows=tuple(self.windows[layer] for layer in layers),
+            experts=None if self.experts is None else self.experts.with_layers(layers),
         )
 
     def sample_layers(self) -> tuple[int, ...]:
         """Layers that together launch every kernel that all layers launch: one of each kind.
 
         The last layer is a kind of its own (`Decoder.finish_last_layer`). The others differ in
-        their windows.
+        their windows, and in whether they have experts.
         """
-        firsts = {window: layer for layer, window in reversed([*enumerate(self.windows[:-1])])}
+        none = (False,) * self.num_layers
+        sparse = none if self.experts is None else self.experts.layers
+        kinds = [*enumerate(zip(self.windows, sparse, strict=True))][:-1]
+        firsts = {kind: layer for layer, kind in reversed(kinds)}
         return (*sorted(firsts.values()), self.num_layers - 1)

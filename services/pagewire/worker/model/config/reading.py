@@ -12,6 +12,7 @@ from typing import Any
 
 from pagewire.json_files import line_of, read_json_object
 from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config.experts import read_experts
 from pagewire.worker.model.config.families import FAMILIES
 from pagewire.worker.model.config.family import Activation, Family
 from pagewire.worker.model.config.layer_kinds import read_layer_ropes, read_windows
@@ -92,6 +93,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=flag(raw, family.mlp_bias),
         activation=_activation(raw, family),
         gated=family.gated,
+        experts=read_experts(raw, family.experts),
         ropes=ropes,
         interleaved=family.interleaved,
         windows=windows,
