@@ -6,7 +6,7 @@ registers. It is not measured yet: `pagewire bench kernels --model qwen3-30b-a3b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagewire.worker.ops.integers import cdiv
 
@@ -58,10 +58,12 @@ def router_config(tokens: int) -> RouterConfig:
     return FEW_TOKENS if tokens <= MAX_FEW_TOKENS else MANY_TOKENS
 
 
-def gemm_config(pairs: int, num_experts: int) -> GemmConfig:
+def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
     """Choose the tiles of the grouped GEMMs for `pairs` pairs of a token and an expert.
 
-    Both GEMMs of a layer have the same tiles, because its rows are cut to tiles once.
+    Both GEMMs of a layer cut its rows to the same tiles, whatever the bytes of an element. Elements
+    of four bytes are not for tensor cores: narrow tiles fit the memory of a multiprocessor.
     """
     mean = cdiv(pairs, num_experts)
-    return next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
+    config = next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
+    return config if item_size == 2 else replace(config, rows=32, block_k=16, stages=2)

@@ -116,7 +116,7 @@ def _launch(
     pairs, features = out.shape
     if pairs == 0:
         return out
-    config = config or gemm_config(pairs, weight.shape[0])
+    config = config or gemm_config(pairs, weight.shape[0], weight.element_size())
     if config.tile != rows.tile:
         raise ValueError(f"config.tile is {config.tile}, but the rows were cut to {rows.tile}")
     tiles = rows.tiles.shape[1]

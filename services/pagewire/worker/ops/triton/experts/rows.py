@@ -12,8 +12,9 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
 
-# Pairs that a program reads at a time.
-MAX_BLOCK = 2048
+# Pairs that a program reads at a time: at least one for each of its threads.
+MIN_BLOCK, MAX_BLOCK = 128, 2048
+WARPS = 4
 
 
 @triton.jit(do_not_specialize=["pairs", "tiles"])
@@ -84,13 +85,14 @@ def sort_by_expert(
         top_k=top_k,
         pairs=experts.new_empty(pairs),
         rows=experts.new_empty(pairs),
-        starts=experts.new_zeros(num_experts + 1),
+        starts=experts.new_empty(num_experts + 1),
         tile=tile,
         tiles=experts.new_empty((2, max_tiles(pairs, num_experts, tile))),
     )
     if pairs == 0:
+        rows.starts.zero_()
         return rows
-    block = min(MAX_BLOCK, max(32, next_power_of_2(pairs)))
+    block = min(MAX_BLOCK, max(MIN_BLOCK, next_power_of_2(pairs)))
     pdl = dependent_launch(experts.device)
     _sort_kernel[(num_experts,)](
         experts,
@@ -106,7 +108,7 @@ def sort_by_expert(
         TILE=tile,
         BLOCK_TILES=32,
         PDL=pdl,
-        num_warps=4,
+        num_warps=WARPS,
         launch_pdl=pdl,
     )
     return rows
