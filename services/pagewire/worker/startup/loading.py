@@ -77,13 +77,18 @@ def _load(
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     graphs = device.type == "cuda" and kernels == "triton"
+    if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
+        raise SetupError(
+            f"--tune-experts needs a model with experts in bfloat16 or float16 and the triton "
+            f"operations; this is {model.family} in {_name(dtype)} with {kernels}: leave it out"
+        )
     if graphs:
         from pagewire.worker.startup.precompile import (
             collect_kernels,
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import choose_gemms
+        from pagewire.worker.startup.tuning import choose_expert_tiles, choose_gemms
 
         record = KernelRecord(config)
         if not record.exists():
@@ -101,6 +106,9 @@ def _load(
     if graphs:
         choose_gemms(decoder, trial)
         phases.end("choosing GEMM algorithms")
+        if config.tune_experts:
+            choose_expert_tiles(decoder, trial)
+            phases.end("choosing tiles of experts")
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")

@@ -60,6 +60,14 @@ def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path, variant: str) 
     assert loaded.limits.max_model_len == 512
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
+def test_tiles_are_tuned_on_a_gpu_only(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path, variant)
+    settings = WorkerConfig(model=str(tmp_path), device="cpu", tune_experts=True)
+    with pytest.raises(SetupError, match=r"--tune-experts needs .* with torch: leave it out"):
+        load_worker(settings)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> ModelConfig:
     save_model(tmp_path, "mistral")

@@ -1,9 +1,10 @@
 """The kernels of a mixture of experts.
 
-`routing` chooses experts, `rows` sorts tokens by expert, `gemm` multiplies the rows of each expert
-by its weights with the tiles of `config`, and `weighted_sum` adds the results to the residual
-stream. No kernel uses atomics and no grid depends on what a router chose, so a step can be captured
-in a graph. Each sum of a token has an order of its own, which other tokens do not change.
+`routing` chooses experts, `rows` sorts tokens by expert, and `gemm` multiplies the rows of each
+expert by its weights. `config` has the tiles, which `tuning` may measure. `weighted_sum` adds the
+results to the residual stream. No kernel uses atomics and no grid depends on what a router chose,
+so a step can be captured in a graph. Each sum of a token has an order of its own, which other
+tokens do not change.
 """
 
 from pagewire.worker.ops.triton.experts.gemm import experts_down, experts_gate_up_silu_mul

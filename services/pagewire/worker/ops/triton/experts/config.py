@@ -1,7 +1,8 @@
 """The tiles of the kernels of a mixture of experts, by the number of tokens.
 
 The table was chosen by the sizes of Qwen3-30B-A3B and by what compiles for Hopper without spilled
-registers. It is not measured yet: `pagewire bench kernels --model qwen3-30b-a3b` does that.
+registers. It is not measured yet: `pagewire bench kernels --model qwen3-30b-a3b` does that. With
+`--tune-experts` a worker measures at its start (`tuning`).
 """
 
 from __future__ import annotations
@@ -52,10 +53,24 @@ FEW_TOKENS = RouterConfig(rows=16, tokens=16, block_k=256, warps=4, stages=3)
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
 MAX_FEW_TOKENS = 64
 
+# Tiles that were measured to be faster than the table's, by number of pairs and of experts.
+_measured: dict[tuple[int, int], GemmConfig] = {}
+
 
 def router_config(tokens: int) -> RouterConfig:
     """Choose the tiles of the router."""
     return FEW_TOKENS if tokens <= MAX_FEW_TOKENS else MANY_TOKENS
+
+
+def keep_config(pairs: int, num_experts: int, config: GemmConfig) -> None:
+    """Make `gemm_config` choose `config` for this size, in this process."""
+    _measured[pairs, num_experts] = config
+
+
+def table_config(pairs: int, num_experts: int) -> GemmConfig:
+    """Choose from the table."""
+    mean = cdiv(pairs, num_experts)
+    return next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
 
 
 def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
@@ -64,6 +79,5 @@ def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
     Both GEMMs of a layer cut its rows to the same tiles, whatever the bytes of an element. Elements
     of four bytes are not for tensor cores: narrow tiles fit the memory of a multiprocessor.
     """
-    mean = cdiv(pairs, num_experts)
-    config = next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
+    config = _measured.get((pairs, num_experts)) or table_config(pairs, num_experts)
     return config if item_size == 2 else replace(config, rows=32, block_k=16, stages=2)
