@@ -35,6 +35,36 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("mixtral", {"num_local_experts": 5}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 4, "eos_token_id": None}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 5, "sliding_window": 24}),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "head_dim": 32,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "pad_token_id": None,
+        },
+    ),
+    "glm4-moe-plain": (  # no norms of queries and keys, one group
+        "glm4_moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 72,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "pad_token_id": None,
+        },
+    ),
     "granite-moe": (
         "granitemoe",
         {

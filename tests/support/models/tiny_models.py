@@ -193,7 +193,7 @@ def _save(auto: Any, config: Any, folder: Path, seed: int, shard: str) -> PreTra
     torch.manual_seed(seed)
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             # Norms start as ones and biases as zeros: a worker that ignores them would pass.
             if name.endswith("bias") or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)

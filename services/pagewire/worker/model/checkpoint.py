@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ def _fill(
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
                 usual = config.names.canonical(name)
-                view = None if usual is None else _view(path, usual, views, config.tied_head)
+                view = None if usual is None else _view(path, usual, views, config)
                 if usual is None or view is None:
                     continue
                 part = file.get_slice(name)
@@ -93,11 +94,14 @@ def _fill(
         raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _view(path: Path, name: str, views: dict[str, Tensor], tied_head: bool) -> Tensor | None:
+def _view(path: Path, name: str, views: dict[str, Tensor], config: ModelConfig) -> Tensor | None:
     """The view that a tensor is copied into; None for a tensor that is not needed."""
     if name in views:
         return views[name]
-    if name.endswith(_DERIVED) or (tied_head and name == "lm_head.weight"):
+    if name.endswith(_DERIVED) or (config.tied_head and name == "lm_head.weight"):
+        return None
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if config.names.later_layers and layer and int(layer[1]) >= config.num_layers:
         return None
     raise SetupError(
         f"{path}: tensor {name} has no place in the model that config.json describes; "

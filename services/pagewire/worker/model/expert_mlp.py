@@ -18,14 +18,22 @@ class ExpertMlp:
     def __init__(self, config: ModelConfig, experts: ExpertsConfig, ops: Ops) -> None:
         self._ops = ops
         self._eps = config.norm_eps
-        self._routing = Routing(experts.count, experts.top_k, renormalize=experts.renormalize)
+        self._routing = Routing(
+            experts.count,
+            experts.top_k,
+            scoring=experts.scoring,
+            renormalize=experts.renormalize,
+            scale=experts.scale,
+            groups=experts.groups,
+            top_groups=experts.top_groups,
+        )
 
     def add(self, weights: LayerWeights, residual: Tensor) -> None:
         """Adds the weighted experts of each token to `residual [rows, hidden]`, in place."""
         assert weights.router is not None
         ops = self._ops
         normed = ops.rms_norm(residual, weights.post_norm, self._eps)
-        routes = ops.route(normed, weights.router, self._routing)
+        routes = ops.route(normed, weights.router, self._routing, weights.correction)
         rows = ops.sort_by_expert(routes.experts, self._routing.experts)
         gated = ops.experts_gate_up_silu_mul(normed, weights.gate_up, rows)
         parts = ops.experts_down(gated, weights.down, rows)

@@ -31,6 +31,8 @@ def _layer_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
             yield f"{names.part(part)}.weight", weight
         if bias is not None:
             yield f"{names.part(part)}.bias", bias
+    if layer.correction is not None:
+        yield names.part("correction"), layer.correction
     for name, weight in _expert_views(config, layer):
         yield f"{name}.weight", weight
     for part, weight, bias in _projections(config, layer):
@@ -53,13 +55,14 @@ def _expert_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[st
             gate, up = gate_up.chunk(2)
             for part, weight in (("gate", gate), ("up", up), ("down", down)):
                 yield names.part(f"expert_{part}").format(expert=expert), weight
-    if layer.shared_gate_up is None or layer.shared_down is None or layer.shared_gate is None:
+    if layer.shared_gate_up is None or layer.shared_down is None:
         return
     gate, up = layer.shared_gate_up.chunk(2)
     yield names.part("shared_gate_proj"), gate
     yield names.part("shared_up_proj"), up
     yield names.part("shared_down"), layer.shared_down
-    yield names.part("shared_gate"), layer.shared_gate
+    if layer.shared_gate is not None:
+        yield names.part("shared_gate"), layer.shared_gate
 
 
 def _projections(

@@ -38,6 +38,7 @@ class LayerWeights:
     down_bias: Tensor | None = None  # [hidden]
     mlp_norm: Tensor | None = None  # [hidden], of what the MLP adds to the residual stream
     router: Tensor | None = None  # [experts, hidden]; None in a layer without experts
+    correction: Tensor | None = None  # [experts] float32, added to the scores that choose
     shared_gate_up: Tensor | None = None  # [2 * intermediate, hidden], of the shared expert
     shared_down: Tensor | None = None  # [hidden, intermediate]
     shared_gate: Tensor | None = None  # [1, hidden]
@@ -109,9 +110,12 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             "down": empty(count, hidden, inner),
             "router": empty(count, hidden),
         }
+        if experts.scoring == "sigmoid":
+            matrices["correction"] = torch.empty(count, dtype=torch.float32, device=device)
         if shared is not None:
             matrices["shared_gate_up"] = empty(2 * shared, hidden)
             matrices["shared_down"] = empty(hidden, shared)
+        if experts.shared_gate:
             matrices["shared_gate"] = empty(1, hidden)
         return matrices
 

@@ -108,6 +108,53 @@ def test_what_cannot_be_run_is_refused(changes: dict[str, Any], words: list[str]
     assert all(word in str(error.value) for word in words), error.value
 
 
+GLM = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 64,
+    "n_group": 8,
+    "topk_group": 4,
+}
+
+
+def test_groups_of_experts_and_dense_first_layers() -> None:
+    changes = {"num_hidden_layers": 4, "first_k_dense_replace": 3, "n_shared_experts": 2}
+    experts = config(**GLM, **changes).experts
+    assert experts is not None
+    assert (experts.scoring, experts.groups, experts.top_groups) == ("sigmoid", 8, 4)
+    assert (experts.shared_size, experts.shared_gate) == (2 * 768, False)
+    assert experts.layers == (False, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_group": 7}, ["n_group 7", "64 experts"]),
+        ({"n_group": 64}, ["n_group 64", "64 experts"]),
+        ({"topk_group": 9}, ["topk_group 9", "n_group 8"]),
+        ({"topk_group": 1, "num_experts_per_tok": 9}, ["topk_group 1", "num_experts_per_tok"]),
+        ({"first_k_dense_replace": -1}, ["first_k_dense_replace is -1"]),
+        ({"routed_scaling_factor": 0}, ["routed_scaling_factor is 0"]),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SetupError) as error:
+        config(**{**GLM, **changes})
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path: Path) -> None:
+    save_model(tmp_path, "glm4-moe")
+    before = [*load(tmp_path).tensors()]
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.3.eh_proj.weight"] = torch.ones(64, 128)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert all(map(torch.equal, before, load(tmp_path).tensors()))
+    tensors["model.layers.2.eh_proj.weight"] = torch.ones(64, 128)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(SetupError, match=r"model\.layers\.2\.eh_proj\.weight has no place"):
+        load(tmp_path)
+
+
 def test_clipped_queries_are_refused() -> None:
     with pytest.raises(SetupError, match=r"clip_qkv is 8.0; only None is supported for Olmoe"):
         config(architectures=["OlmoeForCausalLM"], clip_qkv=8.0)
@@ -176,7 +223,7 @@ def run_mlp(name: str, config: ModelConfig, weights: LayerWeights, residual: Ten
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
-@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen2-moe", "granite-moe"])
+@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen2-moe", "granite-moe", "glm4-moe"])
 def test_kernels_compute_the_layer_of_the_reference(tmp_path: Path, variant: str) -> None:
     save_model(tmp_path, variant)
     config, layer = read_model_config(tmp_path), load(tmp_path).layers[1]

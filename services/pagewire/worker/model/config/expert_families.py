@@ -20,7 +20,7 @@ EXPERT_FAMILIES = (
             default_count=128,
             intermediate_size_key="moe_intermediate_size",
             renormalize="norm_topk_prob",
-            some_layers=True,
+            dense_layers="step",
         ),
         defaults={
             "num_key_value_heads": 4,
@@ -41,7 +41,7 @@ EXPERT_FAMILIES = (
             intermediate_size_key="moe_intermediate_size",
             renormalize="norm_topk_prob",
             shared_size_key="shared_expert_intermediate_size",
-            some_layers=True,
+            dense_layers="step",
         ),
         defaults={
             "num_key_value_heads": 16,
@@ -109,5 +109,43 @@ EXPERT_FAMILIES = (
             }
         ),
         defaults={"max_position_embeddings": 2048, "num_experts_per_tok": 2},
+    ),
+    Family(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        qk_norm="head",
+        qk_norm_key="use_qk_norm",
+        qkv_bias="attention_bias",
+        partial_rotary=True,
+        activations=_SILU,
+        experts=ExpertKeys(
+            default_count=128,
+            count_keys=("n_routed_experts", "num_local_experts"),
+            intermediate_size_key="moe_intermediate_size",
+            renormalize="norm_topk_prob",
+            scoring="sigmoid",
+            shared_size_key="moe_intermediate_size",
+            shared_count_key="n_shared_experts",
+            dense_layers="first",
+        ),
+        names=WeightNames(
+            parts={
+                "shared_gate_proj": "mlp.shared_experts.gate_proj",
+                "shared_up_proj": "mlp.shared_experts.up_proj",
+                "shared_down": "mlp.shared_experts.down_proj",
+            },
+            later_layers=True,
+        ),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
     ),
 )

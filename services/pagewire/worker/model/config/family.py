@@ -37,6 +37,7 @@ LAYER_NAMES: Mapping[str, str] = {
     "down": "mlp.down_proj",
     "mlp_norm": "post_feedforward_layernorm",
     "router": "mlp.gate",
+    "correction": "mlp.gate.e_score_correction_bias",
     "expert_gate": "mlp.experts.{expert}.gate_proj",
     "expert_up": "mlp.experts.{expert}.up_proj",
     "expert_down": "mlp.experts.{expert}.down_proj",
@@ -53,12 +54,14 @@ class WeightNames:
 
     `parts` are differences from `LAYER_NAMES`. A name that begins with the first value of a pair in
     `renamed` is read as if it began with the second one. Tensors that begin with one of `ignored`
-    are not loaded: they belong to parts of a model that are not text.
+    are not loaded: they belong to parts of a model that are not text. With `later_layers`, layers
+    behind the last one are not loaded either: they predict further tokens.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    later_layers: bool = False
 
     def part(self, name: str) -> str:
         """The name of a part of a layer."""
@@ -94,6 +97,7 @@ class Family:
     norm_eps_key: str = "rms_norm_eps"
     # Of queries and keys: each head by itself, or the whole projection.
     qk_norm: QKNorm | None = None
+    qk_norm_key: str | None = None  # without it, all models of the family have the norm
 
     qkv_bias: bool | str = False
     output_bias: bool | str = False

@@ -87,7 +87,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         norm=family.norm,
         norm_bias=family.norm_bias,
         norm_eps=number(raw, family.norm_eps_key, default=1e-6),
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm if flag(raw, family.qk_norm_key or True) else None,
         qkv_bias=flag(raw, family.qkv_bias),
         output_bias=flag(raw, family.output_bias),
         mlp_bias=flag(raw, family.mlp_bias),

@@ -1,4 +1,4 @@
-"""Graphs of families with windows, caps and multipliers generate what transformers generates."""
+"""Graphs of families that are not of Llama's form generate what transformers generates."""
 
 import random
 from pathlib import Path
@@ -11,10 +11,12 @@ from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 
 COUNT = 24
+WINDOWED = ["gemma2", "gemma3", "cohere2", "olmo3"]
+WITH_EXPERTS = ["qwen3-moe-mixed", "qwen2-moe", "olmoe", "glm4-moe"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the real graphs are tested there")
-@pytest.mark.parametrize("variant", ["gemma2", "gemma3", "cohere2", "olmo3"])
+@pytest.mark.parametrize("variant", [*WINDOWED, *WITH_EXPERTS])
 async def test_greedy_tokens_are_those_of_transformers(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
