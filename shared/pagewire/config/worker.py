@@ -55,6 +55,10 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
     )
+    tune_experts: bool = setting(
+        False,
+        "Time tiles of a model's experts when the worker starts, and use the fastest. Needs a GPU.",
+    )
     gpu_memory_utilization: float = setting(
         0.9,
         "Fraction of the device's memory for weights, activations and KV cache together.",

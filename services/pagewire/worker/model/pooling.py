@@ -4,7 +4,6 @@ Two layouts are read: folders of sentence-transformers (`modules.json` with the 
 names), and config.json of Hugging Face with a `*ForSequenceClassification` architecture.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +49,6 @@ class PoolingConfig:
     true_token: int | None = None
     false_token: int | None = None
     max_length: int | None = None
-
-
-def causal_architecture(name: str) -> str:
-    """The architecture with a language model head that shares its decoder with `name`."""
-    return re.sub(r"(ForSequenceClassification|Model)$", "ForCausalLM", name)
 
 
 def read_pooling(folder: Path, task: str, tokenizer: Path | None = None) -> PoolingConfig | None:

@@ -132,8 +132,7 @@ class PoolingBackend(EagerBackend):
         """The model's last hidden states `[tokens, hidden]`, of its final residual stream."""
         if not len(residual):  # no prompt ends in this step; a kernel needs at least one row
             return residual
-        weights, eps = self._decoder.weights, self._decoder.config.rms_norm_eps
-        return self._decoder.ops.rms_norm(residual, weights.norm, eps)
+        return self._decoder.last_states(residual)
 
     def _collect(self, chunks: Chunks, hidden: Tensor) -> None:
         """Adds the chunks' hidden states `[tokens, hidden]` to the states of their slots.

@@ -22,7 +22,8 @@ from pagewire.worker.model.kv_cache import (
     measure_free_bytes,
 )
 from pagewire.worker.model.pooling import read_pooling
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
+from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
@@ -78,37 +79,47 @@ def _load(
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
     check_block_size(config.block_size, kernels)
+    if kernels == "triton":
+        model = model.with_heads_for_kernels()
     ops = load_ops(kernels)
-    table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
+    tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     graphs = device.type == "cuda" and kernels == "triton" and pooling is None
+    if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
+        raise SetupError(
+            f"--tune-experts needs a model with experts in bfloat16 or float16 and the triton "
+            f"operations; this is {model.family} in {_name(dtype)} with {kernels}: leave it out"
+        )
     if graphs:
         from pagewire.worker.startup.precompile import (
             collect_kernels,
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import choose_gemms
+        from pagewire.worker.startup.tuning import choose_expert_tiles, choose_gemms
 
         record = KernelRecord(config)
         if not record.exists():
             pool = pool or CompilePool()
             profile = partial(_largest_step, limits=trial, dtype=dtype)
-            collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
+            collect_kernels(model, ops, tables, trial, dtype, profile, pool.submit)
             phases.end("collecting kernels")
     pooled_head = PoolingHead(pooling, model, device)
     if config.load_format == "dummy":
-        weights = dummy_weights(model, dtype, device, config.seed)
+        weights = served_weights(model, dummy_weights(model, dtype, device, config.seed))
         pooled_head.randomize(config.seed)
     else:
         weights = load_weights(folder, model, dtype, device, pooled_head.tensors())
     weights, head = pooled_head.take(weights)
-    decoder = Decoder(model, weights, ops, table)
+    decoder = Decoder(model, weights, ops, tables)
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
         choose_gemms(decoder, trial)
         phases.end("choosing GEMM algorithms")
+        if config.tune_experts:
+            choose_expert_tiles(decoder, trial)
+            phases.end("choosing tiles of experts")
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
@@ -184,9 +195,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         block_size=config.block_size,
         num_blocks=1,
         host_blocks=1 if config.host_memory_gb else 0,
-        max_model_len=longest_sequence(
-            model.max_position_embeddings, model.sliding_window, config.max_model_len
-        ),
+        max_model_len=longest_sequence(model.max_position_embeddings, config.max_model_len),
         max_num_batched_tokens=batched,
     )
 

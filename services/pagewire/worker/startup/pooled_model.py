@@ -27,7 +27,13 @@ def pooled_model(
             "(max_seq_length)"
         )
     if pooling.head != "tokens":
-        model = replace(model, tied_head=True)  # then lm_head.weight is not read
+        # Then lm_head.weight is not read, and the last norm takes no factor of the logits.
+        model = replace(model, tied_head=True, logit_multiplier=1.0)
+    elif model.logit_soft_cap is not None:
+        raise SetupError(
+            f"--task score: config.json: final_logit_softcapping is {model.logit_soft_cap}; the "
+            "score by two tokens needs logits without a cap"
+        )
     longest = min(model.max_position_embeddings, bound or model.max_position_embeddings)
     for token in (pooling.true_token, pooling.false_token):
         if token is not None and not 0 <= token < model.vocab_size:
