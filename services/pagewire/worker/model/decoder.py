@@ -69,15 +69,18 @@ class Decoder:
         self.ops = ops
         self.tables = tables
         self._scale = config.attention_scale
-        # Options of attention, by layer: none where a layer sees all positions.
+        # By layer. A window that no sequence exceeds is none: attention without one is faster.
+        longest, cap = len(tables[0]), config.attention_soft_cap
+        self.windows = [w if w is not None and w < longest else None for w in config.windows]
         self._options: list[dict[str, Any]] = [
             {} if window is None and cap is None else {"window": window, "soft_cap": cap}
-            for window, cap in ((window, config.attention_soft_cap) for window in config.windows)
+            for window in self.windows
         ]
         # Rounded to the type of the weights, as Gemma's factor is.
         factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         self._embedding_multiplier = None if factor == 1 else float(factor)
-        self._layers = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
+        # What a layer computes around attention.
+        self._form = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
 
     def with_sample_layers(self) -> "Decoder":
         """A decoder with only one layer of each kind (`ModelConfig.sample_layers`)."""
@@ -186,7 +189,7 @@ class Decoder:
             self._scale,
             **self._options[-1],
         )
-        self._layers.after_attention(self.weights.layers[-1], attended, residual)
+        self._form.after_attention(self.weights.layers[-1], attended, residual)
         return residual
 
     def last_attention(
@@ -214,7 +217,7 @@ class Decoder:
 
         `attended [rows, heads, head_dim]` are rows of the result of `last_attention`.
         """
-        self._layers.after_attention(self.weights.layers[-1], attended, residual)
+        self._form.after_attention(self.weights.layers[-1], attended, residual)
         return residual
 
     def last_states(self, hidden: Tensor) -> Tensor:
@@ -226,7 +229,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in the dtype of the weights."""
-        return self._layers.head(self.weights, hidden, out)
+        return self._form.head(self.weights, hidden, out)
 
     def _begun(self, residual: Tensor, batch: Batch) -> Batch:
         """Scales the embedded tokens in place; the batch with its plan of decode attention."""
@@ -249,7 +252,7 @@ class Decoder:
                 shared=batch.shared,
                 window=window,
             )
-            for window in dict.fromkeys(config.windows)
+            for window in dict.fromkeys(self.windows)
         }
         return replace(batch, plans=plans)
 
@@ -259,7 +262,7 @@ class Decoder:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
         queries = self._queries(layer, residual, batch, cache, block_tables)
         attended = self._attend(layer, queries, batch, cache, block_tables)
-        self._layers.after_attention(self.weights.layers[layer], attended, residual)
+        self._form.after_attention(self.weights.layers[layer], attended, residual)
 
     def _queries(
         self,
@@ -271,7 +274,7 @@ class Decoder:
         out: Tensor | None = None,
     ) -> Tensor:
         """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`."""
-        return self._layers.queries(
+        return self._form.queries(
             self.weights.layers[layer],
             residual,
             self.tables[layer],
@@ -313,7 +316,7 @@ class Decoder:
                 batch.decode_lengths,
                 self._scale,
                 shared=batch.shared,
-                plan=batch.plans[self.config.windows[layer]],
+                plan=batch.plans[self.windows[layer]],
                 beside_prefill=batch.prefill is not None,
                 out=out[:decodes],
                 **self._options[layer],

@@ -115,3 +115,13 @@ def test_heads_that_cannot_be_padded_are_refused(tmp_path: Path) -> None:
         read_model_config(tmp_path).with_heads_for_kernels()
     save_model(tmp_path, "llama", head_dim=256)
     assert read_model_config(tmp_path).with_heads_for_kernels().served_head_dim == 256
+
+
+def test_a_window_that_no_sequence_exceeds_is_none(tmp_path: Path) -> None:
+    save_model(tmp_path, "ministral")
+    config = read_model_config(tmp_path)
+    weights, ops = load_weights(tmp_path, config, torch.float32, DEVICE), load_ops("torch")
+    assert config.windows == (24, None, 24)
+    for longest, windows in ((24, [None] * 3), (25, [24, None, 24])):
+        decoder = Decoder(config, weights, ops, rope_tables(config, longest, DEVICE))
+        assert decoder.windows == windows
