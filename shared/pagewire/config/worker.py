@@ -35,6 +35,13 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     command_start_timeout: float = setting(
         600.0, "Seconds that the external program may take for its first line.", minimum=0.1
     )
+    task: Literal["auto", "generate", "embed", "score"] = setting(
+        "auto",
+        "What the model does: generate text, embed a text as a vector, or score a document for a "
+        "query. `auto` embeds with a folder of sentence-transformers or a model without a head, "
+        "scores with a sequence classifier, and generates with any other model. A model does one "
+        "task; the endpoints of the others refuse it.",
+    )
     device: str = setting(
         "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."
     )
@@ -52,6 +59,10 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "none",
         "Quantize plain weights while they are loaded, all linear layers but the head. Quantized "
         "checkpoints need no setting.",
+    )
+    tune_experts: bool = setting(
+        False,
+        "Time tiles of a model's experts when the worker starts, and use the fastest. Needs a GPU.",
     )
     gpu_memory_utilization: float = setting(
         0.9,

@@ -9,7 +9,7 @@ from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill
 from pagewire.worker.model.kv_cache import empty_cache
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.ops import load_ops
 
 BLOCK_SIZE = 16
@@ -18,13 +18,21 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 
 def load_decoder(
-    folder: Path, dtype: torch.dtype, length: int, config: ModelConfig | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    length: int,
+    config: ModelConfig | None = None,
+    padded: bool = ON_GPU,
 ) -> Decoder:
-    """A decoder for prompts of up to `length` tokens; `config` replaces that of the folder."""
+    """A decoder for prompts of up to `length` tokens; `config` replaces that of the folder.
+
+    With `padded`, heads have a size that the Triton kernels read.
+    """
     config = config or read_model_config(folder)
+    config = config.with_heads_for_kernels() if padded else config
     weights = load_weights(folder, config, dtype, DEVICE)
-    table = rope_table(config.rope, config.head_dim, length, DEVICE)
-    return Decoder(config, weights, load_ops("triton" if ON_GPU else "torch"), table)
+    tables = rope_tables(config, length, DEVICE)
+    return Decoder(config, weights, load_ops("triton" if ON_GPU else "torch"), tables)
 
 
 def prompt_logits(decoder: Decoder, prompt: list[int]) -> Tensor:

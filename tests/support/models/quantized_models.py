@@ -48,11 +48,20 @@ def save_quantized(
     Layers whose name ends with one of `skip` stay as they are.
     """
     model = save_model(folder, variant, **overrides)
+    quantize_saved(folder, model, form, skip)
+    return model
+
+
+def quantize_saved(
+    folder: Path, model: PreTrainedModel, form: Format, skip: Sequence[str], only: str = ""
+) -> None:
+    """Quantizes a model and the copy of it in `folder`, layers with `only` in their name."""
     tensors = load_file(folder / "model.safetensors")
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or name.endswith(tuple(skip)):
+        if not isinstance(module, nn.Linear) or name.endswith(tuple(skip)) or only not in name:
             continue
         stored, meant = form.store(module.weight.data)
+        name = _saved_name(name, module.weight.data, tensors)
         del tensors[f"{name}.weight"]
         tensors |= {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in stored.items()}
         module.weight.data.copy_(meant)
@@ -61,7 +70,14 @@ def save_quantized(
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = form.config
     (folder / "config.json").write_text(json.dumps(config))
-    return model
+
+
+def _saved_name(name: str, weight: Tensor, tensors: Stored) -> str:
+    """The name of a layer in a file: some models call layers otherwise there."""
+    if f"{name}.weight" in tensors:
+        return name
+    found = next(key for key, tensor in tensors.items() if torch.equal(tensor, weight))
+    return found.removesuffix(".weight")
 
 
 def rounded_rows(x: Tensor, largest: float, group: int | None = None) -> Tensor:
@@ -69,6 +85,7 @@ def rounded_rows(x: Tensor, largest: float, group: int | None = None) -> Tensor:
     parts = []
     for part in x.split(group or x.shape[-1], -1):
         scale = part.abs().amax(-1, keepdim=True) / largest
+        scale = scale.masked_fill(scale == 0, 1.0)
         parts.append(_rounded(part / scale, largest) * scale)
     return torch.cat(parts, -1)
 

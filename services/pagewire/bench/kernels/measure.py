@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
+from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
 from pagewire.bench.kernels.quantized import QuantizedCases
-from pagewire.bench.kernels.shapes import MODELS, Sizes
+from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import load_ops
 
@@ -41,11 +42,17 @@ class Result:
 def bench_kernels(
     model: str, compiled: bool, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Result]:
-    """Time all cases of a model of MODELS on a GPU, one after another."""
+    """Time all cases of a model on a GPU, one after another.
+
+    `model` is one of MODELS, or one of EXPERT_MODELS for the operations of its experts.
+    """
     torch.manual_seed(0)
-    makers = (CaseMaker, QuantizedCases)
-    cases = [case for maker in makers for case in maker(MODELS[model], Sizes(), device).all()]
-    for name, make in cases:
+    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker]
+    if model in EXPERT_MODELS:
+        makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
+    else:
+        makers = [maker(MODELS[model], Sizes(), device) for maker in (CaseMaker, QuantizedCases)]
+    for name, make in (case for maker in makers for case in maker.all()):
         yield measure(name, make, compiled, ceilings)
         gc.collect()
         torch.cuda.empty_cache()

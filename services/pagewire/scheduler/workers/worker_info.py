@@ -3,7 +3,12 @@
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
+from pagewire.scheduler.core.pooling import ModelPooling
+from pagewire.v1 import inference_pb2 as inference_pb
 from pagewire.v1 import worker_pb2 as pb
+
+# The tasks of workers that pool, by their names in worker.proto.
+PROTO_TASKS = {"embed": inference_pb.POOLING_TASK_EMBED, "score": inference_pb.POOLING_TASK_SCORE}
 
 
 def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
@@ -24,6 +29,20 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         prefix_groups=info.prefix_groups,
         # Only the prefix cache finds blocks in host memory.
         host=_host_memory(info) if config.prefix_caching else NO_HOST_MEMORY,
+    )
+
+
+def model_pooling(info: pb.WorkerInfo) -> ModelPooling | None:
+    """What the worker computes in place of tokens, if so; ValueError if that is not known here."""
+    if not info.HasField("pooling"):
+        return None
+    given = info.pooling
+    return ModelPooling(
+        task=given.task,
+        size=given.size,
+        activation=given.activation,
+        whole_prompt=given.whole_prompt,
+        pair_format=given.pair_format,
     )
 
 

@@ -1,10 +1,12 @@
 """Reads weights from safetensors files in the Hugging Face layout, one file or several."""
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,14 +17,11 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.progress import progress
 from pagewire.worker.model.quantization.loading import QuantizedLayers
+from pagewire.worker.model.quantization.parts import QuantizedPart
 from pagewire.worker.model.quantization.stored import PLAIN, StoredTensor
-from pagewire.worker.model.weights import (
-    Weights,
-    empty_weights,
-    named_views,
-    quantized_parts,
-    with_norms_folded,
-)
+from pagewire.worker.model.served_weights import served_weights
+from pagewire.worker.model.weight_names import named_views
+from pagewire.worker.model.weights import Weights, empty_weights, quantized_parts
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -32,11 +31,16 @@ _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    further: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Weights:
     """The weights in `folder`, converted to `dtype`, on `device`.
 
-    Quantized layers keep their values; `dtype` is that of the scales of grouped ones.
+    Quantized layers keep their values; `dtype` is that of the scales of grouped ones. `further` are
+    tensors by name that are filled, too: those of a head that is not the decoder's.
 
     Raises:
         SetupError: names a file that cannot be read, or a tensor that is missing, unknown to the
@@ -44,14 +48,15 @@ def load_weights(
     """
     weights = empty_weights(config, dtype, device)
     files = weight_files(folder)
-    present = {name for path in files for name in _names(path)}
-    layers = QuantizedLayers(quantized_parts(config, weights), dtype, present)
-    places = _Places(named_views(config, weights), layers, config.tied_head)
+    views, parts = {**named_views(config, weights), **further}, quantized_parts(config, weights)
+    names = _Names(config, views, parts)
+    present = _present(files, names)
+    places = _Places(views, QuantizedLayers(parts, dtype, present), names)
     places.check_complete(folder, present)
     with progress("loading weights", sum(path.stat().st_size for path in files)) as advance:
         for path in files:
             _fill(path, places, advance)
-    return with_norms_folded(weights)
+    return served_weights(config, weights)
 
 
 def check_plain(files: list[Path], config: ModelConfig) -> None:
@@ -60,9 +65,10 @@ def check_plain(files: list[Path], config: ModelConfig) -> None:
     `files` have the weights of a model that is not quantized. No values are read.
     """
     weights = empty_weights(config, torch.bfloat16, torch.device("meta"))
-    layers = QuantizedLayers({}, torch.bfloat16, ())
-    places = _Places(named_views(config, weights), layers, config.tied_head)
-    places.check_complete(files[0].parent, {name for path in files for name in _names(path)})
+    views = named_views(config, weights)
+    names = _Names(config, views, {})
+    places = _Places(views, QuantizedLayers({}, torch.bfloat16, ()), names)
+    places.check_complete(files[0].parent, _present(files, names))
     for path in files:
         with opened(path) as file:
             for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
@@ -89,10 +95,13 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _names(path: Path) -> list[str]:
-    """The names of the tensors of one file."""
-    with opened(path) as file:
-        return list(file.keys())
+def _present(files: list[Path], names: "_Names") -> set[str]:
+    """The usual names of all tensors in the files."""
+    present = set()
+    for path in files:
+        with opened(path) as file:
+            present |= {names.usual(name) for name in file.keys()}  # noqa: SIM118
+    return {name for name in present if name is not None}
 
 
 @contextmanager
@@ -105,13 +114,46 @@ def opened(path: Path) -> Iterator[Any]:
         raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
 
 
+class _Names:
+    """What the tensors of a checkpoint are called, and which of them no model needs."""
+
+    def __init__(
+        self, config: ModelConfig, views: Container[str], parts: Mapping[str, QuantizedPart]
+    ) -> None:
+        self._config = config
+        self._views = views
+        self._parts = parts
+
+    def usual(self, name: str) -> str | None:
+        """The name of a tensor that all families use; None for one that is never needed."""
+        usual = self._config.names.canonical(name)
+        # A decoder that was saved without a head has names without the first part.
+        whole = f"model.{usual}"
+        return (
+            whole if usual is not None and not self._known(usual) and self._known(whole) else usual
+        )
+
+    def may_be_left_out(self, name: str) -> bool:
+        """Whether a tensor without a place says nothing that the model needs."""
+        if name.endswith(_DERIVED):
+            return True
+        if self._config.tied_head and name.startswith("lm_head.") and not name.endswith(".bias"):
+            return True
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        later = layer is not None and int(layer[1]) >= self._config.num_layers
+        return later and self._config.names.later_layers
+
+    def _known(self, name: str) -> bool:
+        return name in self._views or name.rpartition(".")[0] in self._parts
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Where the tensors of a checkpoint belong."""
 
     views: dict[str, Tensor]
     layers: QuantizedLayers
-    tied_head: bool
+    names: _Names
 
     def check_complete(self, folder: Path, present: set[str]) -> None:
         """SetupError names a tensor that the model needs and no file has."""
@@ -137,36 +179,38 @@ class _Places:
         else:
             self.layers.take(name, tensor)
 
-    def may_be_left_out(self, name: str, file: Any) -> bool:
-        """Whether a tensor without a place says nothing that the model does not know."""
-        if name.endswith(_DERIVED) or (self.tied_head and name == "lm_head.weight"):
-            return True
-        return self.layers.may_have_bias(name) and not bool(file.get_tensor(name).any())
-
 
 def _fill(path: Path, places: _Places, advance: Callable[[int], None]) -> None:
     """Copies every tensor of one file to its place."""
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-            if _wanted(path, name, file, places):
+            usual = _wanted(path, name, file, places)
+            if usual is not None:
                 tensor = file.get_tensor(name)
-                places.put(name, tensor)
+                places.put(usual, tensor)
                 advance(tensor.nbytes)
 
 
-def _wanted(path: Path, name: str, file: Any, places: _Places) -> bool:
-    """Whether a tensor has a place, after checking it; SetupError if it is wrong or unknown."""
-    wanted = places.wants(name)
+def _wanted(path: Path, name: str, file: Any, places: _Places) -> str | None:
+    """The usual name of a tensor that has a place, after checking it; None if it is not needed.
+
+    SetupError if it is wrong or unknown.
+    """
+    usual = places.names.usual(name)
+    if usual is None:
+        return None
+    wanted = places.wants(usual)
     if wanted is None:
-        if places.may_be_left_out(name, file):
-            return False
+        zeros = places.layers.may_have_bias(usual) and not bool(file.get_tensor(name).any())
+        if zeros or places.names.may_be_left_out(usual):
+            return None
         raise SetupError(
             f"{path}: tensor {name} has no place in the model that config.json describes; "
             "use the config.json and the weights of the same checkpoint"
         )
     part = file.get_slice(name)
     _check(path, name, part.get_shape(), part.get_dtype(), wanted)
-    return True
+    return usual
 
 
 def _check(path: Path, name: str, shape: list[int], dtype: str, wanted: StoredTensor) -> None:

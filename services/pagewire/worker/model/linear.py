@@ -1,13 +1,40 @@
-"""Linear layers of the decoder, whose weight is a tensor or quantized.
+"""Linear layers of the decoder whose weight may be quantized.
 
-With a tensor, norm and activation are fused with the product, and the norm's weight is already
-multiplied into the matrix. With a quantized weight, the norm keeps its own weight.
+The input of a scaled weight is quantized before the product, together with the norm before it. The
+weight of that norm is never multiplied into a quantized matrix.
 """
 
 from torch import Tensor
 
 from pagewire.worker.ops import Ops
-from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight
+from pagewire.worker.ops.contract.quantized import (
+    GroupedWeight,
+    LinearWeight,
+    QuantizedInput,
+    QuantizedWeight,
+    ScaledWeight,
+)
+
+
+def linear(
+    ops: Ops,
+    x: Tensor | QuantizedInput,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`x @ weight.T + bias`, `[tokens, out_features]`: `out` if given.
+
+    Only the input of a scaled weight may be quantized already, in its `input_format`.
+    """
+    if isinstance(weight, ScaledWeight):
+        if isinstance(x, Tensor):
+            x = ops.quantize(x, weight.input_format)
+        return ops.scaled_linear(x, weight, bias, out)
+    assert isinstance(x, Tensor)
+    if isinstance(weight, GroupedWeight):
+        return ops.grouped_linear(x, weight, bias, out)
+    return ops.linear(x, weight, bias, out)
 
 
 def norm_linear(
@@ -29,31 +56,13 @@ def norm_linear(
     )
 
 
-def linear_add(ops: Ops, x: Tensor, weight: LinearWeight, residual: Tensor) -> Tensor:
-    """Adds `x @ weight.T` to `residual [tokens, out_features]` in place and returns it."""
-    if isinstance(weight, Tensor):
-        return ops.linear_add(x, weight, residual)
-    if isinstance(weight, GroupedWeight):
-        return ops.grouped_linear_add(x, weight, residual)
-    return ops.scaled_linear_add(ops.quantize(x, weight.input_format), weight, residual)
-
-
-def gated_mlp_add(
-    ops: Ops,
-    residual: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    gate_up: LinearWeight,
-    down: LinearWeight,
+def linear_add(
+    ops: Ops, x: Tensor | QuantizedInput, weight: QuantizedWeight, residual: Tensor
 ) -> Tensor:
-    """Adds the gated feed-forward layer to `residual [tokens, hidden]` in place and returns it.
-
-    `norm` is None if it is multiplied into `gate_up`.
-    """
-    if isinstance(gate_up, Tensor):
-        gated = ops.norm_gate_up_silu_mul(residual, norm, eps, gate_up)
-        return linear_add(ops, gated, down, residual)
-    both = norm_linear(ops, residual, norm, eps, gate_up)  # [tokens, 2 * intermediate]
-    if isinstance(down, Tensor | GroupedWeight):
-        return linear_add(ops, ops.silu_mul(both), down, residual)
-    return ops.scaled_linear_add(ops.silu_mul_quantize(both, down.input_format), down, residual)
+    """Adds `linear(ops, x, weight)` to `residual [tokens, out_features]` in place; returns it."""
+    if isinstance(weight, ScaledWeight):
+        if isinstance(x, Tensor):
+            x = ops.quantize(x, weight.input_format)
+        return ops.scaled_linear_add(x, weight, residual)
+    assert isinstance(x, Tensor)
+    return ops.grouped_linear_add(x, weight, residual)

@@ -37,6 +37,7 @@ def worker_info(
         host_blocks=limits.host_blocks,
         piggyback_tokens=backend.piggyback_tokens,
         constraints=constraints,
+        pooling=backend.pooling,
     )
     if (costs := backend.host_costs) is not None:
         info.save_block_seconds = costs.save_block

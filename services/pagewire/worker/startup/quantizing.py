@@ -9,7 +9,7 @@ from pagewire.worker.model.checkpoint import check_plain, opened, weight_files
 from pagewire.worker.model.config import read_model_config
 from pagewire.worker.model.progress import progress
 from pagewire.worker.model.quantization.export import Layers, Target, write_folder
-from pagewire.worker.model.weights import layer_columns
+from pagewire.worker.model.stacks import layer_columns
 
 
 def quantize_folder(source: Path, output: Path, target: Target, group: int) -> tuple[int, int]:
@@ -29,6 +29,12 @@ def quantize_folder(source: Path, output: Path, target: Target, group: int) -> t
     if model.quantization is not None:
         raise SetupError(
             f"{source} is quantized already, by {model.quantization.method}; give plain weights"
+        )
+    model.check_quantizable(f"{source}: quantized to {target}")
+    if model.names.ignored:
+        raise SetupError(
+            f"{source}: models of the family {model.family} have parts that are not text, which "
+            f"cannot be quantized to {target} here; serve it with --quantization"
         )
     files = weight_files(source)
     check_plain(files, model)

@@ -1,16 +1,19 @@
-"""Chooses the cuBLASLt algorithms of a worker's GEMMs by measuring them at the start.
+"""Chooses the cuBLASLt algorithms of a worker's GEMMs, and tiles of experts, by measuring them.
 
 The reference order is that of the skinny kernel, which has the same bits with all its tiles.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.ops.contract.quantized import LinearWeight
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
+from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.linear import linear, linear_add
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
 from pagewire.worker.protocol.steps.limits import Limits
@@ -25,17 +28,58 @@ _MAX_BLOCK_K, _MIN_BLOCK_K = 64, 16
 
 def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
-    weights = decoder.weights
-    tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
-    changed = _choose(_plain(layer.output for layer in weights.layers), tokens, add=True)
-    changed += _choose(_plain(layer.down for layer in weights.layers), tokens, add=True)
-    changed += _choose(_plain(layer.gate_up for layer in weights.layers), tokens)
-    if not decoder.config.qkv_bias:
-        changed += _choose(_plain(layer.qkv for layer in weights.layers), tokens)
+    layers = decoder.weights.layers
+    dense = [layer for layer in layers if layer.router is None]
+    tokens = _row_counts(limits)
+    config = decoder.config
+    add = is_fused(config)  # other layers add to the residual stream in a kernel of its own
+    changed = 0
+    if add or not config.output_bias:
+        changed += _choose(_plain(layer.output for layer in layers), tokens, add=add)
+    if not config.mlp_bias:
+        changed += _choose(_plain(layer.down for layer in dense), tokens, add=add)
+        changed += _choose(_plain(layer.gate_up for layer in dense), tokens)
+    changed += _choose(_plain(layer.shared_gate_up for layer in layers), tokens)
+    changed += _choose(_plain(layer.shared_down for layer in layers), tokens)
+    if not config.qkv_bias:
+        changed += _choose(_plain(layer.qkv for layer in layers), tokens)
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
 
-def _plain(weights: Iterable[LinearWeight]) -> list[Tensor]:
+def choose_expert_tiles(decoder: Decoder, limits: Limits) -> None:
+    """Measures the grouped GEMMs of experts, for all row counts of the graphs."""
+    experts = decoder.config.experts
+    assert experts is not None
+    layers = [
+        (layer.gate_up, layer.down)
+        for layer in decoder.weights.layers
+        if isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor)
+        if layer.router is not None
+    ]
+    changed = choose_tiles(layers, experts.top_k, _row_counts(limits), _microseconds)
+    log.info("experts have other tiles than the table's for %d numbers of tokens", changed)
+
+
+def _row_counts(limits: Limits) -> list[int]:
+    """All numbers of tokens of the graphs."""
+    return sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
+
+
+def _microseconds(run: Callable[[], Tensor]) -> float:
+    """The least of three times of `run` on the device."""
+    return min(_once(run) for _ in range(3))
+
+
+def _once(run: Callable[[], Tensor]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
+
+
+def _plain(weights: Iterable[LinearWeight | None]) -> list[Tensor]:
     """The weights that cuBLAS multiplies by: quantized ones have kernels of their own."""
     return [weight for weight in weights if isinstance(weight, Tensor)]
 

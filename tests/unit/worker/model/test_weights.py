@@ -9,7 +9,8 @@ import torch
 
 from pagewire.worker.model.config import read_model_config
 from pagewire.worker.model.decoder import Decoder
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
+from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.reference.quantized import dequantized
@@ -52,6 +53,17 @@ def test_dummy_weights_know_quantized_configurations(tmp_path: Path, name: str) 
         assert not isinstance(matrix, torch.Tensor)
         std = dequantized(matrix).std().item()
         assert std == pytest.approx(model.initializer_range, rel=0.1)
-    table = rope_table(model.rope, model.head_dim, 32, CPU)
-    decoder = Decoder(model, weights, load_ops("torch"), table)
+    tables = rope_tables(model, 32, CPU)
+    decoder = Decoder(model, served_weights(model, weights), load_ops("torch"), tables)
     assert prompt_logits(decoder, list(range(20))).isfinite().all()
+
+
+def test_dummy_norms_multiply_by_one(tmp_path: Path) -> None:
+    save_model(tmp_path, "gemma2")
+    model = read_model_config(tmp_path)
+    weights = served_weights(model, dummy_weights(model, torch.bfloat16, CPU, seed=3))
+    layer = weights.layers[1]
+    for norm in (weights.norm, layer.input_norm, layer.attended_norm, layer.mlp_norm):
+        assert norm is not None
+        assert torch.equal(norm, torch.ones(64, dtype=torch.float32))
+    assert layer.post_norm_bias is None

@@ -53,8 +53,9 @@ def test_auto_settings_of_a_cpu(model: ModelConfig) -> None:
         choose_device("teapot")
 
 
-def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path) -> None:
-    save_model(tmp_path / "full", "llama", initializer_range=0.02)
+@pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
+def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path / "full", variant, initializer_range=0.02)
     config = json.loads((tmp_path / "full" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = WorkerConfig(
@@ -64,6 +65,14 @@ def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path) -> None:
     loaded.backend.warm_up()
     assert loaded.dtype == "float32"
     assert loaded.limits.max_model_len == 512
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
+def test_tiles_are_tuned_on_a_gpu_only(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path, variant)
+    settings = WorkerConfig(model=str(tmp_path), device="cpu", tune_experts=True)
+    with pytest.raises(SetupError, match=r"--tune-experts needs .* with torch: leave it out"):
+        load_worker(settings)
 
 
 @pytest.fixture
@@ -115,6 +124,16 @@ def test_plain_weights_are_quantized_by_a_setting(tmp_path: Path, load_format: s
     loaded.backend.warm_up()
     plain = load_worker(replace(settings, quantization="none"))
     assert loaded.backend.weight_bytes < 0.7 * plain.backend.weight_bytes
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_experts_are_not_quantized(tmp_path: Path, load_format: str) -> None:
+    save_model(tmp_path, "qwen2-moe")
+    settings = WorkerConfig(
+        model=str(tmp_path), device="cpu", load_format=load_format, quantization="int8"
+    )
+    with pytest.raises(SetupError, match=r"--quantization int8: .* as qwen2_moe has, .* float32"):
+        load_worker(settings)
 
 
 def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:

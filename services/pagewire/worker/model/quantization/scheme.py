@@ -90,20 +90,20 @@ class Quantization:
         """Whether any layer may be in FP8."""
         return any(isinstance(rule.scheme, Fp8Scheme) for rule in self.rules)
 
-    def scheme_of(self, name: str) -> Scheme | None:
-        """The scheme of a layer, by its name in the checkpoint; None if it is not quantized."""
-        if _any(self.ignored, name):
+    def scheme_of(self, *names: str) -> Scheme | None:
+        """The scheme of a layer, by its names in checkpoints; None if it is not quantized."""
+        if _any(self.ignored, names):
             return None
         # A name says more than a pattern, and a pattern more than the class of all linear layers.
         for kinds in (("exact",), ("regex", "contains", "path"), ("all",)):
             for rule in self.rules:
-                if _any([target for target in rule.targets if target.kind in kinds], name):
+                if _any([target for target in rule.targets if target.kind in kinds], names):
                     return rule.scheme
         return None
 
 
-def _any(patterns: Sequence[Pattern], name: str) -> bool:
-    return any(pattern.matches(name) for pattern in patterns)
+def _any(patterns: Sequence[Pattern], names: Sequence[str]) -> bool:
+    return any(pattern.matches(name) for pattern in patterns for name in names)
 
 
 ALL = Pattern("", "all")

@@ -7,6 +7,7 @@ from typing import Protocol
 from pagewire.worker.ops.contract.activation import ActivationOps
 from pagewire.worker.ops.contract.attention import AttentionOps
 from pagewire.worker.ops.contract.blocks import BlockOps
+from pagewire.worker.ops.contract.experts import ExpertOps
 from pagewire.worker.ops.contract.linear import LinearOps
 from pagewire.worker.ops.contract.norm import NormOps
 from pagewire.worker.ops.contract.quantized import QuantizedOps
@@ -19,6 +20,7 @@ class Ops(
     NormOps,
     ActivationOps,
     LinearOps,
+    ExpertOps,
     QuantizedOps,
     RopeOps,
     AttentionOps,

@@ -74,6 +74,13 @@ class ScaledWeight:
         scales = self.scales[start // height : -(-stop // height)]
         return ScaledWeight(self.values[start:stop], scales, self.block, self.input_scale)
 
+    def in_order(self, order: Tensor) -> ScaledWeight:
+        """A copy with the rows `order`, each of which gets scales of its own."""
+        height, width = self.block
+        scales = self.scales.repeat_interleave(height, 0)[order]
+        values = self.values.view(torch.uint8)[order].view(self.values.dtype)
+        return ScaledWeight(values, scales, (1, width), self.input_scale)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
@@ -104,6 +111,18 @@ class GroupedWeight:
             self.values[start:stop],
             self.scales[start:stop],
             None if self.zeros is None else self.zeros[start:stop],
+            self.order,
+            self.bits,
+            self.group,
+            self.columns,
+        )
+
+    def in_order(self, order: Tensor) -> GroupedWeight:
+        """A copy with the rows `order`."""
+        return GroupedWeight(
+            self.values[order],
+            self.scales[order],
+            None if self.zeros is None else self.zeros[order],
             self.order,
             self.bits,
             self.group,

@@ -20,7 +20,9 @@ class SharedPrefixes:
 
         model, device = decoder.config, decoder.weights.embedding.device
         self._sizes = ItemSizes(
-            members=max_rows_per_item(dtype, model.head_dim, model.num_heads // model.num_kv_heads),
+            members=max_rows_per_item(
+                dtype, model.served_head_dim, model.num_heads // model.num_kv_heads
+            ),
             kv_heads=model.num_kv_heads,
             processors=multiprocessors(device),
             block_size=limits.block_size,

@@ -11,7 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import parse_model_config, read_model_config
+from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops.contract.quantized import GroupedWeight, ScaledWeight
+from support.models.expert_variants import EXPERT_VARIANTS
 from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.quantized_models import (
     Format,
@@ -20,9 +24,16 @@ from support.models.quantized_models import (
     fp8_blocks,
     fp8_tensor,
     gptq,
+    quantize_saved,
     save_quantized,
 )
-from support.models.tiny_models import VARIANTS, VOCAB, save_model
+from support.models.tiny_models import (
+    VARIANTS,
+    VISION_VARIANTS,
+    VOCAB,
+    save_model,
+    save_vision_model,
+)
 
 LENGTH = 40
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
@@ -32,6 +43,12 @@ TENSOR = {"num_bits": 8, "symmetric": True, "dynamic": False, "strategy": "tenso
 IN_128 = {"dynamic": True, "strategy": "group", "group_size": 128}
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 # Heads of which the rows are no multiple of 128, and inputs that do not fill a block.
+# By variant: so that inputs fill groups of 32, and heads have the size that the variant needs.
+MORE_SIZES = {
+    "granite-4": {"shared_intermediate_size": 256},
+    "phi3-longrope": {"num_attention_heads": 8},
+}
+DENSE = [name for name in VARIANTS if name not in EXPERT_VARIANTS]
 RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "head_dim": 32}
 
 
@@ -118,11 +135,87 @@ def test_quantized_weights_and_inputs(tmp_path: Path, form: str, sizes: dict[str
 
 
 @pytest.mark.parametrize("form", ["packed, groups of 32", "gptq, ordered", "awq"])
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "llama"])
+@pytest.mark.parametrize("variant", [name for name in DENSE if name != "llama"])
 def test_every_family(tmp_path: Path, variant: str, form: str) -> None:
     """With biases, norms of heads, kinds of RoPE, and tied heads, which stay plain."""
-    meant = logits_of(save_quantized(tmp_path, variant, WEIGHTS_ONLY[form], **SIZES))
+    sizes = {**SIZES, **MORE_SIZES.get(variant, {})}
+    meant = logits_of(save_quantized(tmp_path, variant, WEIGHTS_ONLY[form], **sizes))
     assert error(our_logits(tmp_path), meant) < 1e-4
+
+
+@pytest.mark.parametrize("form", ["fp8, channels", "int8, channels", "fp8 in blocks"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("phi3-longrope", "granite", "granite-4", "glm", "glm4", "olmo2", "exaone", "exaone4"),
+        *("starcoder2", "ernie-biased", "cohere", "gemma", "gemma2", "gemma3", "llama-general"),
+    ],
+)
+def test_every_form_of_layers_in_eight_bits(tmp_path: Path, variant: str, form: str) -> None:
+    """Rows that RoPE needs in another order take their scales with them, blocks too."""
+    sizes = {**SIZES, **MORE_SIZES.get(variant, {})}
+    model = save_quantized(tmp_path / "small", variant, ALL_IN_EIGHT_BITS[form], **sizes)
+    plain = logits_of(save_model(tmp_path / "plain", variant, **sizes))
+    meant = logits_of(model)
+    assert error(our_logits(tmp_path / "small"), meant) < 0.1 * error(plain, meant)
+
+
+def test_a_static_scale_of_a_heads_inputs_follows_the_multiplier_of_logits(tmp_path: Path) -> None:
+    weights, inputs = {**FP8, "strategy": "tensor"}, {**TENSOR, "type": "float"}
+    form = compressed_tensors(weights, inputs, "float-quantized", ignore=[])
+    model = save_quantized(tmp_path / "small", "granite", form, skip=("none",), **SIZES)
+    plain = logits_of(save_model(tmp_path / "plain", "granite", **SIZES))
+    meant = logits_of(model)
+    assert error(our_logits(tmp_path / "small"), meant) < 0.1 * error(plain, meant)
+
+
+@pytest.mark.parametrize("model_type", VISION_VARIANTS)
+def test_the_text_part_of_a_multi_modal_checkpoint(tmp_path: Path, model_type: str) -> None:
+    form = packed(strategy="channel")
+    form.config["ignore"] = [r"re:.*vision_tower.*", r"re:.*multi_modal_projector.*", "lm_head"]
+    form.config["ignore"] += [r"re:.*language_model\.layers\.1\.mlp.*"]
+    skip = ("lm_head", *(f"layers.1.{name}" for name in PROJECTIONS[4:]))
+    model = save_vision_model(tmp_path, model_type)
+    quantize_saved(tmp_path, model, form, skip, only="language_model")
+    decoder = load_decoder(tmp_path, torch.float32, LENGTH)
+    kinds = [isinstance(layer.down, Tensor) for layer in decoder.weights.layers]
+    assert kinds == [False, True, False]
+    assert error(our_logits(tmp_path), logits_of(model)) < 1e-4
+
+
+@pytest.mark.parametrize("variant", EXPERT_VARIANTS)
+def test_experts_are_refused(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path, variant)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = awq(32).config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    family = parse_model_config(config | {"quantization_config": None}).family
+    with pytest.raises(SetupError, match=f"'awq': layers with experts, as {family} has, .* in bf"):
+        read_model_config(tmp_path)
+
+
+def test_heads_that_need_padding_are_refused(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "llama", awq(32), hidden_size=128, head_dim=24)
+    config = read_model_config(tmp_path)
+    with pytest.raises(
+        SetupError, match=r"head_dim is 24 in .* family llama; .* by awq .* 256; use --ops torch"
+    ):
+        config.with_heads_for_kernels()
+    save_quantized(tmp_path, "llama", awq(32), hidden_size=128, head_dim=32)
+    assert read_model_config(tmp_path).with_heads_for_kernels().served_head_dim == 32
+
+
+def test_a_sample_has_a_layer_of_each_format(tmp_path: Path) -> None:
+    form = packed(strategy="group", group_size=32)
+    form.config["ignore"] = ["lm_head", "re:.*layers.[25]..*_proj"]
+    save_model(tmp_path, "llama", num_hidden_layers=7)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = form.config
+    model = parse_model_config(config)
+    assert model.sample_layers() == (0, 2, 6)
+    sample = empty_weights(model.with_layers((0, 2, 6)), torch.float32, torch.device("cpu"))
+    kinds = [isinstance(layer.down, Tensor) for layer in sample.layers]
+    assert kinds == [False, True, False]
 
 
 def test_layers_that_are_ignored_stay_plain(tmp_path: Path) -> None:

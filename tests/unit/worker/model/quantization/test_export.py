@@ -14,7 +14,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.quantization import export
 from pagewire.worker.startup.quantizing import quantize_folder
 from support.models.plain_logits import error, load_decoder, prompt_logits
-from support.models.tiny_models import save_model
+from support.models.tiny_models import save_model, save_vision_model
 
 PROMPT = [(11 * i) % 199 for i in range(40)]
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.05}
@@ -38,7 +38,7 @@ def stored(folder: Path) -> dict[str, tuple[str, list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied", "phi3", "glm4", "gemma2"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_transformers_computes_the_same(tmp_path: Path, target: str, variant: str) -> None:
     """With the code of compressed-tensors, which does not quantize inputs once it has unpacked."""
@@ -51,6 +51,17 @@ def test_transformers_computes_the_same(tmp_path: Path, target: str, variant: st
     assert error([theirs], [plain]) > 1e-3  # they are indeed quantized
     inputs = {"fp8": 0.1, "int8": 0.05, "int4": 1e-4}[target]
     assert error([ours], [theirs]) < inputs
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_names_that_only_checkpoints_have(tmp_path: Path, target: str) -> None:
+    assert target in ("fp8", "int8", "int4")
+    save_model(tmp_path / "plain", "exaone", **SIZES)
+    before, after = quantize_folder(tmp_path / "plain", tmp_path / "small", target, 64)
+    assert after < (0.35 if target == "int4" else 0.5) * before
+    plain = prompt_logits(load_decoder(tmp_path / "plain", torch.float32, 40), PROMPT)
+    ours = prompt_logits(load_decoder(tmp_path / "small", torch.float32, 40), PROMPT)
+    assert 1e-3 < error([ours], [plain]) < (0.5 if target == "int4" else 0.1)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -121,5 +132,11 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     quantize_folder(tmp_path / "plain", tmp_path / "small", "int4", 16)
     with pytest.raises(SetupError, match="small exists"):
         quantize_folder(tmp_path / "plain", tmp_path / "small", "int8", 128)
+    save_model(tmp_path / "experts", "mixtral")
+    with pytest.raises(SetupError, match="experts: quantized to int8: layers with experts, as mix"):
+        quantize_folder(tmp_path / "experts", tmp_path / "again", "int8", 128)
+    save_vision_model(tmp_path / "seeing", "gemma3")
+    with pytest.raises(SetupError, match=r"gemma3 have parts that are not text.* --quantization"):
+        quantize_folder(tmp_path / "seeing", tmp_path / "again", "int8", 128)
     with pytest.raises(SetupError, match="quantized already, by compressed-tensors"):
         quantize_folder(tmp_path / "small", tmp_path / "again", "int8", 128)

@@ -19,6 +19,8 @@ from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.tiny_models import save_model
 
 CPU = torch.device("cpu")
+# Norms behind attention and MLP enlarge what small weights add, and so their errors.
+ENLARGING = ("olmo2", "exaone4", "gemma2", "gemma3")
 PROMPT = [(11 * i) % 199 for i in range(40)]
 # Layers of 1.4 MB in bfloat16 and a small vocabulary: as in a large model, the layers weigh most.
 LARGE = {
@@ -29,7 +31,13 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama-tied", "qwen3"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("llama", "llama-tied", "qwen3", "phi3", "granite", "glm4", "exaone", "starcoder2"),
+        *("ernie", "cohere", "gemma", "llama-general", *ENLARGING),
+    ],
+)
 @pytest.mark.parametrize(("kind", "largest"), [("fp8", 0.1), ("int8", 0.03)])
 def test_logits_are_near_those_of_plain_weights(
     tmp_path: Path, variant: str, kind: str, largest: float
@@ -41,7 +49,8 @@ def test_logits_are_near_those_of_plain_weights(
     decoder = load_decoder(tmp_path, torch.float32, 40, online)
     found = prompt_logits(decoder, PROMPT)
     exact = prompt_logits(load_decoder(tmp_path, torch.float32, 40), PROMPT)
-    assert 1e-4 < error([found], [exact]) < largest
+    most = 1.6 * largest if variant in ENLARGING else largest
+    assert 1e-4 < error([found], [exact]) < most
     assert isinstance(decoder.weights.layers[0].gate_up, ScaledWeight)
     assert isinstance(decoder.weights.head, Tensor)
 

@@ -1,0 +1,82 @@
+"""The matrices of a layer: the projections that each holds, and how they are quantized."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.quantization.scheme import Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Projections with the same input, in the order of their rows in one matrix."""
+
+    names: tuple[str, ...]  # in the checkpoint, after the name of the layer
+    rows: tuple[int, ...]
+    columns: int
+
+
+def layer_name(config: ModelConfig, number: int) -> str:
+    """What the names of a layer's tensors begin with; `number` counts the layers of `config`."""
+    return f"model.layers.{config.numbers[number]}."
+
+
+def layer_stacks(config: ModelConfig, number: int) -> dict[str, Stack]:
+    """The projections of each matrix of `LayerWeights`, but for those of experts."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    stacks = {
+        "qkv": _stack(config, "qkv", {"q": query, "k": key, "v": key}, hidden),
+        "output": _stack(config, "output", {"output": hidden}, query),
+    }
+    if config.experts is not None and config.experts.layers[number]:
+        return stacks
+    up = {"gate": inner, "up": inner} if config.gated else {"up": inner}
+    return stacks | {
+        "gate_up": _stack(config, "gate_up", up, hidden),
+        "down": _stack(config, "down", {"down": hidden}, inner),
+    }
+
+
+def _stack(config: ModelConfig, whole: str, rows: Mapping[str, int], columns: int) -> Stack:
+    """A matrix of parts with so many rows, or the whole if the family stores it so."""
+    names = config.names
+    if whole in names.parts:
+        return Stack((names.part(whole),), (sum(rows.values()),), columns)
+    return Stack(tuple(map(names.part, rows)), tuple(rows.values()), columns)
+
+
+def head_stack(config: ModelConfig) -> Stack:
+    """The language model head, whose name has no layer before it."""
+    return Stack(("lm_head",), (config.vocab_size,), config.hidden_size)
+
+
+def scheme_of(config: ModelConfig, prefix: str, stack: Stack) -> Scheme | None:
+    """How a matrix is quantized; None for a plain one.
+
+    SetupError if only some of its projections are quantized, or in another format.
+    """
+    quantization, names = config.quantization, config.names
+    if quantization is None:
+        return None
+    schemes = [quantization.scheme_of(*names.stored(f"{prefix}{name}")) for name in stack.names]
+    if any(scheme != schemes[0] for scheme in schemes):
+        found = ", ".join(f"{n}: {s}" for n, s in zip(stack.names, schemes, strict=True))
+        raise SetupError(
+            f"config.json: quantization_config describes different formats for projections of "
+            f"{prefix.rstrip('.')} that are one matrix ({found}); use weights in which all of "
+            "these, or none, are quantized"
+        )
+    return schemes[0]
+
+
+def layer_columns(config: ModelConfig) -> dict[str, int]:
+    """The inputs of each linear layer of the decoder, by every name that a checkpoint may use."""
+    return {
+        stored: stack.columns
+        for number in range(config.num_layers)
+        for stack in layer_stacks(config, number).values()
+        for name in stack.names
+        for stored in config.names.stored(f"{layer_name(config, number)}{name}")
+    }
