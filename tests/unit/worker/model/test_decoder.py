@@ -19,8 +19,8 @@ from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
 BLOCK_SIZE = 16
 PROMPTS, LENGTH = 6, 50
-# Our error as a multiple of theirs, at most. It is 0.90 to 1.01 by seed and variant; only the variant
-# here is above 1 with the seed of the test.
+# Our error as a multiple of theirs, at most. It is 0.90 to 1.01 by seed and variant; only the
+# variant here is above 1 with the seed of the test.
 NOISE = {"ernie": 1.01}
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
