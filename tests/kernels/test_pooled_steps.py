@@ -10,7 +10,8 @@ from pagewire.packing import Float32Array
 from pagewire.worker.model.config import parse_model_config
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.pooling import Kind, PoolingConfig
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.rotary_table import rope_tables
+from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
@@ -42,9 +43,9 @@ LIMITS = Limits(
 
 def vectors_of(ops: str, kind: Kind, device: torch.device) -> Float32Array:
     """The vectors of two chunks that end, after a step in which none ends."""
-    weights = dummy_weights(MODEL, torch.float32, device, seed=0)
-    table = rope_table(MODEL.rope, MODEL.head_dim, LIMITS.max_model_len, device)
-    decoder = Decoder(MODEL, weights, load_ops(ops), table)
+    weights = served_weights(MODEL, dummy_weights(MODEL, torch.float32, device, seed=0))
+    tables = rope_tables(MODEL, LIMITS.max_model_len, device)
+    decoder = Decoder(MODEL, weights, load_ops(ops), tables)
     with torch.inference_mode():
         pooling = PoolingConfig("embed", kind, "none")
         backend = PoolingBackend(decoder, LIMITS, torch.float32, pooling, None)

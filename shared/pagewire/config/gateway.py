@@ -24,7 +24,7 @@ class GatewayConfig(RequestConfig):
         "",
         "Names of models that schedulers will serve, separated by commas. Until a scheduler does, "
         "requests for such a model get status 503 with Retry-After; a name that is neither served "
-        "nor expected gets 404. `pagewire run` gives the names of its models.",
+        "nor expected gets 404. `pagewire run` gives the names of several models.",
     )
     resume_timeout: float = setting(
         30.0,

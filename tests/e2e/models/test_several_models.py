@@ -169,10 +169,11 @@ async def test_requests_of_a_killed_model_wait_and_those_of_the_other_do_not(
     stack: RunningStack,
 ) -> None:
     async with connect(stack) as client:
-        [quiet, *_] = await streams(client, SECOND)
+        # Shorter than the start of a worker, which imports torch.
+        quiet = await stream(client, SECOND, PROMPTS[0], 20)
         os.kill(pid_of(stack, "worker", FIRST), signal.SIGKILL)
         waiting = asyncio.create_task(stream(client, FIRST, PROMPTS[0], 20))
-        second = await stream(client, SECOND, PROMPTS[0])
+        second = await stream(client, SECOND, PROMPTS[0], 20)
         assert (await client.get("/readyz")).status_code == 200
         assert not waiting.done()
         assert second.text == quiet.text

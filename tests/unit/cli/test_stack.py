@@ -86,6 +86,15 @@ def test_each_model_has_workers_and_a_scheduler_behind_one_gateway(tmp_path: Pat
     assert {each.command[3] for each in schedulers} == {"scheduler"}
 
 
+def test_a_single_model_has_the_services_that_it_always_had(tmp_path: Path) -> None:
+    values = temporary_stack(device="cpu", workers=2, served_model_name="a, b")
+    stack = full_stack(values, tmp_path)
+    names = [[service.name for service in tier] for tier in stack.tiers]
+    assert names == [["worker-0", "worker-1"], ["scheduler"], ["gateway"]]
+    assert flags_of(stack.tiers[2][0])["--expected-models"] == "", "its name has a comma"
+    assert [model.name for model in stack.models] == ["a, b"]
+
+
 def test_services_of_several_models_have_ports_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,11 +138,13 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
     environment = _generated_token(values)
     control = control_stack(values, folder, environment)
     playground = folder / "playground.sock" if values["playground"] else None
+    # The name of a single model may have a comma. No other is served before it.
+    expected = [model.name for model in control.models] if len(control.models) > 1 else []
     gateway = build(
         GatewayConfig,
         values,
         schedulers=",".join(model.grpc_address for model in control.models),
-        expected_models=",".join(model.name for model in control.models),
+        expected_models=",".join(expected),
         playground_socket=None if playground is None else str(playground),
     )
     gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))

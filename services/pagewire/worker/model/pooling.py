@@ -110,7 +110,7 @@ def _classifies(raw: Mapping[str, Any]) -> bool:
 
 def _refuse_unsupported(raw: Mapping[str, Any], folder: Path) -> None:
     for key, needed in (("is_causal", True), ("use_bidirectional_attention", False)):
-        if raw.get(key, needed) != needed:
+        if raw.get(key) not in (None, needed):
             raise SetupError(
                 f"config.json: {key} is {raw[key]!r}; only models with causal attention are "
                 "supported"

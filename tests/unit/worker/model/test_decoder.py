@@ -18,8 +18,9 @@ from support.models.plain_logits import DEVICE, error, load_decoder, prompt_logi
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
 PROMPTS, LENGTH = 6, 50
-# Ours is 0.90 to 1.01 times theirs for four seeds of three variants, 0.95 on average.
-NOISE = 1.05
+# Our error as a multiple of theirs, at most. It is 0.90 to 1.01 by seed and variant; only the
+# variant here is above 1 with the seed of the test.
+NOISE = {"ernie": 1.01}
 
 
 def median_error(found: list[Tensor], exact: list[Tensor]) -> float:
@@ -50,7 +51,7 @@ def test_error_is_within_that_of_transformers(
     whole = [prompt_logits(full, prompt) for prompt in prompts]
     assert error(whole, exact) < 1e-4
     of = error if half.config.experts is None else median_error
-    assert 0 < of(ours, exact) < NOISE * of(theirs, exact)
+    assert 0 < of(ours, exact) < NOISE.get(variant, 1.0) * of(theirs, exact)
 
 
 @pytest.mark.parametrize("head_dim", [6, 20, 24])
