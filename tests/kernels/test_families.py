@@ -13,6 +13,7 @@ from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.ops import Name, load_ops
 from support.kernels.comparison import assert_near
+from support.models.quantized_models import awq, fp8_blocks, save_quantized
 from support.models.tiny_models import VOCAB, save_model
 
 BLOCK_SIZE = 16
@@ -78,3 +79,17 @@ def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
     with torch.inference_mode():
         expected = logits(tmp_path, "torch", device)
         assert_near(logits(tmp_path, "triton", device), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "tolerance"),
+    [(awq(32), 1e-5), (fp8_blocks(), 0.02)],  # inputs in eight bits may round otherwise
+    ids=["awq", "fp8 in blocks"],
+)
+@pytest.mark.parametrize("variant", ["gemma2", "glm4", "starcoder2", "cohere2", "granite"])
+def test_logits_of_quantized_models(tmp_path, variant, form, tolerance, device):
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    save_quantized(tmp_path, variant, form, **sizes)
+    with torch.inference_mode():
+        expected = logits(tmp_path, "torch", device)
+        assert_near(logits(tmp_path, "triton", device), expected, tolerance)

@@ -19,7 +19,11 @@ from support.models.pooling_models import (
     save_tokenizer,
     yes_probability,
 )
-from support.models.quantized_models import compressed_tensors, save_quantized
+from support.models.quantized_models import (
+    compressed_tensors,
+    quantize_saved,
+    save_quantized,
+)
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
@@ -191,6 +195,15 @@ async def test_quantized_embeddings(tmp_path: Path, headless: bool) -> None:
         save_file(renamed, tmp_path / "model.safetensors")
     expected = [pooled(model, prompt, "last") for prompt in prompts()]
     check(await vectors(tmp_path, task="embed"), expected)
+
+
+async def test_scores_of_quantized_classifiers(tmp_path: Path) -> None:
+    form = compressed_tensors(FOUR_BITS, None, "pack-quantized", ignore=["score"])
+    model = save_classifier(tmp_path, "qwen3", hidden_size=128, intermediate_size=256)
+    quantize_saved(tmp_path, model, form, skip=("score",))
+    expected = torch.tensor([classified(model, prompt) for prompt in prompts()])
+    for found in await vectors(tmp_path):
+        torch.testing.assert_close(torch.tensor(found).squeeze(1), expected, rtol=1e-4, atol=1e-4)
 
 
 async def test_embeddings_are_quantized_by_a_setting(tmp_path: Path) -> None:
