@@ -20,7 +20,7 @@ from pagewire.worker.ops.contract.sampling import (
 )
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.device import multiprocessors
-from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
+from pagewire.worker.ops.triton.attention.shared_prefix import shared_prefix_limits
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import ItemSizes, item_views, pack_items
 
@@ -84,7 +84,7 @@ def paged_with_shared_prefix(
     slots = np.arange(prefix.rows, dtype=np.int32)
     members = (slots[group :: prefix.groups] for group in range(prefix.groups))
     sharing = ItemSizes(
-        members=max_rows_per_item(heads.dtype, heads.dim, heads.query // heads.kv),
+        limits=shared_prefix_limits(heads.dtype, heads.dim, heads.query // heads.kv),
         kv_heads=heads.kv,
         processors=multiprocessors(device),
         block_size=BLOCK_SIZE,

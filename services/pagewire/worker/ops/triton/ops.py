@@ -4,6 +4,7 @@ from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
 from pagewire.worker.ops.triton.attention import decode_attention as decode_attention
 from pagewire.worker.ops.triton.attention import plan_decode as plan_decode
 from pagewire.worker.ops.triton.attention import prefill_attention as prefill_attention
+from pagewire.worker.ops.triton.attention import shared_prefix_limits as shared_prefix_limits
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
 from pagewire.worker.ops.triton.linear import linear as linear
 from pagewire.worker.ops.triton.linear import linear_add as linear_add
