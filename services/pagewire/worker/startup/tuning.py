@@ -5,6 +5,7 @@ The reference order is that of the skinny kernel, which has the same bits with a
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -22,19 +23,32 @@ log = logging.getLogger(__name__)
 _MAX_BLOCK_K, _MIN_BLOCK_K = 64, 16
 
 
-def choose_gemms(decoder: Decoder, limits: Limits) -> None:
-    """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
-    weights = decoder.weights
-    tokens = sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
-    changed = _choose([layer.output for layer in weights.layers], tokens, add=True)
-    changed += _choose([layer.down for layer in weights.layers], tokens, add=True)
-    changed += _choose([layer.gate_up for layer in weights.layers], tokens)
-    if not decoder.config.qkv_bias:
-        changed += _choose([layer.qkv for layer in weights.layers], tokens)
+def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False) -> None:
+    """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes.
+
+    With `batch_invariant` also those of the head and of layers with biases, and cuBLAS computes
+    only what has the bits of the reference order in every row.
+    """
+    weights, config = decoder.weights, decoder.config
+    choose = partial(_choose, every_row=batch_invariant)
+    rows = row_buckets(limits)
+    tokens = sorted({*rows, *(size.tokens for size in body_sizes(limits))})
+    changed = choose([layer.output for layer in weights.layers], tokens, add=True)
+    changed += choose([layer.down for layer in weights.layers], tokens, add=True)
+    changed += choose([layer.gate_up for layer in weights.layers], tokens)
+    if batch_invariant or not config.qkv_bias:
+        changed += choose([layer.qkv for layer in weights.layers], tokens)
+    if batch_invariant:
+        changed += choose([weights.head], rows)
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
 
-def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False) -> int:
+def _choose(
+    weights: Sequence[Tensor],
+    tokens: Iterable[int],
+    add: bool = False,
+    every_row: bool = False,
+) -> int:
     """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
     features, k = weights[0].shape
     size = weights[0].element_size()
@@ -42,7 +56,7 @@ def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False)
     reference = in_order(k, add)
     if size != 2 or reference is None:  # other types have no algorithms to choose from
         return 0
-    return choose_algorithms(weights, left, add, reference)
+    return choose_algorithms(weights, left, add, reference, every_row)
 
 
 def in_order(k: int, add: bool) -> Gemm | None:
