@@ -110,6 +110,14 @@ class ReadyWorkers:
         if info.model != self._model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self._model!r}")
         limits = worker_limits(self._config, info)
+        others = {worker.info.batch_invariant for worker in self}
+        if others - {info.batch_invariant}:
+            log.warning(
+                "worker %s has --batch-invariant %s and others differ: a request that moves "
+                "between them may get other tokens; give all workers the same",
+                link.address,
+                "on" if info.batch_invariant else "off",
+            )
         batch = self._admission.add_worker(limits, time.monotonic())
         streams = SlotStreams(limits.num_slots, self._texts)
         worker = ReadyWorker(link, info, batch, streams)

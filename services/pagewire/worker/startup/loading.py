@@ -70,7 +70,12 @@ def _load(
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
     check_block_size(config.block_size, kernels)
-    ops = load_ops(kernels)
+    if config.batch_invariant and kernels != "triton":
+        raise SetupError(
+            f"--batch-invariant needs the triton operations; --ops is {config.ops} and the device "
+            f"{device}: use --ops triton on an NVIDIA GPU, or leave --batch-invariant out"
+        )
+    ops = load_ops("invariant" if config.batch_invariant else kernels)
     table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
     phases.end("device")
     graphs = device.type == "cuda" and kernels == "triton"
@@ -96,7 +101,7 @@ def _load(
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
-        choose_gemms(decoder, trial)
+        choose_gemms(decoder, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
@@ -111,7 +116,14 @@ def _load(
         phases.end("loading kernels")
     backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
     phases.end("KV cache")
-    return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
+    return LoadedWorker(
+        backend,
+        limits,
+        _name(dtype),
+        _describe(device),
+        uses_triton=kernels == "triton",
+        batch_invariant=config.batch_invariant,
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -36,6 +36,7 @@ def test_kernels_are_recorded_for_workers_with_the_same(config: WorkerConfig) ->
         {"block_size": 32},
         {"dtype": "float16"},
         {"host_memory_gb": 1.0},
+        {"batch_invariant": True},
         {"model": "embedded"},
     ],
     ids=str,
