@@ -16,17 +16,25 @@ import numpy as np
 from triton.runtime import interpreter
 
 
+def _dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> interpreter.TensorHandle:
+    left, right = a.data.astype(np.float32), b.data.astype(np.float32)
+    total = d.data.astype(np.float32, copy=True)
+    for k in range(left.shape[1]):
+        total += left[:, k, None] * right[None, k, :]
+    return interpreter.TensorHandle(total.astype(d.data.dtype), d.dtype.scalar)
+
+
+@contextmanager
+def one_accumulator() -> Iterator[None]:
+    """Inside, products have one order of addition."""
+    with patch.object(interpreter.InterpreterBuilder, "create_dot", _dot):
+        yield
+
+
 @contextmanager
 def any_threads(seed: int = 0) -> Iterator[None]:
     """Inside, products have one order of addition, and each sum has a random one."""
     generator = np.random.default_rng(seed)
-
-    def dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> interpreter.TensorHandle:
-        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
-        total = d.data.astype(np.float32, copy=True)
-        for k in range(left.shape[1]):
-            total += left[:, k, None] * right[None, k, :]
-        return interpreter.TensorHandle(total.astype(d.data.dtype), d.dtype.scalar)
 
     def add_up(self: Any, given: Any) -> Any:
         values = given.handle.data
@@ -42,8 +50,5 @@ def any_threads(seed: int = 0) -> Iterator[None]:
             total = np.expand_dims(total, axis)
         return self.to_tensor(total, given.dtype)
 
-    with (
-        patch.object(interpreter.InterpreterBuilder, "create_dot", dot),
-        patch.object(interpreter.ReduceOps, "sum", add_up),
-    ):
+    with one_accumulator(), patch.object(interpreter.ReduceOps, "sum", add_up):
         yield
