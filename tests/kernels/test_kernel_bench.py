@@ -30,6 +30,7 @@ SIZES = Sizes(
 )
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 CASES = dict(CaseMaker(SHAPES, SIZES, DEVICE, torch.float32).all())
+INVARIANT = dict(CaseMaker(SHAPES, SIZES, DEVICE, torch.float32, "invariant").all())
 CEILINGS = Ceilings(copy_tb_per_s=4.0, matmul_tflop_per_s=800.0)
 
 
@@ -43,6 +44,16 @@ def test_a_case_runs_and_computes_the_reference(name: str) -> None:
     references = copy.deepcopy(case).calls(load_ops("torch"))
     for kernel, reference in zip(case.calls(load_ops("triton")), references, strict=True):
         assert_near(kernel(), reference(), 1e-5)
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_a_case_of_the_invariant_kernels_computes_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    case = INVARIANT[name]()
+    references = copy.deepcopy(case).calls(load_ops("torch"))
+    for kernel, reference in zip(case.calls(load_ops("invariant")), references, strict=True):
+        # Weights of attention are rounded to multiples of 2^-17.
+        assert_near(kernel(), reference(), 2e-5 if "attention" in name else 1e-5)
 
 
 def test_work_counts_each_byte_and_operation_once() -> None:

@@ -1,4 +1,4 @@
-"""The answers of sequences that run alone, among others, in chunks, again, or from cached blocks."""
+"""The answers of sequences that run alone, among others, in chunks, or from cached blocks."""
 
 from __future__ import annotations
 

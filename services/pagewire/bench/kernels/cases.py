@@ -20,7 +20,7 @@ from pagewire.bench.kernels.inputs import (
     sampling_state,
 )
 from pagewire.bench.kernels.shapes import Shapes, Sizes
-from pagewire.worker.ops import Ops
+from pagewire.worker.ops import Name, Ops, load_ops
 
 EPS = 1e-6
 
@@ -51,6 +51,7 @@ class CaseMaker:
     sizes: Sizes
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
+    ops: Name = "triton"  # what is timed
 
     def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
         """Yield the name of each case and a function that makes it."""
@@ -103,8 +104,12 @@ class CaseMaker:
         prefix = self.sizes.shared_prefix
         positions = prefix.groups * prefix.shared + prefix.rows * prefix.own
         kv_bytes = self._heads.kv_bytes(positions)
+        heads = self._heads
+        limits = load_ops(self.ops).shared_prefix_limits(
+            heads.dtype, heads.dim, heads.query // heads.kv
+        )
         cache, shared = paged_with_shared_prefix(
-            prefix, self._heads, self.device, self._copies(kv_bytes)
+            prefix, heads, self.device, limits, self._copies(kv_bytes)
         )
         return self._decode(cache, kv_bytes, shared=shared)
 

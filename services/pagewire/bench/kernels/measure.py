@@ -11,7 +11,7 @@ import torch
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
 from pagewire.bench.kernels.shapes import MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
-from pagewire.worker.ops import load_ops
+from pagewire.worker.ops import Name, load_ops
 
 MIN_CALLS = 8
 
@@ -38,23 +38,29 @@ class Result:
 
 
 def bench_kernels(
-    model: str, compiled: bool, ceilings: Ceilings, device: torch.device
+    model: str, compiled: bool, ceilings: Ceilings, device: torch.device, ops: Name = "triton"
 ) -> Iterator[Result]:
-    """Time all cases of a model of MODELS on a GPU, one after another."""
+    """Time all cases of a model of MODELS by `ops` on a GPU, one after another."""
     torch.manual_seed(0)
-    for name, make in CaseMaker(MODELS[model], Sizes(), device).all():
-        yield measure(name, make, compiled, ceilings)
+    for name, make in CaseMaker(MODELS[model], Sizes(), device, ops=ops).all():
+        yield measure(name, make, compiled, ceilings, ops)
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def measure(name: str, make: Callable[[], Case], compiled: bool, ceilings: Ceilings) -> Result:
+def measure(
+    name: str,
+    make: Callable[[], Case],
+    compiled: bool,
+    ceilings: Ceilings,
+    ops: Name = "triton",
+) -> Result:
     """Time a case. An error ends the measurement and becomes part of the result."""
     result = Result(name)
     try:
         case = make()
         result = replace(result, unit=case.unit, work=case.work)
-        us = graph_us(at_least(case.calls(load_ops("triton")), MIN_CALLS))
+        us = graph_us(at_least(case.calls(load_ops(ops)), MIN_CALLS))
         rate = case.work / us / 1e6
         of_ceiling = rate / ceilings.of(case.unit)
         result = replace(result, microseconds=us, rate=rate, of_ceiling=of_ceiling)
