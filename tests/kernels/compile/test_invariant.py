@@ -56,6 +56,18 @@ def linear(tokens: int, features: int, k: int, item_size: int) -> None:
     ops.norm_linear(x, meta(k, dtype=dtype), 1e-6, weight, meta(2 * features, dtype=dtype))
 
 
+def pointwise(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    """The other kernels of a layer, whose variants differ from those of other workers or do not."""
+    from pagewire.worker.ops.triton.invariant import ops
+
+    cache = meta(1000, kv_heads, 16, head_dim)
+    norm, cos_sin = meta(head_dim), meta(4096, head_dim, dtype=torch.float32)
+    places = (meta(tokens, dtype=INT), meta(tokens, dtype=INT), meta(9, 512, dtype=INT))
+    qkv = meta(tokens, (query_heads + 2 * kv_heads) * head_dim)
+    ops.qk_norm_rope_kv_write(qkv, norm, norm, 1e-6, cos_sin, *places, cache, cache)
+    ops.silu_mul(meta(tokens, 6144))
+
+
 def sample(rows: int, vocabulary: int, k: int, _: int) -> None:
     from kernels.compile.test_pointwise import meta_state
     from pagewire.worker.ops.triton.invariant import ops
@@ -80,13 +92,14 @@ CASES: dict[str, Case] = {
     "linear, sixteen tokens of 8B": (linear, 16, 14336, 4096, 2),
     "linear, tokens without a cuBLAS algorithm": (linear, 200, 1000, 528, 2),
     "linear in float32": (linear, 20, 512, 256, 4),
+    "pointwise": (pointwise, 100, 16, 8, 128),
     "sampling": (sample, 8, 151936, 5, 0),
 }
 
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton import activation, adjustments, logprobs, sampling
+    from pagewire.worker.ops.triton import activation, adjustments, logprobs, rope, sampling
     from pagewire.worker.ops.triton import sampling_filters as filters
     from pagewire.worker.ops.triton.invariant import (
         decode,
@@ -101,7 +114,7 @@ def compile_cases() -> dict[str, list[dict]]:
         module.multiprocessors = lambda device: 132
     for module in (
         *(decode, linear, norm, prefill, shared_prefix),
-        *(activation, adjustments, logprobs, sampling, filters),
+        *(activation, adjustments, logprobs, rope, sampling, filters),
     ):
         module.dependent_launch = lambda device: True
 
@@ -165,10 +178,14 @@ def test_weights_are_loaded_before_the_wait(launches):
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("sampling")])
 def test_no_multiplication_is_fused_with_an_addition(case, launches):
-    """Products in float32 are, in an order of their own: there is no tensor core for them."""
+    """Products in float32 are, as there is no tensor core for them."""
     for launch in launches[case]:
-        if launch["kernel"] not in ("_silu_mul_kernel", "_ordered_kernel"):
-            assert launch["fused"] == 0 or case == "linear in float32", launch
+        assert launch["fused"] == 0 or case == "linear in float32", launch
+
+
+def test_both_variants_of_a_draw_fuse_nothing(launches):
+    draws = [launch for launch in launches["sampling"] if launch["kernel"] == "_draw_kernel"]
+    assert [launch["fused"] for launch in draws] == [0, 0]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pagewire.scheduler.text.token_texts import TokenTexts
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.outage import Outage
 from pagewire.scheduler.workers.step_codec import encode_step
-from pagewire.scheduler.workers.worker_info import worker_limits
+from pagewire.scheduler.workers.worker_info import unlike, worker_limits
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -110,14 +110,8 @@ class ReadyWorkers:
         if info.model != self._model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self._model!r}")
         limits = worker_limits(self._config, info)
-        others = {worker.info.batch_invariant for worker in self}
-        if others - {info.batch_invariant}:
-            log.warning(
-                "worker %s has --batch-invariant %s and others differ: a request that moves "
-                "between them may get other tokens; give all workers the same",
-                link.address,
-                "on" if info.batch_invariant else "off",
-            )
+        if (difference := unlike(info, [worker.info for worker in self])) is not None:
+            log.warning("worker %s %s", link.address, difference)
         batch = self._admission.add_worker(limits, time.monotonic())
         streams = SlotStreams(limits.num_slots, self._texts)
         worker = ReadyWorker(link, info, batch, streams)
