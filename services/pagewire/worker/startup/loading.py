@@ -101,6 +101,11 @@ def _load(
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
+        if config.batch_invariant:
+            from pagewire.worker.startup.invariance import check_invariance
+
+            check_invariance(model, weights, config.block_size, dtype)
+            phases.end("comparing bits")
         choose_gemms(decoder, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:

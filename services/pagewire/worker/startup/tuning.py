@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
+from pagewire.worker.ops.triton.invariant import linear as invariant
+from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear import linear, linear_add
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
 from pagewire.worker.protocol.steps.limits import Limits
@@ -53,10 +55,25 @@ def _choose(
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]
-    reference = in_order(k, add)
+    reference = invariant_order(add) if every_row else in_order(k, add)
     if size != 2 or reference is None:  # other types have no algorithms to choose from
         return 0
     return choose_algorithms(weights, left, add, reference, every_row)
+
+
+def invariant_order(add: bool) -> Gemm:
+    """The GEMM of `--batch-invariant`, for any number of tokens; with `add` it adds to the output.
+
+    It has the bits of `in_order`, and computes what cuBLAS does not.
+    """
+
+    def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        config = any_tokens(len(x), x.shape[1], x.element_size())
+        if add:
+            return invariant.linear_add(x, weight, out, config=config)
+        return invariant.linear(x, weight, out=out, config=config)
+
+    return multiply
 
 
 def in_order(k: int, add: bool) -> Gemm | None:
