@@ -250,3 +250,23 @@ def test_attention_that_cuts_anywhere_does_depend_on_the_batch(device):
         for row in range(len(lengths))
     ]  # fmt: skip
     assert not torch.equal(torch.stack(alone), together)
+
+
+@pytest.mark.parametrize("block_size", [48, 128])
+def test_blocks_of_any_size_hold_the_same_segments(block_size, device):
+    heads, dtype, length = HEADS[0], DTYPES[0], SEGMENT + 70
+    small = make_cache([length], heads[1], heads[2], dtype, device)
+    q = queries(1, heads, dtype, device)
+    expected = decode(q, small, [0])
+    position = torch.arange(length, device=device)
+    count = -(-length // block_size)
+    tables = int32([[*range(count, 0, -1)]], device)
+    block, at = tables[0, position // block_size].long(), position % block_size
+    of_small = small.tables[small.slots[0], position // BLOCK_SIZE].long()
+    copies = []
+    for cache in (small.k, small.v):
+        copy = torch.zeros(count + 1, heads[1], block_size, heads[2], dtype=dtype, device=device)
+        copy[block, :, at] = cache[of_small, :, position % BLOCK_SIZE]
+        copies.append(copy)
+    large = Cache(*copies, tables, int32([0], device), small.lengths)
+    assert torch.equal(decode(q, large, [0]), expected)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.runtime.eager import EagerBackend
 from support.kernels.any_threads import one_accumulator
 from support.kernels.comparison import CUDA
-from support.models.one_answer import Wanted, answers, preempted_answers
+from support.models.host_graphs import with_host_graphs
+from support.models.one_answer import Answer, Wanted, answers, preempted_answers
 from support.models.step_driver import StepDriver, local_worker
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 
@@ -62,3 +64,27 @@ def test_answers_do_not_depend_on_the_batch_or_the_chunks(tmp_path: Path, varian
 
     with one_accumulator():
         asyncio.run(check())
+
+
+def test_answers_of_graphs_of_other_sizes_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and tokens that pad a captured step change nothing."""
+    save_model(tmp_path, "qwen3", num_hidden_layers=2)
+    generator = random.Random(5)
+    wanted = [
+        Wanted([generator.randrange(VOCAB) for _ in range(length)], COUNT) for length in (9, 34, 3)
+    ]
+    settings = {"max_model_len": 48, "num_slots": 4, "worker_max_num_batched_tokens": 40}
+
+    async def found(adapt: Callable[[LoadedWorker], LoadedWorker], at_once: int) -> list[Answer]:
+        async with local_worker(tmp_path, adapt, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            result = await answers(driver, wanted, at_once=at_once)
+            assert not worker.fatal
+        return result
+
+    as_graphs = with_host_graphs(monkeypatch)
+    with one_accumulator():
+        alone = asyncio.run(found(by_these_kernels, 1))
+        assert asyncio.run(found(lambda loaded: as_graphs(by_these_kernels(loaded)), 3)) == alone
