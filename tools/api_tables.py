@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.fields import Strict
 from pagewire.gateway.api.messages import request as messages
+from pagewire.gateway.api.pooling import embeddings, scores
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.metrics import GatewayMetrics
@@ -36,6 +37,9 @@ MODELS: dict[str, type[Strict]] = {
     tokenization.DETOKENIZE_PATH: tokenization.DetokenizeRequest,
     responses.PATH: responses.ResponsesRequest,
     messages.PATH: messages.MessagesRequest,
+    embeddings.PATH: embeddings.EmbeddingRequest,
+    scores.SCORE_PATH: scores.ScoreRequest,
+    scores.RERANK_PATH: scores.RerankRequest,
 }
 # The tables of fields, each with the endpoints that are its columns.
 COLUMNS = {
@@ -46,6 +50,7 @@ COLUMNS = {
         tokenization.DETOKENIZE_PATH,
     ),
     "fields of Responses and Messages": (responses.PATH, messages.PATH),
+    "fields without output": (embeddings.PATH, scores.SCORE_PATH, scores.RERANK_PATH),
 }
 
 # Names of OpenAI's API and of vLLM's server, as of November 2026. `fields` are by endpoint, several

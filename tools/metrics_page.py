@@ -59,7 +59,7 @@ def described() -> list[Described]:
 async def _described() -> list[Described]:
     gateway, worker = GatewayMetrics(), CollectorRegistry()
     gateway.registry.register(LoadCollector(lambda: [("a", pb.Load(), True)]))
-    publish_other_names(gateway, lambda: ["a"], lambda: [pb.Load()])
+    publish_other_names(gateway, lambda: [pb.Load()])
     scheduler = CollectorRegistry()
     for value in vars(scheduler_metrics).values():
         if isinstance(value, MetricWrapperBase):

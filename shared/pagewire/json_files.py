@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a file; ValueError names the file, the line and what is wrong there.
+def read_json(path: Path) -> Any:
+    """The value in a file; ValueError names the file, the line and what is wrong there.
 
     OSError if the file cannot be opened.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         what = f"line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}"
         raise ValueError(f"{path} cannot be read: {what}") from error
@@ -20,6 +20,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {what}") from error
     except RecursionError as error:
         raise ValueError(f"{path} cannot be read: its values are nested too deeply") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a file, with the errors of `read_json`."""
+    content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(
             f"{path} cannot be read: it is not a JSON object, but a {type(content).__name__}"

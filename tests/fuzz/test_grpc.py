@@ -78,8 +78,18 @@ GENERATE = (
         stop=pb.StopConditions(max_tokens=3, stop_token_ids=[7], ignore_eos=True),
     ),
 )
+POOL = (
+    pb.GenerateRequest(
+        prompt="a", pooling=pb.PoolingParams(task=pb.POOLING_TASK_EMBED, dimensions=3)
+    ),
+    pb.GenerateRequest(
+        pair=pb.TextPair(query="a", document="b", instruction="c"),
+        pooling=pb.PoolingParams(task=pb.POOLING_TASK_SCORE),
+    ),
+)
 METHODS = (
     Method("Generate", pb.GenerateRequest, GENERATE, answers=True),
+    Method("Pool", pb.GenerateRequest, POOL),
     Method("Abort", pb.AbortRequest, (pb.AbortRequest(request_id="x"),)),
     Method(
         "Tokenize",
@@ -110,7 +120,7 @@ METHODS = (
     ),
 )
 # How often each method is fuzzed: methods with more fields more often.
-WEIGHTS = (40, 3, 12, 8, 1, 1, 1, 34)
+WEIGHTS = (34, 8, 3, 12, 8, 1, 1, 1, 32)
 
 
 def data_of(rng: random.Random, method: Method) -> bytes:
@@ -355,6 +365,7 @@ def test_fuzzed_messages_cover_all_kinds() -> None:
     data = [data_of(rng, METHODS[0]) for _ in range(400)]
     good = [decodes(METHODS[0], piece) for piece in data]
     assert 0.5 < sum(good) / len(good) < 0.95
-    filled: list[Any] = [fill(rng, pb.GenerateRequest()) for _ in range(200)]
+    filled: list[Any] = [fill(rng, pb.GenerateRequest()) for _ in range(1000)]
     assert any(m.chat.template_kwargs.fields for m in filled)
     assert any(m.stop.stop for m in filled)
+    assert any(m.pair.document and m.HasField("pooling") for m in filled)

@@ -1,4 +1,4 @@
-"""The kernel of the gated activation against its reference."""
+"""The kernels of activations and of the soft cap against their references."""
 
 import pytest
 import torch
@@ -44,3 +44,48 @@ def test_large_gates_saturate(device):
 
 def test_no_tokens(device):
     assert activation.silu_mul(torch.empty(0, 64, device=device)).shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+def test_activate(name, gated, dtype, device):
+    torch.manual_seed(7)
+    x = (4 * torch.randn(3, 1030, device=device)).to(dtype)
+    with poisoned_outputs():
+        out = activation.activate(x, name, gated=gated)
+    expected = reference.activate(x, name, gated=gated)
+    assert out.shape == (3, 515 if gated else 1030)
+    assert_near(out, expected, TOLERANCE[dtype])
+    others = {"silu", "gelu", "gelu_tanh"} - {name}
+    wide = x.float()
+    exact = reference.activate(wide, name, gated=gated)
+    assert all(not exact.equal(reference.activate(wide, other, gated=gated)) for other in others)
+
+
+def test_gated_silu_is_silu_mul(device):
+    x = torch.randn(5, 96, device=device)
+    expected = reference.silu_mul(x)
+    assert_near(reference.activate(x, "silu", gated=True), expected, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 1030])
+def test_soft_cap(count, dtype, device):
+    x = (40 * torch.randn(3, count, device=device)).to(dtype)
+    expected = reference.soft_cap(x.clone(), 30.0)
+    assert expected.abs().max() <= 30
+    assert_near(expected, (30 * torch.tanh(x.float() / 30)).to(dtype), TOLERANCE[dtype])
+    out = activation.soft_cap(x, 30.0)
+    assert out is x
+    assert_near(x, expected, TOLERANCE[dtype])
+
+
+def test_soft_cap_saturates(device):
+    x = torch.tensor([[-9e4, 0.0, 9e4]], device=device)
+    assert activation.soft_cap(x, 50.0).tolist() == [[-50.0, 0.0, 50.0]]
+    assert activation.soft_cap(torch.empty(0, 7, device=device), 50.0).shape == (0, 7)
+    assert activation.activate(torch.empty(0, 64, device=device), "gelu", gated=True).shape == (
+        0,
+        32,
+    )

@@ -77,7 +77,7 @@ def test_inputs_outgrow_the_cache() -> None:
 def test_every_model_has_a_case_of_each_kernel() -> None:
     for shapes in MODELS.values():
         names = [name for name, _ in CaseMaker(shapes, Sizes(), DEVICE).all()]
-        assert len(set(names)) == 15
+        assert len(set(names)) == 20
         assert max(map(len, names)) <= 58, "the table's first column"
 
 
@@ -141,7 +141,16 @@ def test_without_a_gpu_the_command_says_so_in_one_line() -> None:
     assert "finds no NVIDIA GPU" in done.stderr
 
 
+def test_the_mode_of_one_answer_has_no_cases_that_it_refuses() -> None:
+    done = run("--model", "qwen3-30b-a3b", "--batch-invariant")
+    assert done.returncode == 2
+    assert "the mode does not take models with experts, as qwen3-30b-a3b" in done.stderr
+
+
 def test_unknown_shapes_are_refused() -> None:
     done = run("--model", "gpt-2")
     assert done.returncode == 2
-    assert "'gpt-2' is none of the known shapes; give qwen3-0.6b or llama-3.1-8b" in done.stderr
+    assert (
+        "'gpt-2' is none of the known shapes; give qwen3-0.6b, llama-3.1-8b or qwen3-30b-a3b"
+        in done.stderr
+    )

@@ -1,4 +1,4 @@
-"""The normalization kernel against its reference."""
+"""The normalization kernels against their references."""
 
 import pytest
 import torch
@@ -58,3 +58,36 @@ def test_no_tokens(device):
 def test_zero_row_stays_zero(device):
     x = torch.zeros(2, 32, device=device)
     assert norm.rms_norm(x, torch.ones(32, device=device), 1e-6).abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
+def test_layer_norm(tokens, hidden, bias, dtype, device):
+    x, weight = _inputs(tokens, hidden, dtype, device)
+    x += 3  # a mean that an RMSNorm would not remove
+    shift = torch.randn(hidden, device=device).to(dtype) if bias else None
+    with poisoned_outputs():
+        out = norm.layer_norm(x, weight, shift, 1e-2)
+    expected = reference.layer_norm(x, weight, shift, 1e-2)
+    assert_near(out, expected, TOLERANCE[dtype])
+    wide = x.float() - x.float().mean(1, keepdim=True)
+    wide = wide / (wide.square().mean(1, keepdim=True) + 1e-2).sqrt() * weight.float()
+    wide = wide if shift is None else wide + shift.float()
+    assert_near(expected, wide.to(dtype), TOLERANCE[dtype])
+
+
+def test_layer_norm_of_no_tokens_and_of_any_stride(device):
+    weight = torch.ones(64, device=device)
+    assert norm.layer_norm(torch.empty(0, 64, device=device), weight, None, 1e-6).shape == (0, 64)
+    x = torch.randn(5, 96, device=device)[:, :64]
+    expected = reference.layer_norm(x, weight, None, 1e-6)
+    assert_near(norm.layer_norm(x, weight, None, 1e-6), expected, 2e-6)
+
+
+def test_half_precision_takes_a_norm_weight_of_float32(device):
+    x = torch.randn(3, 64, device=device).half()
+    weight = 1 + torch.randn(64, device=device) / 1000  # float16 rounds it to steps of 1/1024
+    out = norm.rms_norm(x, weight, 1e-6)
+    assert_near(out, reference.rms_norm(x, weight, 1e-6), TOLERANCE[torch.float16])
+    assert out.dtype == torch.float16

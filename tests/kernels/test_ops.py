@@ -1,4 +1,4 @@
-"""Both implementations offer the operations of the contract, with its signatures."""
+"""All implementations offer the operations of the contract, with its signatures."""
 
 import inspect
 import subprocess

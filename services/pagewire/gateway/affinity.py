@@ -37,7 +37,8 @@ def prompt_head(request: pb.GenerateRequest, cache_key: str | None = None) -> by
         ids = request.prompt_token_ids.ids
         text = ",".join(map(str, ids[:HEAD_TOKENS])) if len(ids) >= HEAD_TOKENS else ""
     else:
-        text = request.prompt[:HEAD_CHARACTERS] if len(request.prompt) >= HEAD_CHARACTERS else ""
+        plain = request.pair.query if kind == "pair" else request.prompt
+        text = plain[:HEAD_CHARACTERS] if len(plain) >= HEAD_CHARACTERS else ""
     if not text:
         return b""
     return _digest(f"{request.model}\0{request.cache_salt}\0{text}")

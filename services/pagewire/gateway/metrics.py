@@ -1,6 +1,7 @@
 """Prometheus metrics of a gateway."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,11 +13,28 @@ from pagewire.rpc.checksums import CORRUPT_MESSAGES
 from pagewire.v1 import inference_pb2 as pb
 
 PREFIX = "pagewire_gateway"
+_MODEL = ("model",)
 _REFUSAL_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """The counters and histograms of one model's generations."""
+
+    generation_seconds: Histogram
+    time_to_first_token: Histogram
+    time_per_output_token: Histogram
+    queue_seconds: Histogram
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    resumed: Counter
+
+
 class GatewayMetrics:
-    """Counters and histograms of one gateway. Times are in seconds."""
+    """Counters and histograms of one gateway. Times are in seconds.
+
+    Those of generations have the label `model`: count them through `of`.
+    """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -45,29 +63,58 @@ class GatewayMetrics:
         self.generation_seconds = self._histogram(
             "generation_seconds",
             "From a prompt's dispatch to its last token: its time at the schedulers.",
+            labels=_MODEL,
         )
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From a prompt's dispatch to its first token."
+            "time_to_first_token_seconds",
+            "From a prompt's dispatch to its first token.",
+            labels=_MODEL,
         )
         self.time_per_output_token = self._histogram(
             "time_per_output_token_seconds",
             "Mean time between the tokens of a generation, without the first token.",
             TOKEN_SECONDS,
+            labels=_MODEL,
         )
         self.queue_seconds = self._histogram(
-            "queue_seconds", "From a prompt's arrival at a scheduler to its first admission."
+            "queue_seconds",
+            "From a prompt's arrival at a scheduler to its first admission.",
+            labels=_MODEL,
         )
         self.prompt_tokens = Counter(
-            f"{PREFIX}_prompt_tokens", "Prompt tokens of started generations.", registry=registry
+            f"{PREFIX}_prompt_tokens",
+            "Prompt tokens of started generations.",
+            _MODEL,
+            registry=registry,
         )
         self.generated_tokens = Counter(
-            f"{PREFIX}_generated_tokens", "Tokens received from schedulers.", registry=registry
+            f"{PREFIX}_generated_tokens",
+            "Tokens received from schedulers.",
+            _MODEL,
+            registry=registry,
         )
         self.resumed = Counter(
             f"{PREFIX}_resumed",
             "Generations that continued at another scheduler, or at one that returned.",
+            _MODEL,
             registry=registry,
         )
+        self._of_models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of a model's generations. After the first call they are scraped, too."""
+        found = self._of_models.get(model)
+        if found is None:
+            found = self._of_models[model] = ModelMetrics(
+                self.generation_seconds.labels(model),
+                self.time_to_first_token.labels(model),
+                self.time_per_output_token.labels(model),
+                self.queue_seconds.labels(model),
+                self.prompt_tokens.labels(model),
+                self.generated_tokens.labels(model),
+                self.resumed.labels(model),
+            )
+        return found
 
     def _histogram(
         self,
@@ -82,21 +129,24 @@ class GatewayMetrics:
 
     def observe_generation(self, generation: Generation) -> None:
         """Records the times of a completed generation."""
-        self.generation_seconds.observe(generation.ended_at - generation.started_at)
+        metrics = self.of(generation.model)
+        metrics.generation_seconds.observe(generation.ended_at - generation.started_at)
         if generation.finish is not None and generation.finish.HasField("queue_seconds"):
-            self.queue_seconds.observe(generation.finish.queue_seconds)
-        if generation.finish is not None and generation.request.HasField("beam_search"):
-            # The tokens of a beam search arrive with its end.
-            self.prompt_tokens.inc(generation.finish.usage.prompt_tokens)
-            self.generated_tokens.inc(generation.finish.usage.completion_tokens)
+            metrics.queue_seconds.observe(generation.finish.queue_seconds)
+        request = generation.request
+        at_end = request.HasField("beam_search") or request.HasField("pooling")
+        if generation.finish is not None and at_end:
+            # The tokens of a beam search arrive with its end, and vectors have none.
+            metrics.prompt_tokens.inc(generation.finish.usage.prompt_tokens)
+            metrics.generated_tokens.inc(generation.finish.usage.completion_tokens)
             return
         tokens = len(generation.tokens)
         if tokens == 0:
             return
-        self.time_to_first_token.observe(generation.first_token_at - generation.started_at)
+        metrics.time_to_first_token.observe(generation.first_token_at - generation.started_at)
         if tokens > 1:
             span = generation.ended_at - generation.first_token_at
-            self.time_per_output_token.observe(span / (tokens - 1))
+            metrics.time_per_output_token.observe(span / (tokens - 1))
 
 
 class LoadCollector(Collector):

@@ -1,6 +1,6 @@
 """Which served model a request gets, and what parsing a request needs to know of it."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pagewire.errors import Code, RequestError, invalid
@@ -36,18 +36,29 @@ class ServedModel(NamedTuple):
         return self.reasoning_starts[place]
 
 
-def find_model(name: str | None, served: Iterable[str]) -> str:
-    """The model that a request names, or the only one; RequestError if there is none."""
-    names = sorted(served)
-    if not names:
+# The models of a gateway by name; None for an expected one that no scheduler has served yet.
+Models = Mapping[str, ServedModel | None]
+
+
+def find_model(name: str | None, models: Models) -> tuple[str, ServedModel]:
+    """The model that a request names, or the only one; RequestError if there is none.
+
+    A model that is not served yet is UNAVAILABLE, a name that is not known NOT_FOUND.
+    """
+    if not models:
         raise RequestError(Code.UNAVAILABLE, "no scheduler serves a model yet; retry later")
-    known = ", ".join(names)
-    if name is None and len(names) == 1:
-        return names[0]
+    known = ", ".join(sorted(models))
+    if name is None and len(models) == 1:
+        [name] = models
     if name is None:
         raise invalid("model", f"model is required; served are {known}")
-    if name not in names:
+    if name not in models:
         raise RequestError(
             Code.NOT_FOUND, f"the model {name!r} does not exist; served are {known}", "model"
         )
-    return name
+    served = models[name]
+    if served is None:
+        raise RequestError(
+            Code.UNAVAILABLE, f"no scheduler serves the model {name!r} yet; retry later", "model"
+        )
+    return name, served

@@ -7,30 +7,31 @@ from pagewire.lifecycle.other_names import Computed, OtherNames, SameAs
 from pagewire.v1 import inference_pb2 as pb
 
 PICKER = "pagewire_endpoint"
+_NAME = {"model": "model_name"}
 
 
 def publish_other_names(
     metrics: GatewayMetrics,
-    models: Callable[[], Iterable[str]],
     loads: Callable[[], Iterable[pb.Load]],
 ) -> None:
     """Adds the names to the gateway's registry.
 
-    vLLM's have the label `model_name`: the gateway's model, or several, joined by commas. An
-    endpoint picker of the Kubernetes Gateway API inference extension reads the others of each
-    gateway: totals over the schedulers that it knows.
+    vLLM's have the label `model_name` where ours have `model`. An endpoint picker of the Kubernetes
+    Gateway API inference extension reads the others of each gateway: totals over the schedulers
+    that it knows.
     """
     vllm = [
-        SameAs("vllm:time_to_first_token_seconds", metrics.time_to_first_token),
-        SameAs("vllm:request_time_per_output_token_seconds", metrics.time_per_output_token),
+        SameAs("vllm:time_to_first_token_seconds", metrics.time_to_first_token, _NAME),
+        SameAs("vllm:request_time_per_output_token_seconds", metrics.time_per_output_token, _NAME),
         SameAs(
             "vllm:time_per_output_token_seconds",
             metrics.time_per_output_token,
+            _NAME,
             note="one observation a generation, its mean, where vLLM has one a token",
         ),
-        SameAs("vllm:e2e_request_latency_seconds", metrics.generation_seconds),
+        SameAs("vllm:e2e_request_latency_seconds", metrics.generation_seconds, _NAME),
     ]
-    metrics.registry.register(OtherNames(vllm, lambda: {"model_name": ",".join(sorted(models()))}))
+    metrics.registry.register(OtherNames(vllm))
     picker = [
         Computed(
             f"{PICKER}_waiting_requests",

@@ -72,6 +72,7 @@ def run_gateway(config: GatewayConfig) -> None:
             resume_seconds=config.resume_timeout,
             credentials=credentials,
             max_resumes=config.max_resumes,
+            expected_models=_split(config.expected_models),
         )
         run_service(partial(_serve, config, schedulers, metrics, access, listener, tracing))
 
@@ -109,7 +110,7 @@ async def _serve(
         config.max_body_bytes,
         max_open_requests(config),
         access=access,
-        cors_origins=_origins(config),
+        cors_origins=_split(config.cors_origins),
         describe=config.openapi,
         shows_metrics=config.api_metrics,
         max_open_body_bytes=config.max_open_body_bytes,
@@ -126,9 +127,7 @@ async def _serve(
             lambda: [(link.target, link.load, link.ready) for link in [*schedulers.links.values()]]
         )
     )
-    publish_other_names(
-        metrics, schedulers.models, lambda: [link.load for link in [*schedulers.links.values()]]
-    )
+    publish_other_names(metrics, lambda: [link.load for link in [*schedulers.links.values()]])
     count_tasks(metrics.registry)
     measure_loop_lag(metrics.registry)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
@@ -182,8 +181,9 @@ def max_open_requests(config: GatewayConfig) -> int:
     return max(1, min(_MAX_OPEN_REQUESTS, hard - _OTHER_DESCRIPTORS))
 
 
-def _origins(config: GatewayConfig) -> tuple[str, ...]:
-    return tuple(origin.strip() for origin in config.cors_origins.split(",") if origin.strip())
+def _split(listed: str) -> tuple[str, ...]:
+    """The values of a setting, separated by commas."""
+    return tuple(value.strip() for value in listed.split(",") if value.strip())
 
 
 def _log_access(access: AccessControl, host: str) -> None:

@@ -9,14 +9,17 @@ from pagewire.llm.async_llm import AsyncLLM
 from pagewire.llm.llm import LLM
 from pagewire.llm.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from pagewire.llm.params import SamplingParams
+from pagewire.llm.pooled import EmbeddingOutput, ScoreOutput
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingOutput",
     "Logprob",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "ToolCall",
 ]

@@ -13,6 +13,14 @@ from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.llm.batch import Batch, JobFailedError, Report
 from pagewire.llm.outputs import RequestOutput, failed_output, whole_output
+from pagewire.llm.pooled import (
+    EmbeddingOutput,
+    ScoreOutput,
+    embedding_jobs,
+    embedding_output,
+    score_jobs,
+    score_output,
+)
 from pagewire.llm.private_stack import Connected, PrivateStack
 from pagewire.llm.progress import progress_bar
 from pagewire.llm.prompts import (
@@ -111,6 +119,49 @@ class LLM:
         )
         return self._run(tasks, use_tqdm if progress is None else progress, on_error)
 
+    def embed(
+        self,
+        inputs: PromptLike | Sequence[PromptLike],
+        *,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        on_error: OnError = "raise",
+        **fields: Any,
+    ) -> list[EmbeddingOutput]:
+        """The embeddings of texts or token ids, in the same order; see `generate`.
+
+        `fields` are those of /v1/embeddings, such as `dimensions`. The model must embed, as the
+        setting `task` says.
+        """
+        jobs = embedding_jobs(list_prompts(inputs), fields, self.model)
+        batch = self._run_jobs(jobs, use_tqdm if progress is None else progress, on_error)
+        return [
+            embedding_output(batch.generations[index], batch.failure_of(index))
+            for index in range(len(jobs))
+        ]
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        on_error: OnError = "raise",
+        **fields: Any,
+    ) -> list[ScoreOutput]:
+        """The score of each `text_2` for `text_1`, or of the pairs of two lists; see `generate`.
+
+        `fields` are those of /v1/score, such as `instruction`. The model must score, as the setting
+        `task` says.
+        """
+        jobs = score_jobs(text_1, text_2, fields, self.model)
+        batch = self._run_jobs(jobs, use_tqdm if progress is None else progress, on_error)
+        return [
+            score_output(batch.generations[index], batch.failure_of(index))
+            for index in range(len(jobs))
+        ]
+
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
         request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
@@ -138,15 +189,7 @@ class LLM:
     def _run(
         self, tasks: list[Task], progress: bool | None, on_error: OnError
     ) -> list[RequestOutput]:
-        if not tasks:
-            return []
-        connected = self._stack.connected()
-        jobs = [task.job for task in tasks]
-        with progress_bar(len(tasks), progress) as report:
-            try:
-                batch = self._stack.run(_run(connected, jobs, on_error == "raise", report))
-            except JobFailedError as failed:
-                raise numbered(failed.failure, failed.index, len(tasks)) from None
+        batch = self._run_jobs([task.job for task in tasks], progress, on_error)
         outputs = []
         for index, task in enumerate(tasks):
             generations = batch.generations[index]
@@ -156,6 +199,16 @@ class LLM:
             else:
                 outputs.append(whole_output(task.prompt, task.job, generations))
         return outputs
+
+    def _run_jobs(self, jobs: list[Job], progress: bool | None, on_error: OnError) -> Batch:
+        connected = self._stack.connected()
+        if not jobs:
+            return Batch(connected.schedulers, jobs, stop_at_failure=True)
+        with progress_bar(len(jobs), progress) as report:
+            try:
+                return self._stack.run(_run(connected, jobs, on_error == "raise", report))
+            except JobFailedError as failed:
+                raise numbered(failed.failure, failed.index, len(jobs)) from None
 
 
 def body_limits(values: Mapping[str, Any]) -> BodyLimits:

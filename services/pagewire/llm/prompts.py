@@ -83,7 +83,7 @@ def completion_task(
     given: PromptLike, params: SamplingParams, model: pb.Model, stream: bool = False
 ) -> Task:
     """The task of a prompt; RequestError names what is not valid."""
-    prompt = _prompt(given)
+    prompt = prompt_of(given)
     fields = {"prompt": prompt.text if prompt.token_ids is None else prompt.token_ids}
     request = validate_object(CompletionRequest, {**fields, "stream": stream, **params.fields()})
     check_extras(request, refuse_unknown=True)
@@ -139,7 +139,8 @@ def _params(params: ParamsLike, count: int) -> Sequence[SamplingParams]:
     return params
 
 
-def _prompt(given: PromptLike) -> Prompt:
+def prompt_of(given: PromptLike) -> Prompt:
+    """The prompt that a caller gives; RequestError if it is none."""
     if isinstance(given, Mapping):
         names = [name for name in ("prompt", "prompt_token_ids") if given.get(name) is not None]
         if len(names) != 1 or len(given) != 1:

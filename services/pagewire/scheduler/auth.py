@@ -54,7 +54,7 @@ def public_server(
 
 def _key_rules(config: SchedulerConfig) -> KeyRules:
     return KeyRules(
-        generating=_methods("Generate"),
+        generating=_methods("Generate", "Pool"),
         counted=_methods("Tokenize", "Detokenize"),
         peers_only=_methods("GetLoad", "GetSnapshot", "Multiplex"),
         max_calls=config.max_open_requests or _MAX_CALLS,

@@ -13,7 +13,7 @@ from functools import partial
 
 from pagewire.config import SchedulerConfig
 from pagewire.lifecycle.process import end_process
-from pagewire.packing import unpack
+from pagewire.packing import Float32Array, unpack
 from pagewire.rpc.checksums import summary
 from pagewire.scheduler import load, metrics
 from pagewire.scheduler.core.batching.step_plan import StepOutcome
@@ -24,6 +24,7 @@ from pagewire.scheduler.snapshots.snapshot import Snapshots
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.intake import Intake
 from pagewire.scheduler.stages.losses import WorkerLosses
+from pagewire.scheduler.stages.pooled import deliver_vectors, read_vectors
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.stages.results import Results
 from pagewire.scheduler.text.output_formats import find_formats
@@ -167,6 +168,9 @@ class Engine:
         """
         worker = self._workers.by_link[link]
         try:
+            vectors = None
+            if worker.pooling is not None:
+                vectors = read_vectors(result, worker.pooling.size)
             outcome, logprobs = self._commit(worker, result)
         except ValueError:
             log.error("%s is no valid result of step %d", summary(result), result.step)
@@ -174,7 +178,7 @@ class Engine:
         except Exception as error:
             raise _failed_at(link, result) from error
         try:
-            self._take(worker, result, outcome, logprobs)
+            self._take(worker, result, outcome, logprobs, vectors)
         except Exception as error:
             raise _failed_at(link, result) from error
 
@@ -199,10 +203,13 @@ class Engine:
         result: worker_pb.StepResult,
         outcome: StepOutcome,
         logprobs: StepLogprobs | None,
+        vectors: Float32Array | None,
     ) -> None:
         for error in result.errors:
             self._results.fail_slot(worker, error)
-        if len(outcome.slots):
+        if vectors is not None and worker.pooling is not None:
+            deliver_vectors(worker, worker.pooling, outcome, vectors, self.endings)
+        elif len(outcome.slots):
             metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
             self._results.deliver(worker, outcome, logprobs)
         if self._config.check_invariants:

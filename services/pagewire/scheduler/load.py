@@ -14,6 +14,7 @@ from pagewire.scheduler.requests.queue_bounds import QueueBounds
 from pagewire.scheduler.text.output_formats import OutputFormats
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.ready_workers import ReadyWorkers
+from pagewire.scheduler.workers.worker_info import PROTO_TASKS
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -57,6 +58,7 @@ def list_models(
         vocab_size=limits.vocab_size,
         has_chat_template=tokenizer.chat_template is not None,
         root=root,
+        task=PROTO_TASKS[limits.pooling.task] if limits.pooling is not None else None,
         tool_parser=formats.tools,
         reasoning_parser=formats.reasoning,
         reasoning_starts=formats.reasoning_starts,

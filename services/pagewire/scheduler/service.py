@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from pagewire.auth.costs import cost_of, usage_of
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.limits import MAX_GIVEN_ID_LENGTH
+from pagewire.packing import unpack_floats
 from pagewire.rpc.checksums import CorruptMessageError
 from pagewire.rpc.interceptors import UNDECODABLE, Continuation, abort_with
 from pagewire.rpc.key_interceptor import current_caller
@@ -47,7 +48,7 @@ MAX_GATEWAYS = 64  # of a snapshot
 REQUEST_ID_METADATA = "x-request-id"
 
 # Methods whose large requests reach them serialized.
-_RAW_METHODS = ("Generate", "Tokenize", "Detokenize")
+_RAW_METHODS = ("Generate", "Pool", "Tokenize", "Detokenize")
 
 
 class RawRequests(grpc.aio.ServerInterceptor):
@@ -115,6 +116,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if caller is not None:
                 usage = usage_of(finish or finish_in(buffer))
                 caller.used = usage.prompt_tokens + usage.completion_tokens
+
+    async def Pool(  # noqa: N802
+        self, request: pb.GenerateRequest | bytes, context: Context
+    ) -> pb.PoolResponse:
+        """The result of one request without output."""
+        try:
+            incoming = _incoming(request)
+            if not incoming.message.HasField("pooling"):
+                raise invalid("pooling", "pooling is required; for text call Generate")
+        except RequestError as error:
+            await abort_with(context, error)
+        response = pb.PoolResponse()
+        async for last in self.Generate(request, context):
+            if last.finish.reason == pb.FINISH_REASON_ABORT:
+                await abort_with(context, RequestError(Code.CANCELLED, "the request was aborted"))
+            response.request_id = last.request_id
+            response.values.extend(unpack_floats(last.finish.pooled).tolist())
+            response.usage.CopyFrom(last.finish.usage)
+        return response
 
     async def Multiplex(  # noqa: N802
         self, requests: AsyncIterator[pb.MultiplexRequest], context: Context

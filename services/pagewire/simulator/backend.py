@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pagewire.limits import MAX_STOP_IDS
 from pagewire.packing import Int32Array
 from pagewire.simulator.step_time import StepTime, Work
+from pagewire.v1 import worker_pb2 as worker_pb
 from pagewire.worker.protocol.backend import HostCosts, Outcome
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
@@ -52,6 +53,7 @@ class SimulatedBackend:
     """
 
     synchronous = False
+    pooling: worker_pb.Pooling | None = None
     prefix_groups = False  # the time model reads all KV of each row
     piggyback_tokens = 0  # by the time model, a prompt token costs the same in any step
     mask_words = None

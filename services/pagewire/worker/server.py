@@ -129,6 +129,10 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
 def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases) -> LoadedWorker:
     """Loads the backend, and imports only what it needs: a program needs no torch."""
     if config.backend == "command":
+        if config.task not in ("auto", "generate"):
+            raise SetupError(
+                f"--task {config.task} needs --backend torch: an external program generates text"
+            )
         from pagewire.worker.command.loading import load_command
 
         loaded = load_command(config)

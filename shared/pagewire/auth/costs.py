@@ -60,6 +60,7 @@ def estimate_prompt(request: pb.GenerateRequest) -> int:
     if request.WhichOneof("input") == "prompt_token_ids":
         return kept_tokens(request, len(request.prompt_token_ids.ids))
     texts = [request.prompt, *(message.content for message in request.chat.messages)]
+    texts += [request.pair.instruction, request.pair.query, request.pair.document]
     return kept_tokens(request, text_tokens(sum(len(text.encode()) for text in texts)))
 
 

@@ -20,6 +20,12 @@ class GatewayConfig(RequestConfig):
         "for every address in a file, one a line. A DNS name stands for every address that it "
         "resolves to. Names are resolved, and files read, again and again.",
     )
+    expected_models: str = setting(
+        "",
+        "Names of models that schedulers will serve, separated by commas. Until a scheduler does, "
+        "requests for such a model get status 503 with Retry-After; a name that is neither served "
+        "nor expected gets 404. `pagewire run` gives the names of several models.",
+    )
     resume_timeout: float = setting(
         30.0,
         "Seconds that a request waits for a scheduler with a ready worker before it fails. This "

@@ -35,6 +35,13 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     command_start_timeout: float = setting(
         600.0, "Seconds that the external program may take for its first line.", minimum=0.1
     )
+    task: Literal["auto", "generate", "embed", "score"] = setting(
+        "auto",
+        "What the model does: generate text, embed a text as a vector, or score a document for a "
+        "query. `auto` embeds with a folder of sentence-transformers or a model without a head, "
+        "scores with a sequence classifier, and generates with any other model. A model does one "
+        "task; the endpoints of the others refuse it.",
+    )
     device: str = setting(
         "auto", "Device as torch names it; `auto` takes the first GPU, or the CPU without one."
     )
@@ -48,11 +55,15 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     batch_invariant: bool = setting(
         False,
         "Compute tokens and log probabilities whose bits depend on the request alone, not on the "
-        "batch, chunks, cached or shared prefixes. It needs the triton operations on a GPU, and "
-        "costs speed.",
+        "batch, chunks, cached or shared prefixes. It needs the triton operations on a GPU and a "
+        "model with layers of Llama's form, and costs speed.",
     )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
+    )
+    tune_experts: bool = setting(
+        False,
+        "Time tiles of a model's experts when the worker starts, and use the fastest. Needs a GPU.",
     )
     gpu_memory_utilization: float = setting(
         0.9,

@@ -9,6 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
+    POOLING_TASK_EMBED: _ClassVar[PoolingTask]
+    POOLING_TASK_SCORE: _ClassVar[PoolingTask]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -22,6 +28,9 @@ class ReasoningStart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASONING_START_BY_MODEL: _ClassVar[ReasoningStart]
     REASONING_START_IN_PROMPT: _ClassVar[ReasoningStart]
     REASONING_START_NONE: _ClassVar[ReasoningStart]
+POOLING_TASK_UNSPECIFIED: PoolingTask
+POOLING_TASK_EMBED: PoolingTask
+POOLING_TASK_SCORE: PoolingTask
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -32,12 +41,13 @@ REASONING_START_IN_PROMPT: ReasoningStart
 REASONING_START_NONE: ReasoningStart
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "chat", "prompt_token_ids", "sampling", "stop", "resume_token_ids", "priority", "detokenize", "logprobs", "cache_salt", "deadline_ms", "tenant", "visible_special_tokens", "beam_search", "skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens", "reasoning_budget", "keep_prompt_start", "return_prompt_token_ids", "structured_output", "prompt_logprobs", "prompt_text")
+    __slots__ = ("request_id", "model", "prompt", "chat", "prompt_token_ids", "pair", "sampling", "stop", "resume_token_ids", "priority", "detokenize", "logprobs", "cache_salt", "deadline_ms", "tenant", "visible_special_tokens", "beam_search", "skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens", "reasoning_budget", "keep_prompt_start", "return_prompt_token_ids", "structured_output", "prompt_logprobs", "prompt_text", "pooling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -58,11 +68,13 @@ class GenerateRequest(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
     chat: ChatInput
     prompt_token_ids: TokenIds
+    pair: TextPair
     sampling: SamplingParams
     stop: StopConditions
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -83,7 +95,36 @@ class GenerateRequest(_message.Message):
     structured_output: StructuredOutput
     prompt_logprobs: int
     prompt_text: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., visible_special_tokens: _Optional[_Iterable[str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., skip_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., reasoning_budget: _Optional[_Union[ReasoningBudget, _Mapping]] = ..., keep_prompt_start: bool = ..., return_prompt_token_ids: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_text: bool = ...) -> None: ...
+    pooling: PoolingParams
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., pair: _Optional[_Union[TextPair, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., detokenize: bool = ..., logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., visible_special_tokens: _Optional[_Iterable[str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., skip_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., reasoning_budget: _Optional[_Union[ReasoningBudget, _Mapping]] = ..., keep_prompt_start: bool = ..., return_prompt_token_ids: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_text: bool = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ...) -> None: ...
+
+class PoolingParams(_message.Message):
+    __slots__ = ("task", "dimensions")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    task: PoolingTask
+    dimensions: int
+    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ...) -> None: ...
+
+class TextPair(_message.Message):
+    __slots__ = ("query", "document", "instruction")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    document: str
+    instruction: str
+    def __init__(self, query: _Optional[str] = ..., document: _Optional[str] = ..., instruction: _Optional[str] = ...) -> None: ...
+
+class PoolResponse(_message.Message):
+    __slots__ = ("request_id", "values", "usage")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    values: _containers.RepeatedScalarFieldContainer[float]
+    usage: Usage
+    def __init__(self, request_id: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ReasoningBudget(_message.Message):
     __slots__ = ("max_tokens", "begin", "end")
@@ -239,7 +280,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "resumes", "preemptions", "worker_losses", "hypotheses")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "error", "queue_seconds", "cumulative_logprob", "resumes", "preemptions", "worker_losses", "hypotheses", "pooled")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +292,7 @@ class Finish(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOSSES_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     stop_token_id: int
@@ -262,7 +304,8 @@ class Finish(_message.Message):
     preemptions: int
     worker_losses: WorkerLosses
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., resumes: _Optional[int] = ..., preemptions: _Optional[int] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    pooled: bytes
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., queue_seconds: _Optional[float] = ..., cumulative_logprob: _Optional[float] = ..., resumes: _Optional[int] = ..., preemptions: _Optional[int] = ..., worker_losses: _Optional[_Union[WorkerLosses, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., pooled: _Optional[bytes] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("token_ids", "text", "score", "reason", "stop_token_id")
@@ -403,7 +446,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "created", "max_model_len", "vocab_size", "has_chat_template", "tool_parser", "reasoning_parser", "reasoning_starts", "reasoning_end_token_id", "root")
+    __slots__ = ("id", "created", "max_model_len", "vocab_size", "has_chat_template", "tool_parser", "reasoning_parser", "reasoning_starts", "reasoning_end_token_id", "root", "task")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +457,7 @@ class Model(_message.Message):
     REASONING_STARTS_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     max_model_len: int
@@ -424,7 +468,8 @@ class Model(_message.Message):
     reasoning_starts: _containers.RepeatedScalarFieldContainer[ReasoningStart]
     reasoning_end_token_id: int
     root: str
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., reasoning_starts: _Optional[_Iterable[_Union[ReasoningStart, str]]] = ..., reasoning_end_token_id: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+    task: PoolingTask
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., reasoning_starts: _Optional[_Iterable[_Union[ReasoningStart, str]]] = ..., reasoning_end_token_id: _Optional[int] = ..., root: _Optional[str] = ..., task: _Optional[_Union[PoolingTask, str]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

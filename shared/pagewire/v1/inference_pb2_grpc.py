@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class InferenceStub(object):
-    """Text generation over the models that this scheduler's workers hold.
+    """Text generation, embeddings and scores by the model that this scheduler's workers hold.
     """
 
     def __init__(self, channel):
@@ -40,6 +40,11 @@ class InferenceStub(object):
                 '/pagewire.v1.Inference/Generate',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Pool = channel.unary_unary(
+                '/pagewire.v1.Inference/Pool',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.PoolResponse.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/pagewire.v1.Inference/Abort',
@@ -79,7 +84,7 @@ class InferenceStub(object):
 
 
 class InferenceServicer(object):
-    """Text generation over the models that this scheduler's workers hold.
+    """Text generation, embeddings and scores by the model that this scheduler's workers hold.
     """
 
     def Generate(self, request, context):
@@ -88,6 +93,14 @@ class InferenceServicer(object):
         Errors: INVALID_ARGUMENT (the message names the field, the value and the remedy), NOT_FOUND
         (model), RESOURCE_EXHAUSTED (queue full, the API key's limits), UNAVAILABLE (no worker, or draining),
         DEADLINE_EXCEEDED (deadline_ms).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pool(self, request, context):
+        """Runs one request with `pooling`: the embedding of a prompt, or the score of a pair. Errors are
+        those of Generate, and CANCELLED after an Abort.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,6 +171,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'Pool': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pool,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.PoolResponse.SerializeToString,
+            ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.AbortRequest.FromString,
@@ -202,7 +220,7 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference(object):
-    """Text generation over the models that this scheduler's workers hold.
+    """Text generation, embeddings and scores by the model that this scheduler's workers hold.
     """
 
     @staticmethod
@@ -222,6 +240,33 @@ class Inference(object):
             '/pagewire.v1.Inference/Generate',
             pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.Inference/Pool',
+            pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.PoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -171,11 +171,13 @@ def test_a_killed_process_changes_nothing(llm, service):
     prompts = ["Once upon a time", "The fox", "Hello", "Count to five"]
     params = [LONG, LONG.replace(temperature=1.0, seed=5), LONG.replace(logprobs=1), LONG]
     undisturbed = llm.generate(prompts, params)
-    metrics = next(iter(llm._stack.connected().schedulers.links.values()))._metrics
-    before = metrics.generated_tokens._value.get()
+    [link] = llm._stack.connected().schedulers.links.values()
+    [model] = link.models
+    generated = link._metrics.of(model).generated_tokens
+    before = generated._value.get()
 
     def kill_soon() -> None:
-        until(lambda: metrics.generated_tokens._value.get() - before > 80, 30)
+        until(lambda: generated._value.get() - before > 80, 30)
         killed.append(kill(llm, service))
 
     killed: list[int] = []

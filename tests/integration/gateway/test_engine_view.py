@@ -29,6 +29,7 @@ async def test_a_scheduler_without_snapshots_is_shown_by_its_load(http: httpx.As
     state = await first_event(http)
     [scheduler] = state["schedulers"]
     assert scheduler["state"] == "ready"
+    assert scheduler["models"] == ["scripted"]
     assert scheduler["snapshot"] is None
     assert state["gateway"]["viewers"] == 1
     assert state["gateway"]["first_token"] == [0, 0]

@@ -218,7 +218,9 @@ async def test_a_request_that_all_schedulers_hand_back_gets_503(stream: bool) ->
     assert response.status_code == 503
     error = response.json()["error"]
     assert (error["type"], error["param"]) == ("server_error", None)
-    assert error["message"] == "no scheduler with a ready worker was there for 0.3 s; retry"
+    assert error["message"] == (
+        "no scheduler of 'scripted' with a ready worker was there for 0.3 s; retry"
+    )
     assert "retry-after" in response.headers
 
 

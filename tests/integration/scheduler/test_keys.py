@@ -26,6 +26,7 @@ from pagewire.scheduler.auth import SERVICE_NAME, public_server
 from pagewire.scheduler.service import InferenceService
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1 import worker_pb2 as worker_pb
 from pagewire.v1.snapshot_pb2 import SnapshotRequest
 from support.processes.certificates import Authority
 from support.scripted.scheduler_stack import Stack, collect, request, stacks, worker_info
@@ -75,13 +76,14 @@ async def opened(
     tmp_path: Path,
     credentials: Credentials = PEER,
     config: SchedulerConfig | None = None,
+    info: worker_pb.WorkerInfo | None = None,
     **limits: RateLimits,
 ) -> AsyncIterator[KeyedScheduler]:
     keys = {name: new_key() for name in limits}
     ring = [key_of(name, keys[name], limits[name]) for name in limits]
     callers = Callers(lambda: KeyRing(ring), lambda: 0.0)
     async with stacks(tmp_path) as start:
-        stack = await start(worker_info())
+        stack = await start(info or worker_info())
         server = public_server(config or SchedulerConfig(), credentials, callers)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(stack.engine), server)
         health = Health(SERVICE_NAME)
@@ -481,3 +483,23 @@ async def test_keys_are_charged_for_the_tokens_used(tmp_path: Path, seed: int) -
             "INTERNAL",
             "RESOURCE_EXHAUSTED",
         }, outcomes
+
+
+async def test_prompts_without_output_are_charged(tmp_path: Path) -> None:
+    info = worker_info()
+    info.pooling.task, info.pooling.size, info.pooling.activation = "embed", 4, "none"
+    info.pooling.pair_format = "tokenizer"
+    message = pb.GenerateRequest(
+        prompt_token_ids=pb.TokenIds(ids=[1, 2, 3, 4, 5, 6]),
+        pooling=pb.PoolingParams(task=pb.POOLING_TASK_EMBED),
+    )
+    limits = RateLimits(tokens_per_minute=10)
+    async with opened(tmp_path, info=info, limited=limits) as scheduler:
+        shown = scheduler.shows("limited")
+        answer = await scheduler.stub.Pool(message, metadata=shown)
+        assert answer.usage.prompt_tokens == 6
+        name, details, _ = await status(scheduler.stub.Pool(message, metadata=shown))
+        assert name == "RESOURCE_EXHAUSTED"
+        assert "tokens" in details
+        name, _, _ = await status(scheduler.stub.Pool(message))
+        assert name == "UNAUTHENTICATED"

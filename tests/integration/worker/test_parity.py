@@ -4,12 +4,20 @@ import random
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from pagewire.v1 import worker_pb2 as pb
 from support.models.adjusted import ADJUSTED, check_adjusted_tokens
 from support.models.copied_start import BLOCK_SIZE, run_copied_start
 from support.models.step_driver import Sequence, StepDriver, local_worker
-from support.models.tiny_models import VARIANTS, VOCAB, greedy_tokens, save_model
+from support.models.tiny_models import (
+    VARIANTS,
+    VISION_VARIANTS,
+    VOCAB,
+    greedy_tokens,
+    save_model,
+    save_vision_model,
+)
 
 LENGTHS = (1, 5, 16, 33, 80)
 COUNT = 64
@@ -39,6 +47,19 @@ async def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: 
             for prompt, tokens in zip(prompts(), expected, strict=True)
         ]
         assert await driver.run(resumed, chunk=50) == [tokens[20:] for tokens in expected]
+
+
+@pytest.mark.parametrize("model_type", VISION_VARIANTS)
+async def test_the_text_part_of_a_multi_modal_model(tmp_path: Path, model_type: str) -> None:
+    model = save_vision_model(tmp_path, model_type)
+    names = load_file(tmp_path / "model.safetensors")
+    assert any("vision" in name for name in names)
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts()]
+    assert len({tuple(tokens) for tokens in expected}) == len(LENGTHS)
+    async with local_worker(tmp_path) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        sequences = [Sequence(prompt, COUNT) for prompt in prompts()]
+        assert await driver.run(sequences, chunk=30) == expected
 
 
 async def test_adjusted_greedy_tokens_are_those_of_the_formula(tmp_path: Path) -> None:

@@ -20,6 +20,14 @@ BLOCK_SIZE = 16
 LENGTHS = [1, 15, 16, 17, 33, 100]
 CHUNKS = [(1, 1), (15, 15), (16, 33), (1, 100), (33, 40), (17, 17)]  # (queries, tokens cached)
 # (query heads, KV heads, head size)
+OPTIONS = [
+    {"window": 1},
+    {"window": 16},
+    {"window": 23},
+    {"window": 4096},
+    {"soft_cap": 0.7},
+    {"window": 40, "soft_cap": 0.7},
+]
 HEADS = [(2, 2, 32), (4, 2, 64), (5, 1, 32), (8, 1, 128), (20, 1, 16)]
 if FULL_SIZE:
     LENGTHS += [257, 3001, 4095]
@@ -85,15 +93,16 @@ def compare_decode(
     device: torch.device,
     config: DecodeConfig | None = None,
     block_size: int = BLOCK_SIZE,
+    **options: float,
 ) -> None:
     query_heads, kv_heads, head_dim = heads
     cache = make_cache(lengths, kv_heads, head_dim, dtype, device, block_size)
     q = torch.randn(len(lengths), query_heads, head_dim, device=device).to(dtype)
     arguments = (cache.tables, cache.slots, cache.lengths, head_dim**-0.5)
     with poisoned_outputs():
-        out = attention.decode_attention(q, cache.k, cache.v, *arguments, config=config)
+        out = attention.decode_attention(q, cache.k, cache.v, *arguments, config=config, **options)
     expected = reference.decode_attention(
-        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments
+        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments, **options
     )
     assert_near(out, expected.to(dtype), TOLERANCE[dtype])
 
@@ -106,6 +115,7 @@ def compare_prefill(
     padding: int = 0,
     config: PrefillConfig | None = None,
     before: int = 0,
+    **options: float,
 ) -> None:
     """Compare a call in which `before` tokens before the first chunk keep their output."""
     query_heads, kv_heads, head_dim = heads
@@ -117,9 +127,9 @@ def compare_prefill(
     arguments = (cache.tables, cache.slots, starts, cache.lengths, head_dim**-0.5, max(counts))
     out = torch.full_like(q, torch.nan)
     out[:before] = 7
-    attention.prefill_attention(q, cache.k, cache.v, *arguments, out=out, config=config)
+    attention.prefill_attention(q, cache.k, cache.v, *arguments, out=out, config=config, **options)
     expected = reference.prefill_attention(
-        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments
+        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments, **options
     )
     expected[:before] = 7
     assert_near(out, expected.to(dtype), TOLERANCE[dtype])
@@ -179,6 +189,42 @@ def test_decode_of_many_rows(rows, heads, device):
 def test_decode_of_empty_rows_gives_zeros(lengths, device):
     for config in (None, DecodeConfig(tile=16, warps=4, stages=2, programs=3, share=16)):
         compare_decode(lengths, (4, 2, 32), torch.float16, device, config)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 32), (5, 1, 64)], ids=str)
+def test_decode_with_options(heads, options, dtype, device):
+    compare_decode([*LENGTHS, 0, 64, 65], heads, dtype, device, **options)
+    compare_decode([100], heads, dtype, device, **options)
+    if dtype == torch.float16:
+        config = DecodeConfig(tile=16, warps=4, stages=2, programs=3, share=16)
+        compare_decode(LENGTHS, heads, dtype, device, config, **options)
+        compare_decode(LENGTHS, heads, dtype, device, block_size=48, **options)
+
+
+def test_a_plan_is_of_one_window(device):
+    cache = make_cache([100, 90, 0], 2, 32, torch.float16, device)
+    plan = attention.plan_decode(cache.lengths, 4, 2, 32, torch.float16, window=20)
+    q = torch.randn(3, 4, 32, device=device).half()
+    arguments = (cache.tables, cache.slots, cache.lengths, 0.2)
+    with poisoned_outputs():
+        out = attention.decode_attention(q, cache.k, cache.v, *arguments, plan=plan, window=20)
+    expected = reference.decode_attention(
+        q.float(), cache.clean_k.float(), cache.clean_v.float(), *arguments, window=20
+    )
+    assert_near(out, expected.half(), TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 32), (5, 1, 64)], ids=str)
+def test_prefill_with_options(heads, options, dtype, device):
+    chunks = [*CHUNKS, (70, 70), (20, 90), (0, 0)]
+    compare_prefill(chunks, heads, dtype, device, padding=3, before=2, **options)
+    if dtype == torch.float16:
+        for config in (PrefillConfig(128, 64, 8, 3), PrefillConfig(16, 16, 4, 2)):
+            compare_prefill(chunks, heads, dtype, device, config=config, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -261,38 +307,51 @@ def test_unsupported_layouts_are_refused(bad, device):
         attention.decode_attention(q, k, v, cache.tables, cache.slots, cache.lengths, 0.2)
 
 
-def softmax_formula(q: Tensor, cache: Cache, row: int, length: int, scale: float) -> Tensor:
+def softmax_formula(
+    q: Tensor,
+    cache: Cache,
+    row: int,
+    length: int,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
     """Attend from `q [query_heads, head_dim]` to the first positions of a sequence."""
-    position = torch.arange(length, device=q.device)
+    position = torch.arange(length, device=q.device)[0 if window is None else -window :]
     blocks = cache.tables[cache.slots[row], position // BLOCK_SIZE].long()
     k, v = (x[blocks, :, position % BLOCK_SIZE] for x in (cache.k, cache.v))
     group = q.shape[0] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("hd,lhd->hl", q, k) * scale
+    scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
 
 
-def test_the_decode_reference_follows_the_formula(device):
+@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
+def test_the_decode_reference_follows_the_formula(options, device):
     cache = make_cache(LENGTHS, 2, 32, torch.float32, device)
     q = torch.randn(len(LENGTHS), 6, 32, device=device)
     out = reference.decode_attention(
-        q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, cache.lengths, 0.2
+        q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, cache.lengths, 0.2, **options
     )
-    expected = [softmax_formula(q[r], cache, r, n, 0.2) for r, n in enumerate(LENGTHS)]
+    expected = [softmax_formula(q[r], cache, r, n, 0.2, **options) for r, n in enumerate(LENGTHS)]
     assert_near(out, torch.stack(expected), 2e-6)
 
 
-def test_the_prefill_reference_follows_the_formula(device):
+@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
+def test_the_prefill_reference_follows_the_formula(options, device):
     counts = [count for count, _ in CHUNKS]
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
     cache = make_cache([length for _, length in CHUNKS], 2, 32, torch.float32, device)
     q = torch.randn(sum(counts), 4, 32, device=device)
     out = reference.prefill_attention(
         q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, starts, cache.lengths, 0.2,
-        max(counts),
+        max(counts), **options,
     )  # fmt: skip
     expected = [
-        softmax_formula(q[starts[row] + query], cache, row, length - count + query + 1, 0.2)
+        softmax_formula(
+            q[starts[row] + query], cache, row, length - count + query + 1, 0.2, **options
+        )
         for row, (count, length) in enumerate(CHUNKS)
         for query in range(count)
     ]

@@ -51,6 +51,21 @@ def int32(values: object, device: torch.device) -> torch.Tensor:
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("case", GROUPS)
 def test_shared_prefixes_change_nothing(case, heads, dtype, device):
+    compare(case, heads, dtype, device)
+
+
+@pytest.mark.parametrize("options", [{"soft_cap": 0.7}, {"window": 70, "soft_cap": 0.7}], ids=str)
+def test_shared_prefixes_change_nothing_with_options(options, device):
+    compare("nested", (2, 2, 32), torch.float16, device, **options)
+
+
+def compare(
+    case: str,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    **options: float,
+) -> None:
     groups, lengths, shared_lengths = GROUPS[case]
     query_heads, kv_heads, head_dim = heads
     rows = len(lengths)
@@ -78,8 +93,8 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
     q = torch.randn(rows, query_heads, head_dim, device=device).to(dtype)
     arguments = (tables.to(device), int32(slots, device), int32(lengths, device), head_dim**-0.5)
     with poisoned_outputs():
-        out = attention.decode_attention(q, *cache, *arguments, shared=shared)
-    expected = reference.decode_attention(q.float(), *cache.float(), *arguments)
+        out = attention.decode_attention(q, *cache, *arguments, shared=shared, **options)
+    expected = reference.decode_attention(q.float(), *cache.float(), *arguments, **options)
     assert_near(out, expected.to(dtype), TOLERANCE[dtype])
 
 

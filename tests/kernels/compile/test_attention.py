@@ -41,6 +41,25 @@ def prefill(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None
     prefill_attention(q, cache, cache, tables, *of_chunks, 0.1, tokens // 8)
 
 
+def decode_with_options(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.attention import decode_attention
+
+    cache = meta(1000, kv_heads, 16, head_dim)
+    q, tables = meta(rows, query_heads, head_dim), meta(rows + 1, 512, dtype=INT)
+    where = (tables, meta(rows, dtype=INT), meta(rows, dtype=INT))
+    decode_attention(q, cache, cache, *where, 0.1, window=4096, soft_cap=50.0)
+
+
+def prefill_with_options(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.attention import prefill_attention
+
+    cache = meta(1000, kv_heads, 16, head_dim)
+    q, tables = meta(tokens, query_heads, head_dim), meta(9, 512, dtype=INT)
+    of_chunks = (meta(8, dtype=INT), meta(9, dtype=INT), meta(8, dtype=INT))
+    options = {"window": 4096, "soft_cap": 50.0}
+    prefill_attention(q, cache, cache, tables, *of_chunks, 0.1, tokens // 8, **options)
+
+
 def rope(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
     from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write
 
@@ -74,6 +93,10 @@ CASES: dict[str, Case] = {
     "prefill of short chunks": (prefill, 64, 16, 8, 128),
     "prefill of small heads": (prefill, 8192, 14, 2, 64),
     "prefill of large heads": (prefill, 8192, 8, 4, 256),
+    "decode with a window and a soft cap": (decode_with_options, 64, 32, 8, 128),
+    "decode of large heads with both": (decode_with_options, 64, 8, 4, 256),
+    "prefill with a window and a soft cap": (prefill_with_options, 8192, 32, 8, 128),
+    "prefill of large heads with both": (prefill_with_options, 8192, 8, 4, 256),
     "rope": (rope, 4096, 32, 8, 128),
     "rope of few tokens": (rope, 1, 16, 8, 128),
 }

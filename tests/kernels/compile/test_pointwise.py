@@ -31,6 +31,8 @@ def norms(tokens: int) -> None:
 
     x, weight = meta(tokens, HIDDEN), meta(HIDDEN)
     norm.rms_norm(x, weight, 1e-6)
+    norm.rms_norm(x, meta(HIDDEN, dtype=torch.float32), 1e-6)
+    norm.layer_norm(x, weight, weight, 1e-6)
 
 
 def activations(tokens: int) -> None:
@@ -38,6 +40,9 @@ def activations(tokens: int) -> None:
 
     activation.silu_mul(meta(tokens, 2 * HIDDEN))
     activation.silu_mul(meta(tokens, 2 * HIDDEN), meta(tokens, HIDDEN), 1e-6)
+    activation.activate(meta(tokens, 2 * HIDDEN), "gelu_tanh", gated=True)
+    activation.activate(meta(tokens, HIDDEN), "gelu", gated=False)
+    activation.soft_cap(meta(tokens, HIDDEN), 30.0)
 
 
 def gemms(tokens: int) -> None:

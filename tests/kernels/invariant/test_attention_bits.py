@@ -270,3 +270,17 @@ def test_blocks_of_any_size_hold_the_same_segments(block_size, device):
         copies.append(copy)
     large = Cache(*copies, tables, int32([0], device), small.lengths)
     assert torch.equal(decode(q, large, [0]), expected)
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(24, None), (None, 30.0)])
+def test_windows_and_soft_caps_are_refused(window: int | None, soft_cap: float | None) -> None:
+    empty = torch.empty(0, dtype=torch.int32)
+    q, cache = torch.empty(0, 4, 32), torch.empty(1, 2, 16, 32)
+    where = (q, cache, cache, empty[None], empty)
+    with pytest.raises(ValueError, match="no windows and no soft caps"):
+        ops.decode_attention(*where, empty, 1.0, window=window, soft_cap=soft_cap)
+    with pytest.raises(ValueError, match="no windows and no soft caps"):
+        ops.prefill_attention(*where, empty, empty, 1.0, 1, window=window, soft_cap=soft_cap)
+    if window is not None:
+        with pytest.raises(ValueError, match="no windows and no soft caps"):
+            ops.plan_decode(empty, 4, 2, 32, torch.bfloat16, window=window)

@@ -88,8 +88,7 @@ async def local_worker(
     )
     grammars = grammars_of(folder, loaded.limits.vocab_size)
     masks = None
-    if grammars is not None:
-        assert loaded.backend.mask_words is not None
+    if grammars is not None and loaded.backend.mask_words is not None:
         masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), fatal.append)
     yield LocalWorker(loaded, engine, fatal, masks)
     await asyncio.to_thread(engine.close)
@@ -115,6 +114,7 @@ class Sequence:
     first_scored: int = 1
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    vector: list[float] = field(default_factory=list)
     failure: str = ""
     slot: int = -1
     computed: int = 0
@@ -216,12 +216,22 @@ class StepDriver:
         assert len(tokens) == len(rows)
         for sequence, token in zip(rows, tokens, strict=True):
             sequence.output.append(token)
-        self._take_logprobs(result, rows)
+        if result.pooled:
+            self._take_vectors(result, rows)
+        else:
+            self._take_logprobs(result, rows)
         by_slot = {sequence.slot: sequence for sequence in sequences}
         self._take_prompt_logprobs(result.prompt_logprobs, by_slot)
         for error in result.errors:
             assert not by_slot[error.slot].failure, "a failure is reported once"
             by_slot[error.slot].failure = error.message
+
+    def _take_vectors(self, result: pb.StepResult, rows: list[Sequence]) -> None:
+        sound = [sequence for sequence in rows if sequence.output[-1] >= 0]
+        vectors = unpack_floats(result.pooled).reshape(len(sound), -1)
+        for sequence, vector in zip(sound, vectors.tolist(), strict=True):
+            assert sequence.output == [0]
+            sequence.vector = vector
 
     def _take_prompt_logprobs(
         self, message: pb.PromptLogprobs, by_slot: dict[int, Sequence]

@@ -42,8 +42,12 @@ class RunningStack:
 
     def kill_worker(self) -> None:
         """Kills the only worker, which is started again."""
-        [worker] = self.pids("worker")
-        os.kill(worker, signal.SIGKILL)
+        self.kill("worker")
+
+    def kill(self, service: str) -> None:
+        """Kills the only process of a service, which is started again."""
+        [process] = self.pids(service)
+        os.kill(process, signal.SIGKILL)
 
 
 def is_idle(stub: inference_pb2_grpc.InferenceStub) -> bool:

@@ -44,6 +44,11 @@ def prompt_logprob_at(
     return -position / 64 - 5, position + 7, ids, values
 
 
+def vector_at(prompt: list[int], size: int) -> list[float]:
+    """The vector of a prompt, from a worker that pools."""
+    return [(sum(prompt) + len(prompt) * number) % 64 / 64 + 0.5 for number in range(size)]
+
+
 @dataclass
 class Slot:
     """The state of one slot."""
@@ -218,6 +223,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         self._check_blocks()
         errors = [error for slot in rows if (error := self._scripted_error(slot))]
         failed = {error.slot for error in errors}
+        if self.info.HasField("pooling"):
+            return self._pooled(step, rows, errors)
         tokens = [-1 if slot in failed else self._sample(slot) for slot in rows]
         return pb.StepResult(
             step=step.step,
@@ -225,6 +232,21 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             errors=errors,
             prompt_logprobs=self._prompt_logprobs(chunks),
             **self._logprobs(rows, tokens),
+        )
+
+    def _pooled(self, step: pb.Step, rows: list[int], errors: list[pb.SlotError]) -> pb.StepResult:
+        pooling, failed = self.info.pooling, {error.slot for error in errors}
+        self._expect(not step.decode_slots, "a decode row at a worker that pools")
+        if pooling.whole_prompt:
+            given = {start.num_computed for start in step.starts}
+            self._expect(given <= {0}, "cached tokens of a prompt that is pooled as a whole")
+        sound = [self.slots[slot].prompt for slot in rows if slot not in failed]
+        numbers = [number for prompt in sound for number in vector_at(prompt, pooling.size)]
+        return pb.StepResult(
+            step=step.step,
+            token_ids=pack([-1 if slot in failed else 0 for slot in rows]),
+            errors=errors,
+            pooled=pack_floats(np.array(numbers, np.float32)),
         )
 
     def _computes_poison(self, step: pb.Step, decode: list[int]) -> bool:

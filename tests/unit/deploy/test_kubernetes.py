@@ -210,9 +210,10 @@ def test_every_variable_is_a_setting() -> None:
     used = set(settings["data"])
     for workload in OURS:
         used |= {variable["name"] for variable in container_of(workload)["env"]}
-    for service in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values():
-        environment = service.get("environment", {})
-        used |= {name for name in environment if name.startswith(("PAGEWIRE_", "HF_"))}
+    for file in (ROOT / "docker-compose.yml", *(ROOT / "deploy/compose").glob("*.yml")):
+        for service in yaml.safe_load(file.read_text())["services"].values():
+            environment = service.get("environment", {})
+            used |= {name for name in environment if name.startswith(("PAGEWIRE_", "HF_"))}
     assert used - known == set()
     assert {"PAGEWIRE_SHARE_WORKERS", "PAGEWIRE_WORKERS", "PAGEWIRE_SCHEDULERS"} <= used
 

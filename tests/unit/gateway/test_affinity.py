@@ -52,3 +52,12 @@ def test_a_cache_key_takes_the_place_of_the_prompt() -> None:
     assert len({head("x", "a"), head("x", "b"), head("x", "a", model="m"), head("x", None)}) == 4
     assert head("x", "a", cache_salt="s") != head("x", "a")
     assert head("x" * 600, "") == head("x" * 600, None)
+
+
+def test_the_documents_of_a_long_query_share_a_head() -> None:
+    def of(query: str, document: str) -> bytes:
+        return prompt_head(pb.GenerateRequest(pair=pb.TextPair(query=query, document=document)))
+
+    assert of("short", "a") == b""
+    assert of("long " * 200, "a") == of("long " * 200, "b") != b""
+    assert of("long " * 200, "a") != of("other " * 200, "a")

@@ -22,7 +22,16 @@ PAGES = sorted(
     for page in folder.glob("*.md")
 )
 # What looks like a file and is a route or a field.
-NO_FILES = frozenset({"/openapi.json", "structured_outputs.json"})
+NO_FILES = frozenset(
+    {
+        "/openapi.json",
+        "structured_outputs.json",
+        # Files of sentence-transformers in a model's folder.
+        "1_Pooling/config.json",
+        "modules.json",
+        "sentence_bert_config.json",
+    }
+)
 # Settings of commands that are no service, and of pytest.
 OTHER_FLAGS = frozenset({"config", "factor", "operator", "output", "playground", "trace"})
 

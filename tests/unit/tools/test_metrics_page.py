@@ -59,18 +59,20 @@ def test_vllm_names_of_a_scheduler_follow_our_metrics() -> None:
 @pytest.fixture
 def gateway() -> GatewayMetrics:
     gateway = GatewayMetrics()
-    publish_other_names(gateway, lambda: ["b", "a"], lambda: LOADS)
+    publish_other_names(gateway, lambda: LOADS)
     return gateway
 
 
 def test_vllm_names_of_a_gateway_follow_our_metrics(gateway: GatewayMetrics) -> None:
-    gateway.time_to_first_token.observe(0.3)
+    gateway.of("a").time_to_first_token.observe(0.3)
+    gateway.of("b")
     registry = gateway.registry
-    several = {"model_name": "a,b"}
-    assert registry.get_sample_value("vllm:time_to_first_token_seconds_sum", several) == 0.3
-    bucket = {**several, "le": "0.5"}
+    first, second = {"model_name": "a"}, {"model_name": "b"}
+    assert registry.get_sample_value("vllm:time_to_first_token_seconds_sum", first) == 0.3
+    bucket = {**first, "le": "0.5"}
     assert registry.get_sample_value("vllm:time_to_first_token_seconds_bucket", bucket) == 1
-    assert registry.get_sample_value("vllm:e2e_request_latency_seconds_count", several) == 0
+    assert registry.get_sample_value("vllm:time_to_first_token_seconds_count", second) == 0
+    assert registry.get_sample_value("vllm:e2e_request_latency_seconds_count", first) == 0
 
 
 def test_an_endpoint_picker_sees_totals(gateway: GatewayMetrics) -> None:

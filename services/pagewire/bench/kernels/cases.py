@@ -54,19 +54,36 @@ class CaseMaker:
     ops: Name = "triton"  # what is timed
 
     def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
-        """Yield the name of each case and a function that makes it."""
+        """Yield the name of each case and a function that makes it.
+
+        Without what `--batch-invariant` does not take, if these are its operations.
+        """
+        any_form = self.ops != "invariant"
         sizes, tokens = self.sizes, self.sizes.tokens
         yield f"RMSNorm, {tokens} tokens", self.rms_norm
+        if any_form:
+            yield f"LayerNorm, {tokens} tokens", self.layer_norm
         rope = "QK-norm + RoPE + KV write" if self.shapes.qk_norm else "RoPE + KV write"
         yield f"{rope}, {tokens} tokens", self.rope
         yield f"SiLU*mul, {tokens} tokens", self.silu_mul
+        if any_form:
+            yield f"GELU*mul, {tokens} tokens", self.gelu_mul
+            yield f"soft cap, {sizes.sampled_rows} x {self.shapes.vocabulary}", self.soft_cap
         for rows, length in sizes.decode:
             yield f"decode attention, {rows} x {length}", partial(self.decode, rows, length)
+        rows, length = sizes.decode[0]
+        name = f"{rows} x {length}, window {length // 4}, soft cap"
+        if any_form:
+            yield f"decode attention, {name}", partial(self.decode, rows, length, windowed=True)
         shared = sizes.shared_prefix
         name = f"{shared.rows} rows in {shared.groups} groups of {shared.shared}, {shared.own} own"
         yield f"decode attention, {name}", self.decode_shared
         for chunks, length in sizes.prefill:
             yield f"prefill attention, {chunks} x {length}", partial(self.prefill, chunks, length)
+        chunks, length = sizes.prefill[-1]
+        name = f"{chunks} x {length}, window {length // 4}, soft cap"
+        if any_form:
+            yield f"prefill attention, {name}", partial(self.prefill, chunks, length, windowed=True)
         logits = f"{sizes.sampled_rows} x {self.shapes.vocabulary}"
         yield f"sampling, {logits}", self.sample
         yield f"sampling, top-k and top-p, {logits}", partial(self.sample, filtered=True)
@@ -78,6 +95,11 @@ class CaseMaker:
         weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
         inputs = [(x, weight, EPS) for x in self._several(*rows)]
         return Case("rms_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
+
+    def layer_norm(self) -> Case:
+        weight, rows = self._randn(self.shapes.hidden), (self.sizes.tokens, self.shapes.hidden)
+        inputs = [(x, weight, weight, EPS) for x in self._several(*rows)]
+        return Case("layer_norm", 2 * inputs[0][0].nbytes, "TB/s", inputs)
 
     def rope(self) -> Case:
         tokens = self.sizes.tokens
@@ -94,10 +116,21 @@ class CaseMaker:
         inputs = [(x,) for x in self._several(self.sizes.tokens, 2 * self.shapes.intermediate)]
         return Case("silu_mul", inputs[0][0].nbytes * 3 // 2, "TB/s", inputs)
 
-    def decode(self, rows: int, length: int) -> Case:
-        kv_bytes = self._heads.kv_bytes(rows * length)
+    def gelu_mul(self) -> Case:
+        rows = (self.sizes.tokens, 2 * self.shapes.intermediate)
+        inputs = [(x, "gelu_tanh") for x in self._several(*rows)]
+        work = inputs[0][0].nbytes * 3 // 2
+        return Case("activate", work, "TB/s", inputs, {"gated": True})
+
+    def soft_cap(self) -> Case:
+        logits = self._several(self.sizes.sampled_rows, self.shapes.vocabulary)
+        return Case("soft_cap", 2 * logits[0].nbytes, "TB/s", [(x, 30.0) for x in logits])
+
+    def decode(self, rows: int, length: int, windowed: bool = False) -> Case:
+        """Make a case; with a window of a quarter of the length and a soft cap if `windowed`."""
+        kv_bytes = self._heads.kv_bytes(rows * (length // 4 if windowed else length))
         cache = paged([length] * rows, self._heads, self.device, self._copies(kv_bytes))
-        return self._decode(cache, kv_bytes)
+        return self._decode(cache, kv_bytes, **(_windowed(length) if windowed else {}))
 
     def decode_shared(self) -> Case:
         """Make the case of shared prefixes. Their positions count once: they are read once."""
@@ -120,16 +153,21 @@ class CaseMaker:
         work = kv_bytes + 2 * q.nbytes
         return Case("decode_attention", work, "TB/s", inputs, options, reference_on_host=True)
 
-    def prefill(self, chunks: int, length: int) -> Case:
-        """Make a causal case without a cached prefix. Masked scores are not counted as work."""
+    def prefill(self, chunks: int, length: int, windowed: bool = False) -> Case:
+        """Make a causal case without a cached prefix; `windowed` as in `decode`.
+
+        Masked scores are not counted as work.
+        """
         lengths = [length] * chunks
         cache = paged(lengths, self._heads, self.device, copies=2)
         q, starts = self._queries(chunks * length), prefill_starts(lengths, self.device)
         given = (cache.tables, cache.slots, starts, cache.lengths, self._heads.dim**-0.5, length)
         inputs = [(q, k, v, *given) for k, v in cache.caches]
-        scores = chunks * length * (length + 1) // 2
+        hidden = length - length // 4 if windowed else 0  # behind the window of the last token
+        scores = chunks * (length * (length + 1) - hidden * (hidden + 1)) // 2
         work = 4 * scores * self._heads.query * self._heads.dim
-        return Case("prefill_attention", work, "TFLOP/s", inputs, reference_on_host=True)
+        options = _windowed(length) if windowed else {}
+        return Case("prefill_attention", work, "TFLOP/s", inputs, options, reference_on_host=True)
 
     def sample(self, filtered: bool = False, adjusted: bool = False) -> Case:
         """Make a case at temperature 0.7. The logits count once as work."""
@@ -165,9 +203,18 @@ class CaseMaker:
         return [first, *(torch.randn_like(first) for _ in range(1, self._copies(first.nbytes)))]
 
     def _copies(self, size: int) -> int:
-        return max(2, min(64, -(-self.sizes.rotated_bytes // size)))
+        return copies(size, self.sizes)
+
+
+def copies(size: int, sizes: Sizes) -> int:
+    """Return how many inputs of `size` bytes outgrow the L2 cache."""
+    return max(2, min(64, -(-sizes.rotated_bytes // size)))
 
 
 def at_least(calls: Sequence[Callable[[], Tensor]], count: int) -> list[Callable[[], Tensor]]:
     """Repeat the calls in order until there are `count`, so that the start of a graph is hidden."""
     return list(itertools.islice(itertools.cycle(calls), max(count, len(calls))))
+
+
+def _windowed(length: int) -> dict[str, Any]:
+    return {"window": length // 4, "soft_cap": 50.0}

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
-from pagewire.bench.kernels.shapes import MODELS, Sizes
+from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
+from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import Name, load_ops
 
@@ -40,9 +41,17 @@ class Result:
 def bench_kernels(
     model: str, compiled: bool, ceilings: Ceilings, device: torch.device, ops: Name = "triton"
 ) -> Iterator[Result]:
-    """Time all cases of a model of MODELS by `ops` on a GPU, one after another."""
+    """Time all cases of a model by `ops` on a GPU, one after another.
+
+    `model` is one of MODELS, or one of EXPERT_MODELS for the operations of its experts.
+    """
     torch.manual_seed(0)
-    for name, make in CaseMaker(MODELS[model], Sizes(), device, ops=ops).all():
+    maker: CaseMaker | ExpertCaseMaker
+    if model in EXPERT_MODELS:
+        maker = ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)
+    else:
+        maker = CaseMaker(MODELS[model], Sizes(), device, ops=ops)
+    for name, make in maker.all():
         yield measure(name, make, compiled, ceilings, ops)
         gc.collect()
         torch.cuda.empty_cache()

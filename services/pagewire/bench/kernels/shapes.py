@@ -35,6 +35,19 @@ MODELS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShapes:
+    """The sizes of a layer with experts."""
+
+    hidden: int
+    intermediate: int  # of one expert
+    experts: int
+    top_k: int
+
+
+EXPERT_MODELS = {"qwen3-30b-a3b": ExpertShapes(2048, 768, experts=128, top_k=8)}
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPrefix:
     """Sequences in groups with a common prefix."""
 
@@ -54,5 +67,7 @@ class Sizes:
     prefill: tuple[tuple[int, int], ...] = ((1, 8192), (4, 2000))  # chunks, length
     sampled_rows: int = 64
     linear_tokens: tuple[int, ...] = (1, 8, 32)
+    expert_tokens: tuple[int, ...] = (1, 32, 256, 8192)
+    compute_bound_tokens: int = 1024  # from here on, operations count as the work of experts
     # All inputs of a case together have at least this many bytes, several times the L2 cache.
     rotated_bytes: int = 2**29

@@ -19,7 +19,8 @@ _HEADER = (
 
 def kernels(
     model: Annotated[
-        str, typer.Option(help="Model whose shapes are used: qwen3-0.6b or llama-3.1-8b.")
+        str,
+        typer.Option(help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b."),
     ] = "qwen3-0.6b",
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Leave out torch.compile, which takes minutes.")
@@ -35,12 +36,18 @@ def kernels(
     copy or of a GEMM on the same GPU. A reference that reads its inputs on the host runs without a
     graph and is not compiled ("-").
     """
-    from pagewire.bench.kernels.shapes import MODELS
+    from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS
 
-    if model not in MODELS:
+    known = (*MODELS, *EXPERT_MODELS)
+    if model not in known:
         raise typer.BadParameter(
-            f"{model!r} is none of the known shapes; give {' or '.join(MODELS)}",
+            f"{model!r} is none of the known shapes; give {', '.join(known[:-1])} or {known[-1]}",
             param_hint="--model",
+        )
+    if batch_invariant and model in EXPERT_MODELS:
+        raise typer.BadParameter(
+            f"the mode does not take models with experts, as {model}; leave it out",
+            param_hint="--batch-invariant",
         )
     require_gpu()
     import torch

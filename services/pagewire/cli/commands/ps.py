@@ -9,6 +9,7 @@ from pagewire.cli.launch.health import health_problem
 from pagewire.cli.launch.ports import reachable_host
 from pagewire.cli.launch.running import RunningService, running_services
 from pagewire.cli.table import table
+from pagewire.models import served_name
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, WORKER_TOKEN, Credentials, read_token
 
 _TIMEOUT = 2.0
@@ -25,7 +26,10 @@ def ps() -> None:
         print("No service of Pagewire runs on this machine; start one with `pagewire run`.")
         return
     print(
-        table(("SERVICE", "PID", "UP", "MEMORY", "ADDRESS", "LOAD"), asyncio.run(_rows(services)))
+        table(
+            ("SERVICE", "PID", "MODEL", "UP", "MEMORY", "ADDRESS", "LOAD"),
+            asyncio.run(_rows(services)),
+        )
     )
 
 
@@ -35,6 +39,7 @@ async def _rows(services: list[RunningService]) -> list[tuple[str, ...]]:
         (
             service.kind,
             str(service.pid),
+            _model(service),
             _duration(service.seconds),
             f"{service.resident_bytes >> 20} MiB",
             _address(service) or "-",
@@ -42,6 +47,12 @@ async def _rows(services: list[RunningService]) -> list[tuple[str, ...]]:
         )
         for service, load in zip(services, loads, strict=True)
     ]
+
+
+def _model(service: RunningService) -> str:
+    """The model of a scheduler or worker, by its name in requests."""
+    values = service.values
+    return served_name(values["model"], values["served_model_name"]) if "model" in values else "-"
 
 
 def _address(service: RunningService) -> str:
@@ -80,10 +91,13 @@ async def _gateway_load(url: str) -> str:
     cards = await model_cards(url)
     if cards is None:
         return "does not answer"
-    async with httpx.AsyncClient(
-        timeout=_TIMEOUT, trust_env=False, headers=authorization()
-    ) as client:
-        answer = await client.get(f"{url}/load")
+    try:
+        async with httpx.AsyncClient(
+            timeout=_TIMEOUT, trust_env=False, headers=authorization()
+        ) as client:
+            answer = await client.get(f"{url}/load")
+    except httpx.TransportError:  # it has ended since, or is busy
+        return "does not answer"
     served = ", ".join(str(card["id"]) for card in cards) or "no model yet"
     return f"{served}; {_count(answer.json()['server_load'], 'request')} open"
 

@@ -6,29 +6,29 @@ import time
 from typing import Any
 
 from pagewire.cli.launch.launch import launch
-from pagewire.cli.launch.stack import Stack, full_stack, stack_settings
+from pagewire.cli.launch.stack import Stack, full_stack, model_settings, stack_settings
 from pagewire.cli.launch.supervisor import SUPERVISOR
-from pagewire.cli.ready import has_chat_template, ready_block
+from pagewire.cli.ready import ready_block, use_of_model
 from pagewire.cli.settings.options import configured
 from pagewire.lifecycle.logs import json_line
-from pagewire.models import served_name
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
 
-@configured(stack_settings())
+@configured(stack_settings(), model_settings())
 def run(values: dict[str, Any]) -> None:
     """Run workers, a scheduler and the HTTP gateway on this machine.
+
+    Several models have workers and a scheduler each, and share the gateway.
 
     A process that ends unexpectedly is restarted. Ctrl-C ends all of them.
     """
     started = time.monotonic()
 
     async def serve(stack: Stack) -> None:
-        name = served_name(values["model"], values["served_model_name"])
-        chats = await has_chat_template(stack, values)
+        use = await use_of_model(stack.models[0])
         seconds = time.monotonic() - started
-        print(ready_block(name, stack, seconds, values, chats), flush=True)
+        print(ready_block(stack, seconds, values, use), flush=True)
         await asyncio.Event().wait()
 
     report = _json_log if values["log_format"] == "json" else _Log()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.model_files import check_model, with_model_files
 from pagewire.cli.launch.playground import playground
-from pagewire.cli.launch.stack import Stack
+from pagewire.cli.launch.stack import Stack, values_of_models
 from pagewire.cli.launch.supervisor import SUPERVISOR, Report, Supervisor, running
 
 Result = TypeVar("Result")
@@ -24,12 +25,11 @@ def launch(
 ) -> Result | None:
     """Starts a stack, runs `body(stack)` when it is ready, ends the stack, and returns the result.
 
-    A model of the hub is downloaded first, so that all processes run the same commit of it.
+    Models of the hub are downloaded first, so that all processes run the same commit of them.
     SIGINT or SIGTERM cancels the body, ends the stack in order and returns None. A second signal
     kills the stack. CommandError if the stack does not start.
     """
-    values = with_model_files(values)
-    check_model(values)
+    values = _with_all_files(values)
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         stack = make_stack(values, Path(folder))
         return asyncio.run(_launch(stack, report, body, values["drain_timeout"]))
@@ -37,6 +37,23 @@ def launch(
 
 def quiet(_name: str, _line: str) -> None:
     """A report that drops all lines. If the stack fails to start, the error has its last lines."""
+
+
+def _with_all_files(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings after a download and a check of each model. An error names one of several."""
+    if "models" not in values:
+        found = with_model_files(values)
+        check_model(found)
+        return found
+    models = []
+    for own, merged in zip(values["models"], values_of_models(values), strict=True):
+        try:
+            found = with_model_files(merged)
+            check_model(found)
+        except CommandError as error:
+            raise CommandError(f"{merged['served_model_name']}: {error}") from error
+        models.append({**own, "model": found["model"], "tokenizer": found["tokenizer"]})
+    return {**values, "models": tuple(models)}
 
 
 async def _launch(

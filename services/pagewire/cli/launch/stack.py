@@ -1,10 +1,10 @@
-"""The services of Pagewire on one machine: workers, a scheduler and a gateway."""
+"""The services of Pagewire on one machine: workers, a scheduler for each model, and a gateway."""
 
 import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pagewire.cli.launch.ports import claim_port, reachable_host
 from pagewire.cli.launch.supervisor import Service
 from pagewire.cli.settings.settings import Setting, arguments, build, settings_of, union_of
 from pagewire.config import GatewayConfig, ProcessConfig, SchedulerConfig, WorkerConfig, setting
+from pagewire.models import served_name
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials
 
 # Seconds for a drained service to close its sockets and free its device.
@@ -34,13 +35,31 @@ class StackConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelServices:
+    """A model of a stack: its name in requests, its scheduler, and where that listens for gRPC.
+
+    `values` are the settings of its services.
+    """
+
+    name: str
+    scheduler: Service
+    grpc_address: str
+    values: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """Services in tiers, each of which depends on those before it, and their addresses."""
 
     tiers: Sequence[Sequence[Service]]
-    grpc_address: str
+    models: Sequence[ModelServices]
     url: str | None  # of the gateway; None without one
     playground: Path | None = None  # the socket at which the gateway asks to end workers
+
+    @property
+    def grpc_address(self) -> str:
+        """The address of the scheduler, of the first one if there are several models."""
+        return self.models[0].grpc_address
 
 
 def stack_settings() -> dict[str, Setting]:
@@ -56,11 +75,22 @@ def control_settings() -> dict[str, Setting]:
 
 def _settings(*configs: type) -> dict[str, Setting]:
     union = union_of(
-        configs, without=("worker_address", "workers", "schedulers", "playground_socket")
+        configs,
+        without=("worker_address", "workers", "schedulers", "expected_models", "playground_socket"),
     )
     # PAGEWIRE_WORKERS is the scheduler's list of worker addresses.
     workers = settings_of(StackConfig)["workers"]
     return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
+
+
+def model_settings() -> dict[str, Setting]:
+    """The settings that each of several models may have of its own: all that say nothing of the
+    gateway or of every process."""
+    everyone = {"served_model_name", "worker_token_file", *settings_of(GatewayConfig)}
+    # The stack counts up from the ports of all.
+    ports = {"grpc_host", "grpc_port", "worker_metrics_port", "scheduler_metrics_port"}
+    own = control_settings()
+    return {name: own[name] for name in own if name not in {"model", *everyone, *ports}}
 
 
 def temporary_stack(**given: Any) -> dict[str, Any]:
@@ -72,42 +102,56 @@ def temporary_stack(**given: Any) -> dict[str, Any]:
 def control_stack(
     values: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Stack:
-    """Workers and a scheduler, without a gateway. The workers' sockets are made in `folder`.
+    """Workers and a scheduler for each model, without a gateway.
 
-    `environment` is added to the scheduler's.
+    The workers' sockets are made in `folder`. `environment` is added to the schedulers'.
     """
-    worker = build(WorkerConfig, _worker_values(values))
-    addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(values["workers"])]
-    workers = [
-        _worker_service(replace(worker, worker_address=address), index, len(addresses))
-        for index, address in enumerate(addresses)
-    ]
-    scheduler = build(SchedulerConfig, values, workers=",".join(addresses))
-    address = scheduler.grpc_host
-    if not address.startswith("unix:"):
-        port = claim_port(scheduler.grpc_host, scheduler.grpc_port, "--grpc-port")
-        scheduler = replace(scheduler, grpc_port=port)
-        address = f"{reachable_host(scheduler.grpc_host)}:{port}"
-    services = [_service("scheduler", scheduler, address, environment)]
-    return Stack((workers, services), address, None)
+    models = values_of_models(values)
+    num_workers = sum(each["workers"] for each in models)
+    workers: list[Service] = []
+    served = []
+    for index, own in enumerate(models):
+        prefix = f"{own['served_model_name']}/" if len(models) > 1 else ""
+        sockets = [
+            folder / f"worker-{number}.sock"
+            for number in range(len(workers), len(workers) + own["workers"])
+        ]
+        addresses = [f"unix:{socket}" for socket in sockets]
+        config = build(WorkerConfig, _worker_values(own, num_workers))
+        for number, address in enumerate(addresses):
+            worker = replace(config, worker_address=address)
+            name = f"{prefix}worker-{number}"
+            workers.append(_worker_service(name, worker, len(workers), num_workers))
+        served.append(_model_services(f"{prefix}scheduler", own, addresses, index, environment))
+    return Stack((workers, [each.scheduler for each in served]), served, None)
+
+
+def values_of_models(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each model's services: those of all, replaced by its own."""
+    shared = {name: value for name, value in values.items() if name != "models"}
+    return [{**shared, **own} for own in values.get("models", ({},))]
 
 
 def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
-    """Workers, a scheduler and a gateway. The workers' sockets are made in `folder`."""
+    """Workers and a scheduler for each model, and a gateway. The workers' sockets are made in
+    `folder`."""
     environment = _generated_token(values)
     control = control_stack(values, folder, environment)
     playground = folder / "playground.sock" if values["playground"] else None
+    # The name of a single model may have a comma. No other is served before it.
+    expected = [model.name for model in control.models] if len(control.models) > 1 else []
     gateway = build(
         GatewayConfig,
         values,
-        schedulers=control.grpc_address,
+        schedulers=",".join(model.grpc_address for model in control.models),
+        expected_models=",".join(expected),
         playground_socket=None if playground is None else str(playground),
     )
     gateway = replace(gateway, port=claim_port(gateway.host, gateway.port, "--port"))
     scheme = "https" if gateway.https_cert else "http"
     url = f"{scheme}://{reachable_host(gateway.host)}:{gateway.port}"
     services = [_service("gateway", gateway, f"{url}/readyz", environment)]
-    return Stack((*control.tiers, services), control.grpc_address, url, playground)
+    return Stack((*control.tiers, services), control.models, url, playground)
 
 
 def _generated_token(values: Mapping[str, Any]) -> dict[str, str]:
@@ -118,23 +162,50 @@ def _generated_token(values: Mapping[str, Any]) -> dict[str, str]:
     return {SCHEDULER_TOKEN: secrets.token_hex(32)} if keys and not given else {}
 
 
-def _worker_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of each worker. By default the workers share the CPU's cores, less one for the
-    scheduler and the gateway: torch's threads spin while they wait, so a core with other work
+def _worker_values(values: Mapping[str, Any], num_workers: int) -> dict[str, Any]:
+    """The settings of a model's workers. By default all workers share the CPU's cores, less one for
+    the schedulers and the gateway: torch's threads spin while they wait, so a core with other work
     would delay every step."""
     threads = values["torch_threads"]
     if threads is None:
-        threads = max(1, ((os.cpu_count() or 1) - 1) // values["workers"])
+        threads = max(1, ((os.cpu_count() or 1) - 1) // num_workers)
     return {**values, "torch_threads": threads}
 
 
-def _worker_service(config: WorkerConfig, index: int, count: int) -> Service:
+def _worker_service(name: str, config: WorkerConfig, index: int, count: int) -> Service:
     """Worker `index` of `count`, with a metrics port and, if there are GPUs, a GPU of its own."""
     if config.worker_metrics_port:  # 0 stays: each worker takes a free port
         config = replace(config, worker_metrics_port=config.worker_metrics_port + index)
     gpus = visible_gpus() if count > 1 and config.device in ("auto", "cuda") else []
     environment = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
-    return _service(f"worker-{index}", config, config.worker_address, environment)
+    return _service(name, config, config.worker_address, environment)
+
+
+def _model_services(
+    name: str,
+    values: Mapping[str, Any],
+    workers: Sequence[str],
+    index: int,
+    environment: Mapping[str, str] | None,
+) -> ModelServices:
+    """Model `index` of several, with a scheduler called `name` and with ports of its own."""
+    config = build(SchedulerConfig, values, workers=",".join(workers))
+    if config.scheduler_metrics_port:
+        port = config.scheduler_metrics_port + index
+        config = replace(config, scheduler_metrics_port=port)
+    address = config.grpc_host
+    if address.startswith("unix:") and index > 0:
+        raise CommandError(
+            f"grpc_host {address} has room for the scheduler of one model; give a host, on which "
+            "each model takes a port of its own"
+        )
+    if not address.startswith("unix:"):
+        port = config.grpc_port + index if config.grpc_port else 0
+        config = replace(config, grpc_port=claim_port(config.grpc_host, port, "--grpc-port"))
+        address = f"{reachable_host(config.grpc_host)}:{config.grpc_port}"
+    service = _service(name, config, address, environment)
+    model = served_name(config.model, config.served_model_name)
+    return ModelServices(model, service, address, values)
 
 
 def _service(
@@ -143,7 +214,7 @@ def _service(
     health: str,
     environment: Mapping[str, str] | None = None,
 ) -> Service:
-    command = name.split("-")[0]
+    command = name.rpartition("/")[2].split("-")[0]
     return Service(
         name=name,
         command=(sys.executable, "-m", "pagewire.cli.main", command, *arguments(config)),

@@ -1,26 +1,46 @@
 """Configuration files in YAML or JSON, with one key for each setting."""
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagewire.cli.settings.settings import Setting
+from pagewire.cli.settings.model_entries import ModelEntry, read_entries
+from pagewire.cli.settings.settings import Setting, nearest_setting
+
+# The key of several models.
+MODELS = "models"
 
 
-def read_config_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
+def read_config_file(
+    path: Path,
+    settings: Mapping[str, Setting],
+    model_settings: Mapping[str, Setting] | None = None,
+) -> dict[str, Any]:
     """The parsed values of a file. A null leaves the setting at its default.
 
+    With `model_settings` the file may have `models`, whose value is a list of ModelEntry then.
     ValueError names the file, the key and the remedy.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for key, raw in _read_mapping(path).items():
+        if key == MODELS and model_settings is not None:
+            values[MODELS] = _read_models(path, raw, model_settings)
+            continue
         if key not in settings:
-            raise ValueError(f"{path}: unknown key {key!r}; {_nearest(str(key), settings)}")
+            raise ValueError(f"{path}: unknown key {key!r}; {nearest_setting(str(key), settings)}")
         if raw is not None:
             values[key] = _parse(path, settings[key], raw)
+    if MODELS in values and "model" in values:
+        raise ValueError(f"{path}: has both model and models; keep one of them")
     return values
+
+
+def _read_models(path: Path, raw: Any, settings: Mapping[str, Setting]) -> list[ModelEntry]:
+    try:
+        return read_entries(raw, settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _read_mapping(path: Path) -> dict[Any, Any]:
@@ -49,13 +69,6 @@ def _parse(path: Path, setting: Setting, raw: Any) -> Any:
         return setting.parse(str(raw))
     except ValueError as error:
         raise ValueError(f"{path}: {setting.name}: {error}") from None
-
-
-def _nearest(key: str, settings: Mapping[str, Setting]) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), settings, n=1, cutoff=0.5)
-    if near:
-        return f"the nearest valid one is {near[0]!r}"
-    return f"valid ones are {', '.join(sorted(settings))}"
 
 
 def _name(value: Any) -> str:

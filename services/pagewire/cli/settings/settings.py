@@ -3,6 +3,7 @@
 Flags, environment variables, configuration files and the arguments of child processes all use them.
 """
 
+import difflib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -94,6 +95,14 @@ def union_of(config_types: Iterable[type], without: Iterable[str] = ()) -> dict[
             if name not in left_out:
                 union.setdefault(name, setting)
     return union
+
+
+def nearest_setting(name: str, settings: Mapping[str, Setting]) -> str:
+    """What to say of a name that no setting has: the setting with the nearest name, or all."""
+    near = difflib.get_close_matches(name.replace("-", "_"), settings, n=1, cutoff=0.5)
+    if near:
+        return f"the nearest valid one is {near[0]!r}"
+    return f"valid ones are {', '.join(sorted(settings))}"
 
 
 def build(config_type: type[Config], values: Mapping[str, Any], **given: Any) -> Config:

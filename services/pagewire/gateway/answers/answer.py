@@ -18,12 +18,13 @@ from pagewire.gateway.answers.paced_json import (
     paced_prompt_logprobs,
 )
 from pagewire.gateway.answers.parsed_body import parsed_body
+from pagewire.gateway.answers.pooled_body import pooled_body
 from pagewire.gateway.answers.prompt_logprobs import has_logprobs, last_strings
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.answers.sse import EventStream
 from pagewire.gateway.answers.writers import writer_of
 from pagewire.gateway.api.events import AnswerForm
-from pagewire.gateway.api.formatting import Formatter, json_utf8, usage
+from pagewire.gateway.api.formatting import Formatter, PooledForm, json_utf8, usage
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
@@ -34,6 +35,8 @@ from pagewire.gateway.routing.schedulers import Schedulers
 # Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
 _STRINGS_A_PIECE = 16
 _LARGE_STRING = 1 << 16
+# What schedulers call an input whose field has another name over HTTP.
+_INPUT_FIELDS = frozenset({"prompt", "pair"})
 
 
 async def answer(
@@ -66,19 +69,23 @@ async def answer(
             await run.next_updates()
     except BaseException as error:
         run.close()
-        if isinstance(error, RequestError) and error.reason == CONTEXT_LENGTH_EXCEEDED:
+        if isinstance(error, RequestError) and (
+            error.reason == CONTEXT_LENGTH_EXCEEDED or error.field in _INPUT_FIELDS
+        ):
             error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()
     if isinstance(job.formatter, AnswerForm):
         return PacedJson(await named_body(job.formatter, job.output, run))
+    if isinstance(job.formatter, PooledForm):
+        return PacedJson(await pooled_body(job.formatter, run))
     return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:
     """The body of an answer that is not streamed, in pieces."""
     pacer, formatter = Pacer(), job.formatter
-    assert not isinstance(formatter, AnswerForm)
+    assert not isinstance(formatter, AnswerForm | PooledForm)
     envelope = formatter.envelope.wrap([], usage=usage(run.generations))
     first, last = "".join(object_pieces(envelope, "choices", ["[\0]"])).split("\0")
     pieces = [first.encode()]

@@ -5,6 +5,7 @@ from typing import TypeGuard
 from pagewire.gateway.answers.paced_json import paced_prompt_logprobs
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.formatting import PooledForm
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
@@ -14,7 +15,7 @@ async def last_strings(job: Job, run: Run, last: str, pacer: Pacer) -> list[str]
     """The end of a body, `last`, with the log probabilities of the prompt if they belong there."""
     prompt = run.generations[0].prompt
     formatter = job.formatter
-    assert not isinstance(formatter, AnswerForm)
+    assert not isinstance(formatter, AnswerForm | PooledForm)
     if formatter.prompt_logprobs_in_choices or not has_logprobs(prompt):
         return [last]
     written = await paced_prompt_logprobs(prompt, pacer)

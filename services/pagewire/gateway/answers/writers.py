@@ -8,6 +8,7 @@ from pagewire.gateway.answers.parsed_sse import ParsedChunkWriter
 from pagewire.gateway.answers.sse import ChunkWriter, Writer
 from pagewire.gateway.api.chat import ChatFormatter
 from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.formatting import PooledForm
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.details.details import Details
 from pagewire.gateway.details.written_details import DetailedEvents
@@ -19,6 +20,7 @@ def writer_of(job: Job) -> Writer:
     """A writer for the answer of one job."""
     if isinstance(job.formatter, AnswerForm):
         return NamedEventWriter(job.formatter, job.output)
+    assert not isinstance(job.formatter, PooledForm), "vectors are not streamed"
     counts_come_last = not (job.details and job.details.usage)
     writer: Writer = ChunkWriter(job.formatter, job.include_usage, counts_come_last)
     if job.output is not None and isinstance(job.formatter, ChatFormatter):

@@ -1,16 +1,20 @@
-"""How a job's output is written as JSON: what chat and completions have in common."""
+"""How a job's output is written as JSON: what endpoints have in common."""
 
 import json
 import time
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.generation.prompt_log import ScoredToken
+from pagewire.packing import Float32Array
 from pagewire.v1 import inference_pb2 as pb
+
+Form = TypeVar("Form", bound="PooledForm")
 
 MIN_LOGPROB = -9999.0
 _REASONS = {
@@ -44,6 +48,35 @@ class Envelope:
             "model": self.model,
             "choices": choices,
             **more,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PooledForm(ABC):
+    """The form of an answer that has one vector for each input. It can be pickled."""
+
+    # The field with the results.
+    results_field: ClassVar[str] = "data"
+
+    envelope: Envelope
+
+    def under(self: Form, envelope: Envelope) -> Form:
+        """The same form with another envelope."""
+        return replace(self, envelope=envelope)
+
+    @abstractmethod
+    def entries(self, vectors: Sequence[Float32Array]) -> Iterator[str]:
+        """The JSON of each result, from the vectors of the inputs in order."""
+
+    def fields(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The body, with an empty value in place of the results."""
+        return {
+            "id": self.envelope.id,
+            "object": self.envelope.object,
+            "created": self.envelope.created,
+            "model": self.envelope.model,
+            self.results_field: None,
+            "usage": usage,
         }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.gateway.api.events import AnswerForm
-from pagewire.gateway.api.formatting import Formatter
+from pagewire.gateway.api.formatting import Formatter, PooledForm
 from pagewire.gateway.details.details import Details
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.generation import generates_nothing
@@ -29,7 +29,7 @@ class Job:
     common: list[CommonFields]
     candidates: int
     n: int
-    formatter: Formatter | AnswerForm
+    formatter: Formatter | AnswerForm | PooledForm
     stream: bool
     include_usage: bool
     shows_logprobs: bool

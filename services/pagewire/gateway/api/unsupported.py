@@ -33,6 +33,10 @@ CHAT_HINTS = COMMON_HINTS | {
 }
 COMPLETION_HINTS = COMMON_HINTS
 TOKENIZATION_HINTS = frozenset({"media_io_kwargs", "mm_processor_kwargs"})
+POOLING_HINTS = COMMON_HINTS | {
+    "media_io_kwargs",  # images and sounds are refused
+    "mm_processor_kwargs",
+}
 STREAM_OPTIONS_HINTS = frozenset({"include_obfuscation"})
 MESSAGE_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
 PART_HINTS = frozenset({"annotations", "cache_control", "prompt_cache_breakpoint"})
@@ -83,6 +87,42 @@ COMPLETION: Neutral = {
     "tools": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+}
+_POOLING: Neutral = {
+    "use_activation": (True,),
+    "activation": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+}
+EMBEDDING: Neutral = {
+    **_POOLING,
+    "normalize": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+}
+# A pair is not cut, because its end matters.
+_SCORES: Neutral = {
+    **_POOLING,
+    "softmax": (True,),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "max_tokens_per_query": (0,),
+    "max_tokens_per_doc": (0,),
+}
+SCORE: Neutral = {
+    **_SCORES,
+    "data_1": (),
+    "data_2": (),
+    "queries": (),
+    "documents": (),
+}
+RERANK: Neutral = {
+    **_SCORES,
+    "rank_fields": ([],),
+    "max_chunks_per_doc": (),
 }
 PART: Neutral = dict.fromkeys(
     ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal"), ()

@@ -20,6 +20,7 @@ from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages import request as messages
 from pagewire.gateway.api.messages.errors import error_response
+from pagewire.gateway.api.pooling import embeddings, scores
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
 from pagewire.gateway.errors import (
@@ -38,9 +39,9 @@ from pagewire.gateway.http.request_trace import TRACE
 from pagewire.gateway.http.routes import DESCRIPTION_PATHS, Routes
 from pagewire.gateway.http.status import Status
 from pagewire.gateway.http.text_calls import answer_text_call
-from pagewire.gateway.http.traffic import Traffic
+from pagewire.gateway.http.traffic import Traffic, too_many_waiting
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.gateway.models import ServedModel
+from pagewire.gateway.models import find_model
 from pagewire.gateway.page.engine_view import EVENTS_PATH, EngineView
 from pagewire.gateway.page.files import page_files
 from pagewire.gateway.page.playground import KILL_PATH, PLAYGROUND_PATH, Playground
@@ -56,8 +57,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The paths of requests that generate. They are limited, charged and timed.
-GENERATING = (chat.PATH, completions.PATH, responses.PATH, messages.PATH)
+# The paths of requests that workers compute: text or vectors. They are limited, charged and timed.
+GENERATING = (
+    chat.PATH,
+    completions.PATH,
+    responses.PATH,
+    messages.PATH,
+    embeddings.PATH,
+    *scores.SCORE_PATHS,
+    *scores.RERANK_PATHS,
+)
 # The paths that tell of other clients' requests or end workers: they need an operator's key.
 OPERATOR_PATHS = frozenset({EVENTS_PATH, KILL_PATH})
 # The paths of other requests with a body. They are limited, and count as a request of their key.
@@ -127,6 +136,18 @@ class Gateway:
         """The assistant's next message, in Anthropic's form, streamed or whole."""
         return await self._generate(request, "messages")
 
+    async def embeddings(self, request: Request) -> Response:
+        """The embedding of each input."""
+        return await self._generate(request, "embeddings")
+
+    async def score(self, request: Request) -> Response:
+        """The score of each pair of texts."""
+        return await self._generate(request, "score")
+
+    async def rerank(self, request: Request) -> Response:
+        """Documents in the order of their scores for a query."""
+        return await self._generate(request, "rerank")
+
     async def count_tokens(self, request: Request) -> Response:
         """The number of tokens of a conversation in Anthropic's form."""
         return await self._call(request, "count_tokens")
@@ -142,11 +163,15 @@ class Gateway:
     async def _generate(self, request: Request, route: Route) -> Response:
         body = await self._body(request)
         arrived = time.perf_counter()
-        served = {name: ServedModel.of(model) for name, model in self.schedulers.models().items()}
+        served = self.schedulers.served()
         job = await self.parser.parse(route, body, served, request.receive)
+        self._count(request, job.model, len(body), len(served))
+        if len(served) > 1 and (seconds := self.schedulers.retry_after_for(job.model)):
+            raise too_many_waiting(seconds, job.model)
         del body
         job = identified(job, request.scope["state"])
-        charge = self.access.charge(request.scope, job, served[job.model].max_model_len)
+        _, model = find_model(job.model, served)
+        charge = self.access.charge(request.scope, job, model.max_model_len)
         state = request.scope["state"]
         set_request_id(state[STATE])
         response = await answer(
@@ -161,9 +186,14 @@ class Gateway:
 
     async def _call(self, request: Request, route: TextRoute) -> Response:
         body = await self._body(request)
-        call = await self.parser.text_call(route, body, self.schedulers.models(), request.receive)
+        served = self.schedulers.served()
+        call = await self.parser.text_call(route, body, served, request.receive)
+        self._count(request, call.model, len(body), len(served))
         response = await answer_text_call(call, self.parser, self.schedulers, request.receive)
         return _naming_ignored(response, call.ignored)
+
+    def _count(self, request: Request, model: str, num_bytes: int, num_models: int) -> None:
+        self.traffic.count_for_model(request.scope["state"], model, num_bytes, num_models)
 
     async def _body(self, request: Request) -> bytes:
         if self.status.draining:
@@ -216,6 +246,12 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
     )
     post(messages.PATH, gateway.messages, "createMessage", messages.MessagesRequest, streams=True)
     post(messages.COUNT_PATH, gateway.count_tokens, "countTokens", messages.MessagesRequest)
+    post(embeddings.PATH, gateway.embeddings, "createEmbedding", embeddings.EmbeddingRequest)
+    for path, name in zip(scores.SCORE_PATHS, ("score", "scoreUnversioned"), strict=True):
+        post(path, gateway.score, name, scores.ScoreRequest)
+    names = ("rerank", "rerankUnversioned", "rerankAsCohere")
+    for path, name in zip(scores.RERANK_PATHS, names, strict=True):
+        post(path, gateway.rerank, name, scores.RerankRequest)
     post(tokenization.TOKENIZE_PATH, gateway.tokenize, "tokenize", tokenization.TokenizeRequest)
     post(
         tokenization.DETOKENIZE_PATH,

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,6 +12,7 @@ from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.http.model_shares import ModelShares
 from pagewire.gateway.http.request_log import log_request
 from pagewire.gateway.http.request_trace import TRACE, begin_trace, end_trace
 from pagewire.gateway.metrics import GatewayMetrics
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from pagewire.tracing.otel import Tracing
 
 
+# The model of a request and the bytes of its body, in the state of its scope.
+_SHARE = "share"
+
+
 class Traffic:
     """Sees every HTTP request begin and end.
 
@@ -29,7 +34,7 @@ class Traffic:
     of them at once, with bodies of at most `max_bytes` together. Those that generate are timed.
     While `retry_after` returns seconds, the schedulers refuse those, and so does the gateway. A
     refusal needs only the head of a request: its body is not read. A body that is being read is
-    refused as soon as it exceeds `max_bytes`.
+    refused as soon as it exceeds `max_bytes`. Each of several models has an equal share of both.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Traffic:
         self._tracing = tracing
         self._max_open = max_open
         self._max_bytes = max_bytes
+        self._shares = ModelShares(max_open, max_bytes)
         self._retry_after = retry_after
         self.num_generating = 0
         self._num_others = 0
@@ -111,11 +117,23 @@ class Traffic:
                 self.num_generating -= generating
                 self._num_others -= other
                 self._bytes -= body_bytes
+                if (share := state.get(_SHARE)) is not None:
+                    self._shares.give_back(*share)
                 if generating and refusal is None:
                     self._drain_rate.count_departure(time.perf_counter())
                 self._end(scope, began, time.perf_counter() - began)
 
         return with_limits
+
+    def count_for_model(
+        self, state: dict[str, Any], model: str, num_bytes: int, num_models: int
+    ) -> None:
+        """Counts an open request for its model, once the body is parsed; RequestError if too many
+        are open for it. `state` is that of its scope."""
+        reason = self._shares.take(model, num_bytes, num_models)
+        if reason is not None:
+            raise _too_many(reason, self._seconds_until_drained())
+        state[_SHARE] = model, num_bytes
 
     async def wait_until_idle(self, seconds: float) -> bool:
         """Waits until no request is open; False if some still are after `seconds`."""
@@ -132,7 +150,7 @@ class Traffic:
             reason = f"{num_open} requests are being answered already"
             return _too_many(reason, self._seconds_until_drained())
         if generating and (seconds := self._retry_after()):
-            return _too_many("too many requests are waiting already", seconds)
+            return too_many_waiting(seconds)
         return self._too_large() if self._bytes >= self._max_bytes else None
 
     def _too_large(self) -> RequestError:
@@ -167,6 +185,12 @@ class Traffic:
             self._metrics.request_seconds.labels(route).observe(seconds)
         elif outcome == "429":
             self._metrics.refusal_seconds.observe(seconds)
+
+
+def too_many_waiting(seconds: float, model: str | None = None) -> RequestError:
+    """The refusal while schedulers, of one model or of all, refuse requests for so long."""
+    which = "requests" if model is None else f"requests for the model {model!r}"
+    return _too_many(f"too many {which} are waiting already", seconds)
 
 
 def _too_many(reason: str, seconds: float) -> RequestError:

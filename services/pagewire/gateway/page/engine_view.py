@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,9 +42,11 @@ class EngineView:
             error.headers = {"retry-after": "5"}
             raise
 
-    async def busiest_worker(self) -> str | None:
-        """The address of the worker with the most requests; None if no scheduler shows one."""
-        links = [*self._schedulers.links.values()][:MAX_SCHEDULERS]
+    async def busiest_worker(self, model: str | None = None) -> str | None:
+        """The address of the worker with the most requests, of one model or of all; None if no
+        scheduler shows one."""
+        known = self._schedulers.links.values()
+        links = [link for link in known if model is None or model in link.models][:MAX_SCHEDULERS]
         snapshots = await asyncio.gather(*(self._ask(link, 0) for link in links if link.connected))
         workers = [worker for snapshot in snapshots if snapshot for worker in snapshot.workers]
         busiest = max(workers, key=lambda worker: worker.num_running, default=None)
@@ -65,6 +68,7 @@ class EngineView:
         load = link.load
         return {
             "target": link.target,
+            "models": sorted(link.models),
             "state": _state(link),
             "open": link.num_open,
             "waiting": load.waiting,
@@ -167,5 +171,7 @@ def _state(link: Link) -> str:
 def _sum_and_count(histogram: Histogram) -> tuple[float, int]:
     """Of all that was observed since the start: seconds, and how often."""
     samples: Iterable[Any] = (s for metric in histogram.collect() for s in metric.samples)
-    values = {s.name.rpartition("_")[2]: s.value for s in samples if "le" not in s.labels}
+    values: Counter[str] = Counter()
+    for sample in samples:  # of each model
+        values[sample.name.rpartition("_")[2]] += sample.value
     return round(values["sum"], 4), int(values["count"])

@@ -14,15 +14,17 @@ KILL_PATH = "/engine/kill"
 PLAYGROUND_PATH = "/engine/playground"
 _ANSWER_SECONDS = 5.0
 _MAX_BODY_BYTES = 1024
+_MEANINGS = {"worker": "a worker's address", "model": "a model's name"}
 
 
 class Playground:
     """Passes the wish to end a worker on to the supervisor, if there is one that allows it."""
 
     def __init__(
-        self, socket: str | None, busiest_worker: Callable[[], Awaitable[str | None]]
+        self, socket: str | None, busiest_worker: Callable[[str | None], Awaitable[str | None]]
     ) -> None:
-        """`socket` is the supervisor's; `busiest_worker` returns a worker's address."""
+        """`socket` is the supervisor's; `busiest_worker` returns the address of a model's worker,
+        without a model of any."""
         self._socket = socket
         self._busiest_worker = busiest_worker
 
@@ -31,7 +33,8 @@ class Playground:
         return JSONResponse({"playground": self._socket is not None})
 
     async def kill(self, request: Request) -> Response:
-        """Ends the worker of the body's `worker`, an address, or else the busiest one."""
+        """Ends the worker of the body's `worker`, an address, or else the busiest one, of the
+        body's `model` if it has one."""
         if self._socket is None:
             raise ApiError(
                 403,
@@ -41,7 +44,8 @@ class Playground:
         # Other pages cannot send this type without the permission that --cors-origins gives.
         if request.headers.get("content-type") != "application/json":
             raise ApiError(415, "the content-type must be application/json")
-        address = _worker_in(await _small_body(request)) or await self._busiest_worker()
+        given = _texts_in(await _small_body(request))
+        address = given.get("worker") or await self._busiest_worker(given.get("model"))
         if address is None:
             raise ApiError(409, "no worker is connected; try again when one is", code="no_worker")
         killed = await self._ask(address)
@@ -75,15 +79,17 @@ async def _small_body(request: Request) -> bytes:
     return body
 
 
-def _worker_in(body: bytes) -> str | None:
-    """The address that a body names; None for an empty body or object."""
+def _texts_in(body: bytes) -> dict[str, str]:
+    """The `worker` and the `model` that a body names, each if it does."""
     try:
         given: Any = json.loads(body or b"{}")
     except ValueError:
         given = None
-    if not isinstance(given, Mapping) or given.keys() - {"worker"}:
-        raise ApiError(400, "the body must be a JSON object with `worker` or nothing")
-    worker = given.get("worker")
-    if worker is not None and not isinstance(worker, str):
-        raise ApiError(400, f"worker is {worker!r}; it must be a worker's address", param="worker")
-    return worker
+    if not isinstance(given, Mapping) or given.keys() - _MEANINGS.keys():
+        raise ApiError(400, "the body must be a JSON object with `worker` or `model`, or nothing")
+    found = {name: value for name, value in given.items() if value is not None}
+    for name, value in found.items():
+        if not isinstance(value, str):
+            message = f"{name} is {value!r}; it must be {_MEANINGS[name]}"
+            raise ApiError(400, message, param=name)
+    return found

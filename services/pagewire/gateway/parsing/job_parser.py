@@ -3,7 +3,7 @@
 import pickle
 import re
 import resource
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages.request import MessagesRequest, messages_request_model
+from pagewire.gateway.api.pooling.embeddings import EmbeddingRequest
+from pagewire.gateway.api.pooling.scores import RerankRequest, ScoreRequest
 from pagewire.gateway.api.responses.request import ResponsesRequest, responses_request_model
 from pagewire.gateway.api.tokenization import (
     DetokenizeRequest,
@@ -21,14 +23,20 @@ from pagewire.gateway.api.tokenization import (
     tokenize_request_model,
 )
 from pagewire.gateway.api.validation import Model, validate
-from pagewire.gateway.models import ServedModel, find_model
+from pagewire.gateway.models import Models, find_model
 from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.v1 import inference_pb2 as pb
 
-Route = Literal["chat", "completions", "responses", "messages"]
+Route = Literal["chat", "completions", "responses", "messages", "embeddings", "score", "rerank"]
 TextRoute = Literal["tokenize", "detokenize", "count_tokens"]
 Task = Literal["job", "text_call", "text_body"]
 
+# Requests whose inputs have one result each, and no text.
+_POOLED: dict[Route, type[EmbeddingRequest] | type[ScoreRequest] | type[RerankRequest]] = {
+    "embeddings": EmbeddingRequest,
+    "score": ScoreRequest,
+    "rerank": RerankRequest,
+}
 # A JSON string; at the end of the body also one without its closing quote.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 # Address space of a helper process: the interpreter with its libraries, and a parsed body.
@@ -61,37 +69,38 @@ class JobParser:
             "messages": self._messages,
         }
 
-    def parse(self, route: Route, body: bytes, models: Mapping[str, ServedModel]) -> Job:
-        """The job of a body; RequestError names a field that is not valid.
-
-        `models` has the served models.
-        """
+    def parse(self, route: Route, body: bytes, models: Models) -> Job:
+        """The job of a body; RequestError names a field that is not valid."""
         if route == "completions":
             completion = self._read(CompletionRequest, body, has_messages=False)
-            model = find_model(completion.model, models)
-            max_model_len = models[model].max_model_len
+            model, served = find_model(completion.model, models)
+            max_model_len = served.max_model_len
             completion.resolve_truncation(max_model_len, completion.given_max_tokens())
             job = completion.job(model, max_model_len, self._limits.max_prompt_logprobs)
             return replace(job, ignored=check_extras(completion, self._strict_fields))
+        if route in _POOLED:
+            pooled = self._read(_POOLED[route], body, has_messages=False)
+            model, served = find_model(pooled.model, models)
+            job = pooled.job(model, served.max_model_len)
+            return replace(job, ignored=check_extras(pooled, self._strict_fields))
         request = self._read(self._conversations[route], body)
-        model = find_model(request.model, models)
-        served = models[model]
+        model, served = find_model(request.model, models)
         request.resolve_truncation(served.max_model_len, request.given_max_tokens())
         job = request.job(model, served, self._limits)
         return replace(job, ignored=check_extras(request, self._strict_fields))
 
-    def text_call(self, route: TextRoute, body: bytes, models: Iterable[str]) -> TextCall:
+    def text_call(self, route: TextRoute, body: bytes, models: Models) -> TextCall:
         """The call of a scheduler that a body asks for; RequestError names a wrong field."""
         request: TokenizeRequest | MessagesRequest | DetokenizeRequest
         if route == "tokenize":
             request = self._read(self._tokenize, body)
-            call = request.call(find_model(request.model, models), self._limits)
+            call = request.call(find_model(request.model, models)[0], self._limits)
         elif route == "count_tokens":
             request = self._read(self._messages, body)
-            call = request.count(find_model(request.model, models), self._limits)
+            call = request.count(find_model(request.model, models)[0], self._limits)
         else:
             request = self._read(DetokenizeRequest, body, has_messages=False)
-            call = request.call(find_model(request.model, models))
+            call = request.call(find_model(request.model, models)[0])
         return replace(call, ignored=check_extras(request, self._strict_fields))
 
     def _read(self, model: type[Model], body: bytes, has_messages: bool = True) -> Model:

@@ -1,6 +1,5 @@
 """Where bodies are parsed: small ones on the event loop, others in helper processes."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from starlette.types import Receive
@@ -11,7 +10,7 @@ from pagewire.gateway.answers.disconnect import while_connected
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.models import ServedModel
+from pagewire.gateway.models import Models
 from pagewire.gateway.parsing.job_parser import (
     HelperSetup,
     JobParser,
@@ -59,26 +58,23 @@ class ParserPool:
         """Ends the helper processes."""
         await self._helpers.close()
 
-    async def parse(
-        self, route: Route, body: bytes, models: Mapping[str, ServedModel], receive: Receive
-    ) -> Job:
+    async def parse(self, route: Route, body: bytes, models: Models, receive: Receive) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
-        `models` has the served models. ClientGoneError as soon as the
-        client closes its connection.
+        ClientGoneError as soon as the client closes its connection.
         """
         if _is_small(body):
             return self._inline.parse(route, body, models)
         return unpack_job(await self._run(pack_task("job", route, body, dict(models)), receive))
 
     async def text_call(
-        self, route: TextRoute, body: bytes, models: Collection[str], receive: Receive
+        self, route: TextRoute, body: bytes, models: Models, receive: Receive
     ) -> TextCall:
         """The call that a body asks for, with the errors of `parse`."""
         if _is_small(body):
             return self._inline.text_call(route, body, models)
         return unpack_call(
-            await self._run(pack_task("text_call", route, body, list(models)), receive)
+            await self._run(pack_task("text_call", route, body, dict(models)), receive)
         )
 
     async def text_body(

@@ -51,5 +51,5 @@ class Calls:
             except TimeoutError:
                 raise RequestError(
                     Code.UNAVAILABLE,
-                    f"no ready scheduler was there for {self._max_seconds:g} s; retry",
+                    f"no ready scheduler of {model!r} was there for {self._max_seconds:g} s; retry",
                 ) from None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pagewire.errors import RequestError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import CandidateReader
-from pagewire.gateway.metrics import GatewayMetrics
+from pagewire.gateway.metrics import ModelMetrics
 from pagewire.packing import unpack_unsigned
 from pagewire.v1 import inference_pb2 as pb
 
@@ -23,11 +23,12 @@ class MisplacedDelta(NamedTuple):
 
 
 def deliver_prompts(
-    response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: GatewayMetrics
+    response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: ModelMetrics
 ) -> list[tuple[Generation, RequestError]]:
     """Gives generations what they want of their prompts, which comes before their first tokens.
 
-    Returns those whose answers would be too large, with the reason.
+    `metrics` are those of the scheduler's model. Returns those whose answers would be too large,
+    with the reason.
     """
     refused = []
     for output in response.prompts:
@@ -45,11 +46,12 @@ def deliver_prompts(
 
 
 def deliver(
-    response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: GatewayMetrics
+    response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: ModelMetrics
 ) -> list[MisplacedDelta]:
     """Gives each generation its tokens, text and log probabilities; `generations` is by stream.
 
-    Returns the deltas that were not delivered because tokens are missing or repeated.
+    `metrics` are those of the scheduler's model. Returns the deltas that were not delivered because
+    tokens are missing or repeated.
     """
     now = time.perf_counter()
     misplaced = []

@@ -39,6 +39,10 @@ class IsolatedRuns:
         """Whether a reservation is requested or held."""
         return self._link is not None
 
+    def concern(self, link: Link) -> bool:
+        """Whether a reservation is requested or held of a scheduler with the same model."""
+        return self._link is not None and not self._link.models.keys().isdisjoint(link.models)
+
     def advance(self, suspects: Sequence[Generation], links: Iterable[Link]) -> None:
         """Takes the next step that is possible now; `suspects` are those that wait.
 

@@ -61,6 +61,7 @@ class Link:
         self.draining = False
         self.delisted = False  # its address has left DNS: it gets no new requests
         self.models: dict[str, pb.Model] = {}
+        self._metrics_label = ""  # the model, or several, joined by commas
         self.load = pb.Load()
         # Grows when it gains a worker or a reservation begins or ends: then it may be able to run
         # what it handed back before.
@@ -243,10 +244,12 @@ class Link:
             log.info("scheduler %s drains", self.target)
             self.draining = True
         if response.prompts:
-            for generation, error in deliver_prompts(response, self._open, self._metrics):
+            metrics = self._metrics.of(self._metrics_label)
+            for generation, error in deliver_prompts(response, self._open, metrics):
                 self._fail(generation, error)
         if response.streams:
-            for delta in deliver(response, self._open, self._metrics):
+            metrics = self._metrics.of(self._metrics_label)
+            for delta in deliver(response, self._open, metrics):
                 self._handle_misplaced(delta)
         for ended in response.finished:
             self._finish(ended)
@@ -266,6 +269,8 @@ class Link:
         # A scheduler that has not met a worker yet lists none. The models it served before stay.
         if response.models.models:
             self.models = {model.id: model for model in response.models.models}
+            self._metrics_label = ",".join(sorted(self.models))
+            self._metrics.of(self._metrics_label)
         if not self.connected:
             self._note_connected(response.instance_id)
         served = ", ".join(sorted(self.models)) or "no model yet"

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pagewire.addresses import Address, Resolve, resolve
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.gateway.models import find_model
+from pagewire.gateway.models import Models, ServedModel, find_model
 from pagewire.gateway.routing.calls import Calls
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.selection import select
@@ -39,7 +39,9 @@ class Schedulers:
         resume_seconds: float = GatewayConfig.resume_timeout,
         credentials: Credentials = NO_CREDENTIALS,
         max_resumes: int = GatewayConfig.max_resumes,
+        expected_models: Collection[str] = (),
     ) -> None:
+        """While no scheduler serves one of `expected_models`, it is UNAVAILABLE, not unknown."""
         self.links: dict[str, Link] = {}
         self._addresses = addresses
         self._resolve = resolve_names
@@ -49,7 +51,8 @@ class Schedulers:
         self._calls = Calls(self.links, resume_seconds)
         self._waiting = WaitingGenerations(self.links, metrics, resume_seconds, max_resumes)
         self._was_ready = asyncio.Event()
-        # The models served when any scheduler last reported one.
+        self._expected_models = tuple(expected_models)
+        # The models served when any scheduler last reported one; expected ones stay.
         self._last_models: dict[str, pb.Model] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -62,13 +65,20 @@ class Schedulers:
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which to retry, while every ready scheduler refuses new requests.
+        """Seconds after which to retry, while schedulers refuse new requests for every model.
 
-        0 if one accepts them. 0 too if none is ready, as requests then wait for its return.
+        0 if one accepts them. 0 too if a model has no ready scheduler, as its requests then wait.
         """
-        return min(
-            (link.load.retry_after_seconds for link in self.links.values() if link.ready),
-            default=0,
+        ready = [link for link in self.links.values() if link.ready]
+        seconds = _least_retry_after(ready)
+        if seconds and self.models().keys() <= {name for link in ready for name in link.models}:
+            return seconds
+        return 0
+
+    def retry_after_for(self, model: str) -> int:
+        """Seconds after which to retry, while all ready schedulers of a model refuse requests."""
+        return _least_retry_after(
+            link for link in self.links.values() if link.ready and model in link.models
         )
 
     async def start(self) -> None:
@@ -93,17 +103,25 @@ class Schedulers:
     def models(self) -> dict[str, pb.Model]:
         """The models of all schedulers, those included that are disconnected now.
 
-        While no scheduler reports a model, those served last: their requests wait.
+        Requests wait for a model that was served last while no scheduler reports one, or that is
+        expected.
         """
         known = {name: model for link in self.links.values() for name, model in link.models.items()}
         if known:
-            self._last_models = known
+            last = self._last_models
+            kept = {name: last[name] for name in self._expected_models if name in last}
+            self._last_models = kept | known
         return self._last_models
+
+    def served(self) -> Models:
+        """What parsing needs to know of each model."""
+        models = {name: ServedModel.of(model) for name, model in self.models().items()}
+        return {**dict.fromkeys(self._expected_models), **models}
 
     def model(self, name: str | None) -> pb.Model:
         """The model that a request names, or the only one; RequestError if there is none."""
-        models = self.models()
-        return models[find_model(name, models)]
+        found, _ = find_model(name, self.served())
+        return self.models()[found]
 
     def submit(self, candidates: Sequence[Generation]) -> None:
         """Sends all candidates of a prompt to one scheduler, where they share the prompt's KV.
@@ -236,6 +254,11 @@ class Schedulers:
 
     def _select(self, generation: Generation) -> Link | None:
         return select(self.links.values(), generation)
+
+
+def _least_retry_after(links: Iterable[Link]) -> int:
+    """The fewest seconds after which one of them takes requests; 0 without any."""
+    return min((link.load.retry_after_seconds for link in links), default=0)
 
 
 def _check_size(request: bytes) -> None:

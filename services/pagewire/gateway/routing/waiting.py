@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pagewire.errors import Code, RequestError
@@ -24,6 +25,8 @@ class WaitingGenerations:
     a token of it in between. Suspects run one at a time, each alone in a scheduler: until the next
     token, or until the scheduler has survived it for a while. A suspect fails if two processes
     ended while it was alone in them, and processes without it lived in between (`suspicion.py`).
+
+    Schedulers of one model neither wake nor hold up what waits for another model.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class WaitingGenerations:
         self._max_seconds = max_seconds
         self._max_resumes = max_resumes
         self._timers: dict[Generation, asyncio.TimerHandle] = {}
+        self._num_waiting: Counter[str] = Counter()  # by model
         self._suspects_waiting = False
         self._isolated_runs = IsolatedRuns(self._resume)
         self._dispatch_scheduled: asyncio.Handle | None = None
@@ -56,6 +60,7 @@ class WaitingGenerations:
         generation.moved = True
         generation.refused_by.clear()  # the schedulers may have room by then
         seconds = max(0.0, min(self._max_seconds, generation.seconds_left))
+        self._num_waiting[generation.model] += generation not in self._timers
         self._timers[generation] = asyncio.get_running_loop().call_later(
             seconds, self._timed_out, generation
         )
@@ -66,6 +71,7 @@ class WaitingGenerations:
         if timer is None:
             return False
         timer.cancel()
+        self._num_waiting[generation.model] -= 1
         if self._suspects_waiting and self._is_suspect(generation):
             self._suspects_waiting = any(map(self._is_suspect, self._timers))
         return True
@@ -80,7 +86,8 @@ class WaitingGenerations:
     def link_changed(self, link: Link) -> None:
         """Dispatches, as the scheduler may be able to run something now."""
         self._isolated_runs.message_received(link)
-        if link.ready and (self._timers or self._isolated_runs.active):
+        waited_for = any(map(self._num_waiting.__getitem__, link.models))
+        if link.ready and (waited_for or self._isolated_runs.concern(link)):
             self.dispatch()
 
     def link_lost(self, link: Link, generations: list[Generation], loss: Loss | None) -> None:
@@ -91,7 +98,8 @@ class WaitingGenerations:
                 generation.record_loss(loss)
             if not link.reserved:  # else a suspect may have run there alone
                 for generation in self:
-                    generation.suspicion.discard_trials()
+                    if generation.model in link.models:
+                        generation.suspicion.discard_trials()
         for generation in generations:
             generation.trace_event("scheduler lost", link.target)
             self.add(generation)
@@ -120,9 +128,10 @@ class WaitingGenerations:
         self._suspects_waiting = bool(suspects)
         if self.suspects_active:
             self._isolated_runs.advance(suspects, self._links.values())
+        served = {name for link in self._links.values() if link.ready for name in link.models}
         selected: dict[tuple[UpdateQueue[Generation], int], Link | None] = {}
         for generation in self:
-            if self._is_suspect(generation):
+            if generation.model not in served or self._is_suspect(generation):
                 continue
             prompt = (generation.updates, generation.prompt_index)
             if prompt not in selected:
@@ -142,7 +151,7 @@ class WaitingGenerations:
             len(generation.tokens),
             extra=fields(request_id=generation.request_id),
         )
-        self._metrics.resumed.inc()
+        self._metrics.of(generation.model).resumed.inc()
         generation.trace_event("resumed", link.target)
         link.submit(generation)
 
@@ -175,7 +184,8 @@ class WaitingGenerations:
 
     def _timed_out(self, generation: Generation) -> None:
         """Fails it, or lets it wait again because of suspects."""
-        some_ready = any(link.ready for link in self._links.values())
+        model = generation.model
+        some_ready = any(link.ready and model in link.models for link in self._links.values())
         next_suspect = self._is_suspect(generation) and some_ready
         # While suspects run alone, the only scheduler may be lost several times.
         may_wait_twice = self.suspects_active and not generation.has_waited_twice
@@ -184,9 +194,10 @@ class WaitingGenerations:
             self.add(generation)
             return
         self.remove(generation)
-        reason = f"no scheduler with a ready worker was there for {self._max_seconds:g} s; retry"
+        missing = f"no scheduler of {model!r} with a ready worker was there"
+        reason = f"{missing} for {self._max_seconds:g} s; retry"
         code = Code.UNAVAILABLE
         if generation.seconds_left <= 0:
-            reason = "no scheduler with a ready worker was there within deadline_ms"
+            reason = f"{missing} within deadline_ms"
             code = Code.DEADLINE_EXCEEDED
         generation.fail(RequestError(code, reason))

@@ -92,6 +92,10 @@ class Sequence:
     deadline: int = 0
     # Its number in the order of first admissions; -1 before that.
     place: int = -1
+    # It generates nothing: the result is a vector of its prompt, and the only token marks its end.
+    pools: bool = False
+    # For that vector every token is computed in its slot, so none is read from a cache.
+    whole_prompt: bool = False
     # Log probabilities of the prompt; None if none are wanted.
     prompt_logprobs: PromptLogprobs | None = None
     # How often it has started, and was preempted.
@@ -138,6 +142,8 @@ class Sequence:
 
         These are the last known token, and those that give missing log probabilities of the prompt.
         """
+        if self.whole_prompt:
+            return 0
         scored = self.prompt_logprobs
         return self.num_known - 1 if scored is None or scored.complete else scored.next - 1
 
@@ -145,6 +151,11 @@ class Sequence:
     def max_computed(self) -> int:
         """The most tokens whose KV is ever needed; the last token generated needs none."""
         return len(self.prompt) + self.max_tokens - 1
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that it has."""
+        return len(self.prompt) + (0 if self.pools else self.max_tokens)
 
     def recovered(self, num_output: int) -> bool:
         """Whether it has recovered from its last failure once it has so many output tokens."""

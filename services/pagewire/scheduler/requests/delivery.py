@@ -10,9 +10,10 @@ from pagewire.packing import Int32Array, pack, pack_unsigned
 from pagewire.scheduler.requests.step_logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
-# Rows of one message, and bytes of prompts in it: it must stay far below gRPC's largest message.
+# Rows of one message, and bytes of prompts and vectors in it: it must stay far below gRPC's largest
+# message.
 PAGE_ROWS = 1 << 16
-PAGE_PROMPT_BYTES = 1 << 23
+PAGE_LARGE_BYTES = 1 << 23
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +37,8 @@ class DeltaBuffer:
     token_ids: list[bytes] = field(default_factory=list)
     text: list[bytes] = field(default_factory=list)
     prompts: list[pb.PromptOutput] = field(default_factory=list)
-    prompt_bytes: int = 0
+    # Of the prompts, and of the vectors in `finished`.
+    large_bytes: int = 0
     finished: list[pb.StreamFinish] = field(default_factory=list)
     candidates: CandidateBuffer = field(default_factory=CandidateBuffer)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,10 +81,8 @@ class DeltaBuffer:
     def add_prompt(self, output: pb.PromptOutput) -> None:
         """Adds what a request wants of its prompt, before its first token."""
         self.prompts.append(output)
-        self.prompt_bytes += output.ByteSize()
         self.ready.set()
-        if self.prompt_bytes >= PAGE_PROMPT_BYTES:
-            self._end_page()
+        self._add_large(output.ByteSize())
 
     def add_finish(self, stream: int, finish: pb.Finish, index: int, text: str = "") -> None:
         """Adds the end of a request: `text` was held back until now, `index` is its token count."""
@@ -94,6 +94,8 @@ class DeltaBuffer:
             self.text.append(data)
         self.finished.append(pb.StreamFinish(stream=stream, finish=finish))
         self.ready.set()
+        if finish.pooled:
+            self._add_large(len(finish.pooled))
 
     def take(self) -> pb.MultiplexResponse:
         """The oldest page, or everything if there is none; clears `ready` when nothing is left."""
@@ -110,6 +112,11 @@ class DeltaBuffer:
         self.streams.append(streams)
         self.indices.append(indices)
         self.text_sizes.append(text_sizes)
+
+    def _add_large(self, size: int) -> None:
+        self.large_bytes += size
+        if self.large_bytes >= PAGE_LARGE_BYTES:
+            self._end_page()
 
     def _end_page(self) -> None:
         self._pages.append(self._page())
@@ -135,12 +142,11 @@ class DeltaBuffer:
         if self.prompts:
             message.prompts.extend(self.prompts)
             self.prompts.clear()
-            self.prompt_bytes = 0
         if self.finished:
             message.finished.extend(self.finished)
             self.finished.clear()
         self.candidates.move_to(message, self.entries)
-        self.entries = 0
+        self.entries = self.large_bytes = 0
         for part in (self.streams, self.indices, self.text_sizes, self.token_ids, self.text):
             part.clear()
         return message

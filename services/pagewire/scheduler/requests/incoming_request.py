@@ -28,7 +28,7 @@ MAX_OTHER_BYTES = 128 << 10
 MAX_FIELDS = 1024
 
 _FIELDS = pb.GenerateRequest.DESCRIPTOR.fields_by_name
-_TEXTS = {_FIELDS[name].number for name in ("prompt", "chat")}
+_TEXTS = {_FIELDS[name].number for name in ("prompt", "chat", "pair")}
 _IDS = {_FIELDS[name].number for name in ("prompt_token_ids", "resume_token_ids")}
 _BYTES_AN_ID = 2  # a varint of two or three bytes holds ids from 128 to 2 million
 _RESUMED = _FIELDS["resume_token_ids"].number

@@ -42,6 +42,8 @@ class Request:
     awaited_prompt: AwaitedPrompt | None = None
     # False: it ends without a token, once it has what it wants of its prompt.
     generates: bool = True
+    # Numbers of an embedding; None for all.
+    dimensions: int | None = None
     # From arrival to the first admission; None before that.
     queue_seconds: float | None = None
     # Sum over the delivered tokens, if the client wants log probabilities.

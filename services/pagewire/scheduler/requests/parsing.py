@@ -51,6 +51,8 @@ class ParsedRequest:
     prompt_logprobs: int | None
     prompt_text: bool
     return_prompt: bool = False
+    # What is asked for in place of output.
+    pooling: pb.PoolingParams | None = None
 
     @property
     def wants_prompt(self) -> bool:

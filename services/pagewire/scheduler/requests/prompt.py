@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.packing import Int32Array
+from pagewire.scheduler.core.pooling import ModelPooling
 from pagewire.scheduler.text.chat_template import RESERVED, ChatTemplate
+from pagewire.scheduler.text.text_pairs import pair_text
 from pagewire.scheduler.text.tokenizer import (
     NO_TOKENIZER,
     TextBounds,
@@ -28,6 +30,11 @@ from pagewire.v1 import inference_pb2 as pb
 # A number of two characters in JSON takes eleven bytes in a Struct.
 _STRUCT_BYTES_A_NODE = 32
 
+_POOLED_INPUTS: dict[int, tuple[str, ...]] = {
+    pb.POOLING_TASK_EMBED: ("prompt", "prompt_token_ids"),
+    pb.POOLING_TASK_SCORE: ("pair", "prompt", "prompt_token_ids"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
@@ -37,6 +44,7 @@ class ModelLimits:
     max_pool_tokens: int
     vocab_size: int
     constraints: bool = False  # whether each of them takes constraints
+    pooling: ModelPooling | None = None  # None: they generate
 
     @property
     def max_tokens(self) -> int:
@@ -85,18 +93,23 @@ def tokenize_input(
     kind: str | None = message.WhichOneof("input")
     if kind is None:
         raise invalid("input", "the request has no input; set a prompt, chat or token ids")
+    if isinstance(message, pb.GenerateRequest) and message.HasField("pooling"):
+        _check_pooled_input(message, kind)
+    elif kind == "pair":
+        raise invalid("pair", "a pair is scored, and this request has no pooling; give a prompt")
     field = {"chat": "messages", "prompt_token_ids": "prompt"}.get(kind, kind)
     if isinstance(message, pb.GenerateRequest) and kind == "prompt_token_ids":
         assert limits is not None
         sent = message.prompt_token_ids.ids
         given = sent[kept_part(message, kept_tokens(message, limits), len(sent))]
-        if len(given) >= limits.max_tokens:
+        if len(given) > limits.max_tokens - reserved_tokens(message):
             raise no_room(message, len(given), limits)
         ids = _checked_ids(given, field, limits.vocab_size)
     else:
-        text = render_chat(message.chat, tokenizer) if kind == "chat" else getattr(message, kind)
-        special = kind != "chat"  # a template writes the special tokens itself
-        limit = None if limits is None else limits.max_tokens - 1
+        text = _text(message, kind, tokenizer, limits)
+        # A template writes the special tokens itself, as the text made of a pair does.
+        special = kind in ("prompt", "text") or isinstance(text, tuple)
+        limit = None if limits is None else limits.max_tokens - reserved_tokens(message)
         kept = None
         if isinstance(message, pb.GenerateRequest):
             kept = kept_tokens(message, limits)
@@ -122,6 +135,23 @@ def tokenize_input(
     if not len(ids) and isinstance(message, pb.GenerateRequest):
         raise invalid(field, f"{field} is empty; give at least one token")
     return ids
+
+
+def _text(
+    message: pb.GenerateRequest | pb.TokenizeRequest,
+    kind: str,
+    tokenizer: Tokenizer | TokenIdsOnly,
+    limits: ModelLimits | None,
+) -> str | tuple[str, str]:
+    """The text of an input; two of a pair that the tokenizer joins."""
+    if kind == "chat":
+        return render_chat(message.chat, tokenizer)
+    if kind != "pair":
+        return str(getattr(message, kind))
+    assert isinstance(message, pb.GenerateRequest)
+    assert limits is not None
+    assert limits.pooling is not None
+    return pair_text(message.pair, limits.pooling.pair_format)
 
 
 def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
@@ -197,10 +227,31 @@ def kept_tokens(message: pb.GenerateRequest, limits: ModelLimits | None) -> int 
     field, kept = "truncate_prompt_tokens", int(message.truncate_prompt_tokens)
     if kept == -1:
         assert limits is not None
-        return max(1, limits.max_tokens - (message.stop.max_tokens or 1))
+        return max(1, limits.max_tokens - (message.stop.max_tokens or reserved_tokens(message)))
     if kept < 1:
         raise invalid(field, f"{field} is {kept}; it must be at least 1, or -1")
     return kept
+
+
+def _check_pooled_input(message: pb.GenerateRequest, kind: str) -> None:
+    """RequestError for an input that the task of a request without output does not take."""
+    task = message.pooling.task
+    if kind not in _POOLED_INPUTS[task]:
+        name = pb.PoolingTask.Name(task)
+        raise invalid(
+            kind, f"{kind} is no input of {name}; give {' or '.join(_POOLED_INPUTS[task])}"
+        )
+    if kind == "pair" and message.HasField("truncate_prompt_tokens"):
+        raise invalid(
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens could cut the end of a pair, which the model needs; shorten "
+            "the document instead",
+        )
+
+
+def reserved_tokens(message: pb.GenerateRequest | pb.TokenizeRequest) -> int:
+    """The tokens that a prompt leaves room for: one of output, unless it generates none."""
+    return int(not isinstance(message, pb.GenerateRequest) or not message.HasField("pooling"))
 
 
 def kept_part(message: pb.GenerateRequest, kept: int | None, count: int) -> slice:
@@ -226,7 +277,7 @@ def no_room(
 ) -> RequestError:
     """The error of a prompt of `count` tokens, or of more, that leaves no room for its output."""
     part = input_name(message)
-    completion = message.stop.max_tokens or 1
+    completion = message.stop.max_tokens or reserved_tokens(message)
     return context_length_exceeded(
         limits.length, count, completion, exact=exact, part=part, field=part
     )

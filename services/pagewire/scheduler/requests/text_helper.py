@@ -1,11 +1,13 @@
 """Helper processes that tokenize large requests, so that they do not block the event loop.
 
-A task is one byte for its kind, the limits, and a serialized message.
+A task is one byte for its kind, the limits with the size of the model's pooling, if it has one, the
+pooling, and a serialized message.
 """
 
 import resource
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -16,6 +18,7 @@ from pagewire.helpers.pool import HelperError, HelperPool
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
+from pagewire.scheduler.core.pooling import ModelPooling
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.parsing import check_model, parse_request
 from pagewire.scheduler.requests.prompt import (
@@ -23,11 +26,12 @@ from pagewire.scheduler.requests.prompt import (
     RequestTokens,
     check_vocabulary,
     tokenize_input,
+    tokenize_request,
 )
 from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
-_TASK = struct.Struct("<cQQQ")
+_TASK = struct.Struct("<cQQQB")
 _COUNT = struct.Struct("<Q")
 _GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
 # Address space of a helper process that renders templates of clients. Tokenizing uses a part of it.
@@ -100,10 +104,12 @@ class TextHelpers:
         return await self._run(_DETOKENIZE, data)
 
     async def _run(self, kind: bytes, data: bytes, limits: ModelLimits | None = None) -> bytes:
-        numbers = (0, 0, 0)
+        numbers, pooling = (0, 0, 0), b""
         if limits is not None:
             numbers = (limits.max_model_len, limits.max_pool_tokens, limits.vocab_size)
-        task = _TASK.pack(kind, *numbers) + data
+            if limits.pooling is not None:
+                pooling = limits.pooling.to_bytes()
+        task = _TASK.pack(kind, *numbers, len(pooling)) + pooling + data
         try:
             return await self._pool.run(task, large=len(data) > _LARGE_BYTES)
         except HelperError as error:
@@ -118,9 +124,9 @@ def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
     model = served_name(config.model, config.served_model_name)
 
     def compute(task: bytes) -> bytes:
-        kind, *numbers = _TASK.unpack_from(task)
+        kind, *numbers, size = _TASK.unpack_from(task)
         try:
-            data = task[_TASK.size :]
+            pooling, data = task[_TASK.size : _TASK.size + size], task[_TASK.size + size :]
             if kind == _TOKENIZE:
                 asked = pb.TokenizeRequest.FromString(data)
                 return tokenized(asked, tokenizer, model).SerializeToString()
@@ -128,7 +134,11 @@ def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
                 given = pb.DetokenizeRequest.FromString(data)
                 return detokenized(given, tokenizer, model).SerializeToString()
             message = pb.GenerateRequest.FromString(data)
-            return _tokens(parse_request(message, tokenizer, ModelLimits(*numbers)).tokens)
+            limits = ModelLimits(*numbers)
+            if pooling:
+                limits = replace(limits, pooling=ModelPooling.from_bytes(pooling))
+                return _tokens(tokenize_request(message, tokenizer, limits))
+            return _tokens(parse_request(message, tokenizer, limits).tokens)
         except DecodeError as error:
             raise invalid("", UNDECODABLE) from error
 

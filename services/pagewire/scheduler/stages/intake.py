@@ -36,6 +36,7 @@ from pagewire.scheduler.requests.queue_bounds import QueueBounds
 from pagewire.scheduler.requests.reservations import Reservations
 from pagewire.scheduler.requests.text_helper import TextHelpers
 from pagewire.scheduler.stages.endings import Endings
+from pagewire.scheduler.stages.pooling_requests import check_task, parse_pooling_request
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
 from pagewire.scheduler.structured.constraint import constraining_field
@@ -205,10 +206,13 @@ class Intake:
             )
         try:
             limits = self._limits()
+            check_task(message, limits.pooling, self._model)
             grammar = await self._grammar(message, limits)
             tokens = None
             if incoming.data is not None:
                 tokens = await self.helpers.tokens(incoming.data, limits)
+            if message.HasField("pooling"):
+                return parse_pooling_request(message, self._tokenizer, limits, tokens)
             parsed = parse_request(message, self._tokenizer, limits, tokens, grammar)
             num_top = parsed.prompt_logprobs
             check_prompt_size(len(parsed.tokens.prompt), num_top, self._max_prompt_logprobs)
@@ -236,7 +240,8 @@ class Intake:
         return await self.grammars.grammar(message.structured_output)
 
     async def _queue(self, request: Request, parsed: ParsedRequest) -> None:
-        sequence = new_sequence(request, parsed)
+        pooling = self._limits().pooling
+        sequence = new_sequence(request, parsed, pooling is not None and pooling.whole_prompt)
         if (losses := request.worker_losses) is not None:
             suspicion = Suspicion.from_report(losses.workers, list(losses.alone), time.monotonic())
             self._admission.set_suspicion(sequence, suspicion)
@@ -284,8 +289,11 @@ class Intake:
         return limits
 
 
-def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
-    """Gives a request its sequence, which has the resumed tokens as output."""
+def new_sequence(request: Request, parsed: ParsedRequest, whole_prompt: bool = False) -> Sequence:
+    """Gives a request its sequence, which has the resumed tokens as output.
+
+    `whole_prompt`: the model pools, and computes every token of a prompt for that.
+    """
     sequence = Sequence(
         prompt=parsed.tokens.prompt,
         sampling=parsed.sampling,
@@ -306,6 +314,10 @@ def new_sequence(request: Request, parsed: ParsedRequest) -> Sequence:
         ),
         owner=request,
     )
+    if parsed.pooling is not None:
+        sequence.pools, sequence.whole_prompt = True, whole_prompt
+        if parsed.pooling.HasField("dimensions"):
+            request.dimensions = parsed.pooling.dimensions
     sequence.output.frombytes(parsed.tokens.resumed.tobytes())
     request.sequence = sequence
     request.text = parsed.text

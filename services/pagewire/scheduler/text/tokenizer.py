@@ -108,30 +108,43 @@ class Tokenizer:
         self.token_texts = TokenTexts(self._texts_in_table())
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, limit: int | None = None
+        self,
+        text: str | tuple[str, str],
+        add_special_tokens: bool = True,
+        limit: int | None = None,
     ) -> Int32Array:
-        """Token ids [n], at most `limit` if that is given.
+        """Token ids [n], at most `limit` if that is given. Two texts are joined as the tokenizer
+        joins pairs.
 
         Raises TooManyTokensError, for a long text without encoding all of it, and RequestError for
         a text with too many characters. Takes about 1 us a character and holds the interpreter's
         lock meanwhile.
         """
-        if len(text) > self.bounds.max_prompt_chars:
+        pair = None
+        if isinstance(text, tuple):
+            text, pair = text
+        length = len(text) + len(pair or "")
+        if length > self.bounds.max_prompt_chars:
             raise invalid(
                 "prompt",
-                f"the prompt has {len(text)} characters and at most {self.bounds.max_prompt_chars} "
+                f"the prompt has {length} characters and at most {self.bounds.max_prompt_chars} "
                 "are taken (max_prompt_chars); shorten it",
             )
-        if limit is not None and len(text) > _CHARACTERS_A_TOKEN * limit:
-            if self._min_tokens(text) > limit:
-                raise TooManyTokensError(limit)
-            cut = _CHARACTERS_A_TOKEN * limit + _UNCERTAIN_CHARACTERS
-            if self._certain_tokens(text[:cut]) > limit:
-                raise TooManyTokensError(limit)
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        for part in (text, pair or ""):
+            if limit is not None and len(part) > _CHARACTERS_A_TOKEN * limit:
+                self._refuse_if_long(part, limit)
+        encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
         if limit is not None and len(encoding.ids) > limit:
             raise TooManyTokensError(limit)
         return np.array(encoding.ids, dtype=np.int32)
+
+    def _refuse_if_long(self, text: str, limit: int) -> None:
+        """Raises TooManyTokensError for a text of many characters that surely has more tokens."""
+        if self._min_tokens(text) > limit:
+            raise TooManyTokensError(limit)
+        cut = _CHARACTERS_A_TOKEN * limit + _UNCERTAIN_CHARACTERS
+        if self._certain_tokens(text[:cut]) > limit:
+            raise TooManyTokensError(limit)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids at once."""
@@ -245,7 +258,10 @@ class TokenIdsOnly:
         self.default_sampling = _default_sampling(folder)
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, limit: int | None = None
+        self,
+        text: str | tuple[str, str],
+        add_special_tokens: bool = True,
+        limit: int | None = None,
     ) -> Int32Array:
         """Raises RequestError."""
         raise invalid("prompt", f"{NO_TOKENIZER}; give the prompt as token ids")

@@ -10,6 +10,7 @@ from pagewire.scheduler.core.admission import Admission
 from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.chunk_size import ChunkSize
 from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.pooling import ModelPooling
 from pagewire.scheduler.core.sequence import Sequence, State
 from pagewire.scheduler.requests.prompt import ModelLimits
 from pagewire.scheduler.requests.slot_streams import SlotStreams
@@ -17,7 +18,7 @@ from pagewire.scheduler.text.token_texts import TokenTexts
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.outage import Outage
 from pagewire.scheduler.workers.step_codec import encode_step
-from pagewire.scheduler.workers.worker_info import unlike, worker_limits
+from pagewire.scheduler.workers.worker_info import model_pooling, unlike, worker_limits
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class ReadyWorker:
     leaving: bool = False
     # None without a target for the time of a step: chunks are as large as a step allows.
     chunks: ChunkSize | None = None
+    # What it computes in place of tokens; None if it generates.
+    pooling: ModelPooling | None = None
 
     def aim_at(self, tpot_ms: float) -> None:
         """Makes chunks as large as a step with decodes can take in so much time."""
@@ -109,12 +112,17 @@ class ReadyWorkers:
         """Adds a worker that takes sequences; ValueError if it cannot serve the model."""
         if info.model != self._model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self._model!r}")
-        limits = worker_limits(self._config, info)
+        limits, pooling = worker_limits(self._config, info), model_pooling(info)
+        if self.limits is not None and pooling != self.limits.pooling:
+            raise ValueError(
+                f"its pooling is {pooling}, that of this scheduler's model {self.limits.pooling}; "
+                "start all workers of a model with the same --task"
+            )
         if (difference := unlike(info, [worker.info for worker in self])) is not None:
             log.warning("worker %s %s", link.address, difference)
         batch = self._admission.add_worker(limits, time.monotonic())
         streams = SlotStreams(limits.num_slots, self._texts)
-        worker = ReadyWorker(link, info, batch, streams)
+        worker = ReadyWorker(link, info, batch, streams, pooling=pooling)
         if self._config.tpot_slo_ms is not None:
             worker.aim_at(self._config.tpot_slo_ms)
         self.by_link[link] = self._by_batch[batch] = worker
@@ -196,4 +204,5 @@ class ReadyWorkers:
                 max_pool_tokens=max((info.num_blocks - 1) * info.block_size for info in infos),
                 vocab_size=max(info.vocab_size for info in infos),
                 constraints=all(info.constraints for info in infos),
+                pooling=next(iter(self)).pooling,
             )

@@ -5,7 +5,12 @@ from collections.abc import Iterable
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
+from pagewire.scheduler.core.pooling import ModelPooling
+from pagewire.v1 import inference_pb2 as inference_pb
 from pagewire.v1 import worker_pb2 as pb
+
+# The tasks of workers that pool, by their names in worker.proto.
+PROTO_TASKS = {"embed": inference_pb.POOLING_TASK_EMBED, "score": inference_pb.POOLING_TASK_SCORE}
 
 
 def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
@@ -40,6 +45,20 @@ def unlike(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> str | None:
     return (
         f"{has} --batch-invariant, unlike others: a request that moves between them may get "
         "another answer; start all workers with the same"
+    )
+
+
+def model_pooling(info: pb.WorkerInfo) -> ModelPooling | None:
+    """What the worker computes in place of tokens, if so; ValueError if that is not known here."""
+    if not info.HasField("pooling"):
+        return None
+    given = info.pooling
+    return ModelPooling(
+        task=given.task,
+        size=given.size,
+        activation=given.activation,
+        whole_prompt=given.whole_prompt,
+        pair_format=given.pair_format,
     )
 
 

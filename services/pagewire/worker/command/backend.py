@@ -17,6 +17,7 @@ import numpy as np
 
 from pagewire.packing import Int32Array
 from pagewire.sampling import NUMBERS
+from pagewire.v1 import worker_pb2 as worker_pb
 from pagewire.worker.command.messages import Generate, NonsenseError, Ready, cancel_line, read_piece
 from pagewire.worker.command.program import Program
 from pagewire.worker.command.sequences import Failure, LiveSequence
@@ -44,6 +45,7 @@ class CommandBackend:
     """The methods of `Backend` are documented there; one lock guards all sequences."""
 
     synchronous = False
+    pooling: worker_pb.Pooling | None = None
     prefix_groups = False
     weight_bytes = 0
     kv_cache_bytes = 0

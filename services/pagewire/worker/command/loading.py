@@ -41,6 +41,8 @@ def load_command(config: WorkerConfig) -> LoadedWorker:
         raise SetupError("--host-memory-gb has no use with --backend command; leave it out")
     if config.batch_invariant:
         raise SetupError("--batch-invariant has no use with --backend command; leave it out")
+    if config.tune_experts:
+        raise SetupError("--tune-experts has no use with --backend command; leave it out")
     folder = resolve_model(config.model)
     raw = _read(folder / "config.json")
     max_model_len = config.max_model_len or raw.get("max_position_embeddings")

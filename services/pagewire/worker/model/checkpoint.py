@@ -2,10 +2,12 @@
 
 import json
 import logging
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from rich.console import Console
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
-from pagewire.worker.model.weights import Weights, empty_weights, named_views, with_norms_folded
+from pagewire.worker.model.served_weights import served_weights
+from pagewire.worker.model.weight_names import named_views
+from pagewire.worker.model.weights import Weights, empty_weights
 
 log = logging.getLogger(__name__)
 
@@ -28,27 +32,33 @@ _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    further: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Weights:
     """The weights in `folder`, converted to `dtype`, on `device`.
+
+    `further` are tensors by name that are filled, too: those of a head that is not the decoder's.
 
     Raises:
         SetupError: names a file that cannot be read, or a tensor that is missing, unknown to the
             model, or of the wrong shape or type.
     """
     weights = empty_weights(config, dtype, device)
-    views = named_views(config, weights)
+    views = {**named_views(config, weights), **further}
     files = _files(folder)
     missing = dict(views)
     with _progress(sum(path.stat().st_size for path in files)) as advance:
         for path in files:
-            for name in _fill(path, views, config.tied_head, advance):
+            for name in _fill(path, views, config, advance):
                 missing.pop(name, None)
     if missing:
         name, view = next(iter(missing.items()))
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise SetupError(f"{folder}: tensor {name} {list(view.shape)} is missing{more}")
-    return with_norms_folded(weights)
+    return served_weights(config, weights)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -72,29 +82,41 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _fill(
-    path: Path, views: dict[str, Tensor], tied_head: bool, advance: Callable[[int], None]
+    path: Path, views: dict[str, Tensor], config: ModelConfig, advance: Callable[[int], None]
 ) -> Iterator[str]:
-    """Copies every tensor of one file into its view, and yields the names of the tensors."""
+    """Copies every tensor of one file into its view, and yields the tensors' usual names."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-                view = _view(path, name, views, tied_head)
-                if view is None:
+                usual = _usual_name(name, views, config)
+                view = None if usual is None else _view(path, usual, views, config)
+                if usual is None or view is None:
                     continue
                 part = file.get_slice(name)
                 _check(path, name, part.get_shape(), part.get_dtype(), view)
                 view.copy_(file.get_tensor(name))
                 advance(view.numel() * (4 if part.get_dtype() == "F32" else 2))
-                yield name
+                yield usual
     except (SafetensorError, OSError) as error:
         raise SetupError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _view(path: Path, name: str, views: dict[str, Tensor], tied_head: bool) -> Tensor | None:
+def _usual_name(name: str, views: dict[str, Tensor], config: ModelConfig) -> str | None:
+    """The name of a tensor that all families use; None for one that is never needed."""
+    usual = config.names.canonical(name)
+    # A decoder that was saved without a head has names without the first part.
+    whole = f"model.{usual}"
+    return whole if usual not in views and whole in views else usual
+
+
+def _view(path: Path, name: str, views: dict[str, Tensor], config: ModelConfig) -> Tensor | None:
     """The view that a tensor is copied into; None for a tensor that is not needed."""
     if name in views:
         return views[name]
-    if name.endswith(_DERIVED) or (tied_head and name == "lm_head.weight"):
+    if name.endswith(_DERIVED) or (config.tied_head and name == "lm_head.weight"):
+        return None
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if config.names.later_layers and layer and int(layer[1]) >= config.num_layers:
         return None
     raise SetupError(
         f"{path}: tensor {name} has no place in the model that config.json describes; "

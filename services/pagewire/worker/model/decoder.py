@@ -1,20 +1,22 @@
-"""The transformer decoder: one implementation for all families, over the operations of `Ops`."""
+"""The transformer decoder: one implementation for all families, over the operations of `Ops`.
 
-from dataclasses import dataclass, replace
+What a layer computes around attention is in `fused_layer` and `general_layer`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.fused_layer import FusedLayer, is_fused
+from pagewire.worker.model.general_layer import GeneralLayer
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
-
-# Two kinds of layer: full, and the last one. The last layer computes K and V for every token, and
-# the rest only for the tokens that are sampled from.
-LAYER_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +53,41 @@ class Batch:
     prefill: Prefill | None
     sampled: SampledTokens | None = None  # None: all tokens, in order
     shared: SharedPrefixItems | None = None  # of the decode rows
-    plan: Any = None  # the result of `ops.plan_decode` for the decode rows
+    # The results of `ops.plan_decode` for the decode rows, by the window of a layer.
+    plans: Mapping[int | None, Any] = field(default_factory=dict)
 
 
 class Decoder:
     """Embedding, layers and head. It holds weights and no state that a step changes."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, cos_sin: Tensor) -> None:
-        """`cos_sin [positions, head_dim]` is the `rope_table` of all positions of a sequence."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, tables: tuple[Tensor, ...]
+    ) -> None:
+        """`tables` are the `rope_tables` of all positions of a sequence."""
         self.config = config
         self.weights = weights
         self.ops = ops
-        self.cos_sin = cos_sin
-        self._scale = config.head_dim**-0.5
+        self.tables = tables
+        self._scale = config.attention_scale
+        # By layer. A window that no sequence exceeds is none: attention without one is faster.
+        longest, cap = len(tables[0]), config.attention_soft_cap
+        self.windows = [w if w is not None and w < longest else None for w in config.windows]
+        self._options: list[dict[str, Any]] = [
+            {} if window is None and cap is None else {"window": window, "soft_cap": cap}
+            for window in self.windows
+        ]
+        # Rounded to the type of the weights, as Gemma's factor is.
+        factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
+        self._embedding_multiplier = None if factor == 1 else float(factor)
+        # What a layer computes around attention.
+        self._form = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
 
-    def with_first_layers(self) -> "Decoder":
-        """A decoder with only the first layers, one of each kind."""
-        layers = self.weights.layers[:LAYER_KINDS]
-        weights = replace(self.weights, layers=layers)
-        config = replace(self.config, num_layers=len(layers))
-        return Decoder(config, weights, self.ops, self.cos_sin)
+    def with_sample_layers(self) -> "Decoder":
+        """A decoder with only one layer of each kind (`ModelConfig.sample_layers`)."""
+        kept = self.config.sample_layers()
+        weights = replace(self.weights, layers=tuple(self.weights.layers[i] for i in kept))
+        tables = tuple(self.tables[i] for i in kept)
+        return Decoder(self.config.with_layers(kept), weights, self.ops, tables)
 
     def hidden(self, batch: Batch, cache: KVCache, block_tables: Tensor) -> Tensor:
         """Writes the KV of the batch's tokens and returns the final residual stream.
@@ -108,7 +125,7 @@ class Decoder:
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """Runs all layers for all tokens. Changes `residual [tokens, hidden]` in place."""
-        batch = self._planned(batch)
+        batch = self._begun(residual, batch)
         for layer in range(self.config.num_layers):
             self._layer(layer, residual, batch, cache, block_tables)
         return residual
@@ -133,7 +150,7 @@ class Decoder:
         Returns:
             The queries of the last layer, `[tokens, heads, head_dim]`.
         """
-        batch = self._planned(batch)
+        batch = self._begun(residual, batch)
         last = self.config.num_layers - 1
         for layer in range(last):
             self._layer(layer, residual, batch, cache, block_tables)
@@ -163,9 +180,16 @@ class Decoder:
             `residual`.
         """
         attended = self.ops.decode_attention(
-            queries, cache.keys[-1], cache.values[-1], block_tables, slots, lengths, self._scale
+            queries,
+            cache.keys[-1],
+            cache.values[-1],
+            block_tables,
+            slots,
+            lengths,
+            self._scale,
+            **self._options[-1],
         )
-        self._after_attention(-1, attended, residual)
+        self._form.after_attention(self.weights.layers[-1], attended, residual)
         return residual
 
     def last_attention(
@@ -185,6 +209,7 @@ class Decoder:
             prefill.lengths,
             self._scale,
             prefill.longest,
+            **self._options[-1],
         )
 
     def after_last_attention(self, attended: Tensor, residual: Tensor) -> Tensor:
@@ -192,28 +217,44 @@ class Decoder:
 
         `attended [rows, heads, head_dim]` are rows of the result of `last_attention`.
         """
-        self._after_attention(-1, attended, residual)
+        self._form.after_attention(self.weights.layers[-1], attended, residual)
         return residual
+
+    def last_states(self, hidden: Tensor) -> Tensor:
+        """The input of the head, `[rows, hidden]` of `hidden [rows, hidden]`."""
+        weights, eps = self.weights, self.config.norm_eps
+        if self.config.norm == "layer":
+            return self.ops.layer_norm(hidden, weights.norm, weights.norm_bias, eps)
+        return self.ops.rms_norm(hidden, weights.norm, eps)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in the dtype of the weights."""
-        eps, head = self.config.rms_norm_eps, self.weights.head
-        return self.ops.norm_linear(hidden, self.weights.norm, eps, head, out=out)
+        return self._form.head(self.weights, hidden, out)
+
+    def _begun(self, residual: Tensor, batch: Batch) -> Batch:
+        """Scales the embedded tokens in place; the batch with its plan of decode attention."""
+        if self._embedding_multiplier is not None:
+            residual.mul_(self._embedding_multiplier)
+        return self._planned(batch)
 
     def _planned(self, batch: Batch) -> Batch:
-        """The batch with its plan of decode attention. One plan serves all layers."""
+        """The batch with its plans of decode attention, one for each window of a layer."""
         if not batch.num_decodes:
             return batch
         config = self.config
-        plan = self.ops.plan_decode(
-            batch.decode_lengths,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            self.weights.embedding.dtype,
-            shared=batch.shared,
-        )
-        return replace(batch, plan=plan)
+        plans = {
+            window: self.ops.plan_decode(
+                batch.decode_lengths,
+                config.num_heads,
+                config.num_kv_heads,
+                config.served_head_dim,
+                self.weights.embedding.dtype,
+                shared=batch.shared,
+                window=window,
+            )
+            for window in dict.fromkeys(self.windows)
+        }
+        return replace(batch, plans=plans)
 
     def _layer(
         self, layer: int, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
@@ -221,7 +262,7 @@ class Decoder:
         """Adds one layer to the residual stream `[tokens, hidden]`, in place."""
         queries = self._queries(layer, residual, batch, cache, block_tables)
         attended = self._attend(layer, queries, batch, cache, block_tables)
-        self._after_attention(layer, attended, residual)
+        self._form.after_attention(self.weights.layers[layer], attended, residual)
 
     def _queries(
         self,
@@ -233,34 +274,17 @@ class Decoder:
         out: Tensor | None = None,
     ) -> Tensor:
         """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`."""
-        weights = self.weights.layers[layer]
-        return self.ops.norm_qkv_rope_kv_write(
+        return self._form.queries(
+            self.weights.layers[layer],
             residual,
-            self.config.rms_norm_eps,
-            weights.qkv,
-            weights.qkv_bias,
-            weights.q_norm,
-            weights.k_norm,
-            self.cos_sin,
+            self.tables[layer],
             batch.positions,
             batch.slots,
             block_tables,
             cache.keys[layer],
             cache.values[layer],
-            out=out,
+            out,
         )
-
-    def _after_attention(self, layer: int, attended: Tensor, residual: Tensor) -> None:
-        """Adds the output projection and the MLP to `residual [rows, hidden]`, in place.
-
-        `attended [rows, heads, head_dim]` is the result of attention.
-        """
-        ops, eps, weights = self.ops, self.config.rms_norm_eps, self.weights.layers[layer]
-        ops.linear_add(attended.flatten(1), weights.output, residual)
-        if weights.output_bias is not None:
-            residual += weights.output_bias
-        gated = ops.norm_gate_up_silu_mul(residual, None, eps, weights.gate_up)
-        ops.linear_add(gated, weights.down, residual)
 
     def _attend(
         self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
@@ -280,6 +304,7 @@ class Decoder:
                 self._scale,
                 batch.prefill.longest,
                 out=out,
+                **self._options[layer],
             )
         if decodes:
             self.ops.decode_attention(
@@ -291,8 +316,9 @@ class Decoder:
                 batch.decode_lengths,
                 self._scale,
                 shared=batch.shared,
-                plan=batch.plan,
+                plan=batch.plans[self.windows[layer]],
                 beside_prefill=batch.prefill is not None,
                 out=out[:decodes],
+                **self._options[layer],
             )
         return out

@@ -53,7 +53,7 @@ def empty_cache(
 ) -> KVCache:
     """A cache in which every value is 0."""
     layers = model.num_layers
-    shape = (2 * layers, num_blocks, model.num_kv_heads, block_size, model.head_dim)
+    shape = (2 * layers, num_blocks, model.num_kv_heads, block_size, model.served_head_dim)
     storage = lazy_zeros(shape, dtype, device)
     tensors = storage.unbind()
     return KVCache(storage, tensors[:layers], tensors[layers:])
@@ -61,7 +61,7 @@ def empty_cache(
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of all layers."""
-    values = 2 * model.num_layers * model.num_kv_heads * block_size * model.head_dim
+    values = 2 * model.num_layers * model.num_kv_heads * block_size * model.served_head_dim
     return int(values * dtype.itemsize)
 
 

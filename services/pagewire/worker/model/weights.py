@@ -1,7 +1,7 @@
 """The weights of a model on its device. Projections with the same input are one matrix."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -14,20 +14,45 @@ class LayerWeights:
     """The weights of one layer. Matrices are `[out_features, in_features]`; None is absent.
 
     `qkv` stacks the query, key and value projections, `gate_up` the gate and up projections, in
-    this order. `input_norm` and `post_norm` exist only while weights are loaded. A norm's weight
-    scales the columns of the next matrix, so `with_norms_folded` multiplies it into that matrix.
+    this order; an MLP without a gate has only the rows of `up`. A norm's weight scales the columns
+    of the next matrix. So `served_weights` multiplies `input_norm` and `post_norm` into that matrix
+    where it can, and both exist only while weights are loaded. Experts keep their `post_norm`.
     """
 
-    input_norm: Tensor | None  # [hidden]
+    input_norm: Tensor | None  # [hidden], before attention
     qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
     qkv_bias: Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    q_norm: Tensor | None  # [head_dim], or [heads * head_dim] of the whole projection
+    k_norm: Tensor | None  # [head_dim], or [kv_heads * head_dim] of the whole projection
     output: Tensor  # [hidden, heads * head_dim]
     output_bias: Tensor | None  # [hidden]
-    post_norm: Tensor | None  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    post_norm: Tensor | None  # [hidden], before the MLP
+    # [2 * intermediate, hidden], [intermediate, hidden] without a gate; in a layer with experts
+    # [experts, 2 * intermediate, hidden].
+    gate_up: Tensor
+    down: Tensor  # [hidden, intermediate], with experts [experts, hidden, intermediate]
+    input_norm_bias: Tensor | None = None  # [hidden]
+    attended_norm: Tensor | None = None  # [hidden], of what attention adds to the residual stream
+    post_norm_bias: Tensor | None = None  # [hidden]
+    gate_up_bias: Tensor | None = None  # as many as the rows of `gate_up`
+    down_bias: Tensor | None = None  # [hidden]
+    mlp_norm: Tensor | None = None  # [hidden], of what the MLP adds to the residual stream
+    router: Tensor | None = None  # [experts, hidden]; None in a layer without experts
+    correction: Tensor | None = None  # [experts] float32, added to the scores that choose
+    shared_gate_up: Tensor | None = None  # [2 * intermediate, hidden], of the shared expert
+    shared_down: Tensor | None = None  # [hidden, intermediate]
+    shared_gate: Tensor | None = None  # [1, hidden]
+
+    def norms(self) -> tuple[Tensor | None, ...]:
+        """The weights of all norms."""
+        return (
+            self.input_norm,
+            self.q_norm,
+            self.k_norm,
+            self.attended_norm,
+            self.post_norm,
+            self.mlp_norm,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +63,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]
+    norm_bias: Tensor | None = None  # [hidden]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yields every tensor once."""
@@ -48,6 +74,8 @@ class Weights:
         yield self.norm
         if self.head is not self.embedding:
             yield self.head
+        if self.norm_bias is not None:
+            yield self.norm_bias
 
     @property
     def nbytes(self) -> int:
@@ -61,49 +89,79 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def layer() -> LayerWeights:
+    def norm(exists: bool, size: int = config.hidden_size) -> Tensor | None:
+        return (
+            torch.empty(size, dtype=_norm_dtype(config, dtype), device=device) if exists else None
+        )
+
+    def vector(exists: bool, size: int = config.hidden_size) -> Tensor | None:
+        return empty(size) if exists else None
+
+    def mlp(number: int) -> dict[str, Tensor]:
+        experts = config.experts
+        if experts is None or not experts.layers[number]:
+            return {
+                "gate_up": empty(config.gate_up_size, hidden),
+                "down": empty(hidden, config.intermediate_size),
+            }
+        count, inner, shared = experts.count, experts.intermediate_size, experts.shared_size
+        matrices = {
+            "gate_up": empty(count, 2 * inner, hidden),
+            "down": empty(count, hidden, inner),
+            "router": empty(count, hidden),
+        }
+        if experts.scoring == "sigmoid":
+            matrices["correction"] = torch.empty(count, dtype=torch.float32, device=device)
+        if shared is not None:
+            matrices["shared_gate_up"] = empty(2 * shared, hidden)
+            matrices["shared_down"] = empty(hidden, shared)
+        if experts.shared_gate:
+            matrices["shared_gate"] = empty(1, hidden)
+        return matrices
+
+    def layer(number: int) -> LayerWeights:
+        per_head = config.qk_norm == "head"
+        before_mlp = config.block in ("pre", "sandwich")
+        behind = config.block in ("post", "sandwich")
         return LayerWeights(
-            input_norm=empty(hidden),
+            input_norm=norm(config.block != "post"),
             qkv=empty(config.qkv_size, hidden),
-            qkv_bias=empty(config.qkv_size) if config.qkv_bias else None,
-            q_norm=empty(config.head_dim) if config.qk_norm else None,
-            k_norm=empty(config.head_dim) if config.qk_norm else None,
-            output=empty(hidden, config.num_heads * config.head_dim),
-            output_bias=empty(hidden) if config.output_bias else None,
-            post_norm=empty(hidden),
-            gate_up=empty(2 * config.intermediate_size, hidden),
-            down=empty(hidden, config.intermediate_size),
+            qkv_bias=vector(config.qkv_bias, config.qkv_size),
+            q_norm=norm(config.qk_norm is not None, config.head_dim if per_head else query),
+            k_norm=norm(config.qk_norm is not None, config.head_dim if per_head else key),
+            output=empty(hidden, query),
+            output_bias=vector(config.output_bias),
+            post_norm=norm(before_mlp),
+            **mlp(number),
+            input_norm_bias=vector(config.norm_bias),
+            attended_norm=norm(behind),
+            post_norm_bias=vector(config.norm_bias and before_mlp),
+            gate_up_bias=vector(config.mlp_bias, config.gate_up_size),
+            down_bias=vector(config.mlp_bias),
+            mlp_norm=norm(behind),
         )
 
     hidden = config.hidden_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     embedding = empty(config.vocab_size, hidden)
     return Weights(
         embedding=embedding,
-        layers=tuple(layer() for _ in range(config.num_layers)),
-        norm=empty(hidden),
+        layers=tuple(layer(number) for number in range(config.num_layers)),
+        norm=torch.empty(hidden, dtype=_norm_dtype(config, dtype), device=device),
         head=embedding if config.tied_head else empty(config.vocab_size, hidden),
+        norm_bias=vector(config.norm_bias),
     )
 
 
-def with_norms_folded(weights: Weights) -> Weights:
-    """The weights with each layer's norms multiplied into its matrices, in place.
-
-    In bfloat16 this rounds the weights once more, and the activations once less.
-    """
-    return replace(weights, layers=tuple(_with_norms_folded(layer) for layer in weights.layers))
-
-
-def _with_norms_folded(layer: LayerWeights) -> LayerWeights:
-    for norm, matrix in ((layer.input_norm, layer.qkv), (layer.post_norm, layer.gate_up)):
-        if norm is not None:
-            matrix *= norm
-    return replace(layer, input_norm=None, post_norm=None)
+def _norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """float32 for `1 + weight`, which half precision would round near 1."""
+    return torch.float32 if config.norm == "rms_plus_one" else dtype
 
 
 def dummy_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Weights:
-    """Random weights, to measure without a checkpoint: norms are 1, all others normal.
+    """Random weights as in a checkpoint, to measure without one: norms are 1, all others normal.
 
     The standard deviation is `initializer_range` of the configuration. The same seed gives the
     same weights on the same kind of device.
@@ -112,42 +170,11 @@ def dummy_weights(
     generator = torch.Generator(device).manual_seed(seed)
     norms = {id(weights.norm)}
     for layer in weights.layers:
-        norms |= {id(x) for x in (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm)}
+        norms |= {id(norm) for norm in layer.norms()}
+    neutral = 0.0 if config.norm == "rms_plus_one" else 1.0
     for tensor in weights.tensors():
         if id(tensor) in norms:
-            tensor.fill_(1.0)
+            tensor.fill_(neutral)
         else:
             tensor.normal_(0.0, config.initializer_range, generator=generator)
-    return with_norms_folded(weights)
-
-
-def named_views(config: ModelConfig, weights: Weights) -> dict[str, Tensor]:
-    """For each tensor name of a Hugging Face checkpoint, the view of the weights it belongs to."""
-    views = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
-    if not config.tied_head:
-        views["lm_head.weight"] = weights.head
-    for index, layer in enumerate(weights.layers):
-        for name, view in _layer_views(config, layer):
-            views[f"model.layers.{index}.{name}"] = view
-    return views
-
-
-def _layer_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    if layer.input_norm is not None and layer.post_norm is not None:
-        yield "input_layernorm.weight", layer.input_norm
-        yield "post_attention_layernorm.weight", layer.post_norm
-    yield "self_attn.o_proj.weight", layer.output
-    yield "mlp.down_proj.weight", layer.down
-    for name, rows in zip("qkv", layer.qkv.split([query, key, key]), strict=True):
-        yield f"self_attn.{name}_proj.weight", rows
-    for name, rows in zip(("gate", "up"), layer.gate_up.chunk(2), strict=True):
-        yield f"mlp.{name}_proj.weight", rows
-    if layer.qkv_bias is not None:
-        for name, rows in zip("qkv", layer.qkv_bias.split([query, key, key]), strict=True):
-            yield f"self_attn.{name}_proj.bias", rows
-    if layer.output_bias is not None:
-        yield "self_attn.o_proj.bias", layer.output_bias
-    if layer.q_norm is not None and layer.k_norm is not None:
-        yield "self_attn.q_norm.weight", layer.q_norm
-        yield "self_attn.k_norm.weight", layer.k_norm
+    return weights

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pagewire.packing import Int32Array
+from pagewire.packing import Float32Array, Int32Array
+from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.constraints.token_bans import Words
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
@@ -41,6 +42,7 @@ class Outcome:
     duration_us: int
     logprobs: Logprobs | None = None  # of the rows in `DevicePlan.logprobs`
     prompt_logprobs: PromptLogprobs | None = None  # of `DevicePlan.prompt_rows`
+    pooled: Float32Array | None = None  # [rows, size], the vectors of a backend that pools
 
 
 class Backend(Protocol):
@@ -59,6 +61,7 @@ class Backend(Protocol):
     kv_cache_bytes: int
     host_costs: HostCosts | None  # measured by `warm_up`; None without host blocks
     piggyback_tokens: int  # measured by `warm_up`; see WorkerInfo in worker.proto
+    pooling: pb.Pooling | None  # None: it generates
 
     @property
     def mask_words(self) -> Words | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pagewire.errors import Code, RequestError
 from pagewire.lifecycle.watchdog import Watched
-from pagewire.packing import pack
+from pagewire.packing import pack, pack_floats
 from pagewire.rpc.checksums import summary
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import Backend, Outcome
@@ -137,6 +137,7 @@ class StepExecutor:
         failures = list(planned.failures)
         logprobs: dict[str, bytes] = {}
         prompt_logprobs: pb.PromptLogprobs | None = None
+        pooled = b""
         if isinstance(outcome, RequestError):
             failures += _fail_all(session, planned.plan, outcome.message)
             tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
@@ -149,6 +150,8 @@ class StepExecutor:
                 logprobs = outcome.logprobs.fields(tokens, planned.rows)
             if (scored := outcome.prompt_logprobs) is not None:
                 prompt_logprobs = scored.message(session.slots.failed(scored.rows.slots))
+            if outcome.pooled is not None:
+                pooled = pack_floats(outcome.pooled[tokens >= 0])
         if planned.rows is not None:
             tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended -1
         self._metrics.failures.inc(len(failures))
@@ -164,6 +167,7 @@ class StepExecutor:
                 ],
                 duration_us=duration,
                 prompt_logprobs=prompt_logprobs,
+                pooled=pooled,
                 **logprobs,
             )
         )

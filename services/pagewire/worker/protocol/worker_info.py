@@ -39,6 +39,7 @@ def worker_info(
         piggyback_tokens=backend.piggyback_tokens,
         constraints=constraints,
         batch_invariant=batch_invariant,
+        pooling=backend.pooling,
     )
     if (costs := backend.host_costs) is not None:
         info.save_block_seconds = costs.save_block

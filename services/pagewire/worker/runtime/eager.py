@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
+from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.measurement.host_costs import measure_costs
 from pagewire.worker.model.decoder import Batch, Decoder, Prefill, SampledTokens
 from pagewire.worker.model.kv_cache import empty_cache
@@ -48,6 +49,7 @@ class EagerBackend:
     """See `Backend`. On a CPU `submit` computes the step, on a GPU it queues it."""
 
     prefix_groups = False
+    pooling: pb.Pooling | None = None
     piggyback_tokens = (
         0  # never faster: a CPU is bound by computing, and eager steps by launching kernels
     )
@@ -120,7 +122,7 @@ class EagerBackend:
         """See `Backend`."""
         return device_errors.is_fatal(error)
 
-    def _mask_words(self) -> Words:
+    def _mask_words(self) -> Words | None:
         """Memory for `Backend.mask_words`; the system gives it when it is first written to."""
         return np.zeros((self.limits.num_slots, -(-self.limits.vocab_size // 32)), np.int32)
 

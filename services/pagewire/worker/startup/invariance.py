@@ -46,7 +46,7 @@ def check_invariance(
         "head": weights.head,
     }
     for name, weight in matrices.items():
-        if (tokens := _gemm_difference(weight, config.rms_norm_eps)) is not None:
+        if (tokens := _gemm_difference(weight, config.norm_eps)) is not None:
             raise _refusal(f"the {name} projection of {tokens} tokens", weight.device)
     if (position := _attention_difference(config, block_size, dtype, layer.qkv.device)) is not None:
         raise _refusal(f"decode attention at position {position}", layer.qkv.device)
@@ -88,11 +88,11 @@ def _attention_difference(
         return torch.empty(shape, dtype=dtype, device=device).normal_()
 
     blocks = -(-_LENGTH // block_size)
-    page = (config.num_kv_heads, block_size, config.head_dim)
+    page = (config.num_kv_heads, block_size, config.served_head_dim)
     keys, values = draw(blocks + 1, *page), draw(blocks + 1, *page)
-    q = draw(_LENGTH, config.num_heads, config.head_dim)
+    q = draw(_LENGTH, config.num_heads, config.served_head_dim)
     table = int32(*range(blocks, 0, -1))[None]
-    scale = config.head_dim**-0.5
+    scale = config.attention_scale
     expected = prefill_attention(
         q, keys, values, table, int32(0), int32(0, _LENGTH), int32(_LENGTH), scale, _LENGTH
     )

@@ -10,7 +10,7 @@ import torch
 
 from pagewire.config import WorkerConfig
 from pagewire.limits import MAX_LOGPROBS
-from pagewire.models import resolve_model
+from pagewire.models import resolve_model, resolve_tokenizer
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import ModelConfig, read_model_config
@@ -21,7 +21,9 @@ from pagewire.worker.model.kv_cache import (
     host_blocks_in,
     measure_free_bytes,
 )
-from pagewire.worker.model.rotary_table import rope_table
+from pagewire.worker.model.pooling import read_pooling
+from pagewire.worker.model.rotary_table import rope_tables
+from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import dummy_weights
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
@@ -30,9 +32,12 @@ from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs.backend import GraphBackend
+from pagewire.worker.runtime.pooling import PoolingBackend
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
 from pagewire.worker.startup.kernel_record import KernelRecord
+from pagewire.worker.startup.one_answer import check_one_answer
 from pagewire.worker.startup.phases import StartupPhases
+from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
 
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
@@ -66,38 +71,50 @@ def _load(
     phases: StartupPhases,
 ) -> LoadedWorker:
     model = read_model_config(folder)
+    scores = config.task == "score"
+    tokenizer = resolve_tokenizer(config.model, config.tokenizer) if scores else None
+    pooling = read_pooling(folder, config.task, tokenizer)
+    if pooling is not None:
+        model = pooled_model(model, pooling, config.max_model_len)
     dtype = choose_dtype(config.dtype, model, device)
     trial = _trial_limits(config, model, device)
     kernels = choose_ops(config.ops, device)
     check_block_size(config.block_size, kernels)
-    if config.batch_invariant and kernels != "triton":
-        raise SetupError(
-            f"--batch-invariant needs the triton operations; --ops is {config.ops} and the device "
-            f"{device}: use --ops triton on an NVIDIA GPU, or leave --batch-invariant out"
-        )
+    if kernels == "triton":
+        model = model.with_heads_for_kernels()
+    if config.batch_invariant:
+        check_one_answer(model, pooling, kernels, device, trial.max_model_len)
     ops = load_ops("invariant" if config.batch_invariant else kernels)
-    table = rope_table(model.rope, model.head_dim, trial.max_model_len, device)
+    tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
-    graphs = device.type == "cuda" and kernels == "triton"
+    graphs = device.type == "cuda" and kernels == "triton" and pooling is None
+    if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
+        raise SetupError(
+            f"--tune-experts needs a model with experts in bfloat16 or float16 and the triton "
+            f"operations; this is {model.family} in {_name(dtype)} with {kernels}: leave it out"
+        )
     if graphs:
         from pagewire.worker.startup.precompile import (
             collect_kernels,
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import choose_gemms
+        from pagewire.worker.startup.tuning import choose_expert_tiles, choose_gemms
 
         record = KernelRecord(config)
         if not record.exists():
             pool = pool or CompilePool()
             profile = partial(_largest_step, limits=trial, dtype=dtype)
-            collect_kernels(model, ops, table, trial, dtype, profile, pool.submit)
+            collect_kernels(model, ops, tables, trial, dtype, profile, pool.submit)
             phases.end("collecting kernels")
+    pooled_head = PoolingHead(pooling, model, device)
     if config.load_format == "dummy":
-        weights = dummy_weights(model, dtype, device, config.seed)
+        weights = served_weights(model, dummy_weights(model, dtype, device, config.seed))
+        pooled_head.randomize(config.seed)
     else:
-        weights = load_weights(folder, model, dtype, device)
-    decoder = Decoder(model, weights, ops, table)
+        weights = load_weights(folder, model, dtype, device, pooled_head.tensors())
+    weights, head = pooled_head.take(weights)
+    decoder = Decoder(model, weights, ops, tables)
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
@@ -108,6 +125,9 @@ def _load(
             phases.end("comparing bits")
         choose_gemms(decoder, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
+        if config.tune_experts:
+            choose_expert_tiles(decoder, trial)
+            phases.end("choosing tiles of experts")
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
@@ -119,7 +139,11 @@ def _load(
         report_compilations(compiled, load_kernels(decoder, limits, dtype))
         record.write()
         phases.end("loading kernels")
-    backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
+    backend: EagerBackend
+    if pooling is not None:
+        backend = PoolingBackend(decoder, limits, dtype, pooling, head)
+    else:
+        backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
     phases.end("KV cache")
     return LoadedWorker(
         backend,
@@ -186,9 +210,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         block_size=config.block_size,
         num_blocks=1,
         host_blocks=1 if config.host_memory_gb else 0,
-        max_model_len=longest_sequence(
-            model.max_position_embeddings, model.sliding_window, config.max_model_len
-        ),
+        max_model_len=longest_sequence(model.max_position_embeddings, config.max_model_len),
         max_num_batched_tokens=batched,
     )
 

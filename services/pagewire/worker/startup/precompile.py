@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
-from pagewire.worker.model.decoder import LAYER_KINDS, Decoder
+from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.limits import Limits
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 def collect_kernels(
     model: ModelConfig,
     ops: Ops,
-    cos_sin: Tensor,
+    tables: tuple[Tensor, ...],
     limits: Limits,
     dtype: torch.dtype,
     profile: Callable[[Decoder], None],
@@ -37,9 +38,10 @@ def collect_kernels(
     It compiles nothing and needs no checkpoint: it uses weights with undefined values. No Triton
     kernel runs, so token ids and slots stay 0, and torch's own kernels read valid addresses.
     """
-    model = replace(model, num_layers=min(LAYER_KINDS, model.num_layers))
-    weights = empty_weights(model, dtype, cos_sin.device)
-    decoder = Decoder(model, weights, ops, cos_sin)
+    kept = model.sample_layers()
+    model = model.with_layers(kept)
+    weights = served_weights(model, empty_weights(model, dtype, tables[0].device))
+    decoder = Decoder(model, weights, ops, tuple(tables[layer] for layer in kept))
     with collecting_kernels(submit):
         profile(decoder)
         _dummy_run(decoder, limits, dtype)
@@ -50,7 +52,7 @@ def collect_kernels(
 def load_kernels(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> list[str]:
     """Loads every kernel variant of a graph backend; returns the names of those it compiled."""
     with recording_compilations() as names:
-        _dummy_run(decoder.with_first_layers(), limits, dtype)
+        _dummy_run(decoder.with_sample_layers(), limits, dtype)
     return names
 
 

@@ -1,16 +1,19 @@
-"""Chooses the cuBLASLt algorithms of a worker's GEMMs by measuring them at the start.
+"""Chooses the cuBLASLt algorithms of a worker's GEMMs, and tiles of experts, by measuring them.
 
 The reference order is that of the skinny kernel, which has the same bits with all its tiles.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
+from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
 from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear import linear, linear_add
@@ -31,18 +34,57 @@ def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False
     With `batch_invariant` also those of the head and of layers with biases, and cuBLAS computes
     only what has the bits of the reference order in every row.
     """
-    weights, config = decoder.weights, decoder.config
     choose = partial(_choose, every_row=batch_invariant)
-    rows = row_buckets(limits)
-    tokens = sorted({*rows, *(size.tokens for size in body_sizes(limits))})
-    changed = choose([layer.output for layer in weights.layers], tokens, add=True)
-    changed += choose([layer.down for layer in weights.layers], tokens, add=True)
-    changed += choose([layer.gate_up for layer in weights.layers], tokens)
+    layers = decoder.weights.layers
+    dense = [layer for layer in layers if layer.router is None]
+    tokens = _row_counts(limits)
+    config = decoder.config
+    add = is_fused(config)  # other layers add to the residual stream in a kernel of its own
+    changed = 0
+    if add or not config.output_bias:
+        changed += choose([layer.output for layer in layers], tokens, add=add)
+    if not config.mlp_bias:
+        changed += choose([layer.down for layer in dense], tokens, add=add)
+        changed += choose([layer.gate_up for layer in dense], tokens)
+    changed += choose(_present(layer.shared_gate_up for layer in layers), tokens)
+    changed += choose(_present(layer.shared_down for layer in layers), tokens)
     if batch_invariant or not config.qkv_bias:
-        changed += choose([layer.qkv for layer in weights.layers], tokens)
+        changed += choose([layer.qkv for layer in layers], tokens)
     if batch_invariant:
-        changed += choose([weights.head], rows)
+        changed += choose([decoder.weights.head], row_buckets(limits))
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
+
+
+def choose_expert_tiles(decoder: Decoder, limits: Limits) -> None:
+    """Measures the grouped GEMMs of experts, for all row counts of the graphs."""
+    experts = decoder.config.experts
+    assert experts is not None
+    layers = [(x.gate_up, x.down) for x in decoder.weights.layers if x.router is not None]
+    changed = choose_tiles(layers, experts.top_k, _row_counts(limits), _microseconds)
+    log.info("experts have other tiles than the table's for %d numbers of tokens", changed)
+
+
+def _row_counts(limits: Limits) -> list[int]:
+    """All numbers of tokens of the graphs."""
+    return sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
+
+
+def _microseconds(run: Callable[[], Tensor]) -> float:
+    """The least of three times of `run` on the device."""
+    return min(_once(run) for _ in range(3))
+
+
+def _once(run: Callable[[], Tensor]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
+
+
+def _present(weights: Iterable[Tensor | None]) -> list[Tensor]:
+    return [weight for weight in weights if weight is not None]
 
 
 def _choose(
@@ -52,6 +94,8 @@ def _choose(
     every_row: bool = False,
 ) -> int:
     """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
+    if not weights:
+        return 0
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]

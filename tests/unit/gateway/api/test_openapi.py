@@ -37,6 +37,12 @@ async def test_it_is_a_valid_document_of_every_route() -> None:
     schema.validate()
     found = {(result.ok().method, result.ok().path) for result in schema.get_all_operations()}
     assert found == {
+        ("post", "/v1/embeddings"),
+        ("post", "/v1/score"),
+        ("post", "/score"),
+        ("post", "/v1/rerank"),
+        ("post", "/rerank"),
+        ("post", "/v2/rerank"),
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
         ("post", "/v1/responses"),

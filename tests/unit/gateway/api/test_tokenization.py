@@ -8,10 +8,11 @@ import pytest
 from pagewire.errors import RequestError
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.tokenization import TextCall
+from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsing.job_parser import JobParser
 from pagewire.v1 import inference_pb2 as pb
 
-MODELS = ["m"]
+MODELS = {"m": ServedModel(4096)}
 PARSER = JobParser(BodyLimits(max_messages=2))
 CHAT = [{"role": "user", "content": "Hi"}]
 

@@ -408,7 +408,7 @@ async def test_other_content_types_are_refused(
 
 
 async def test_unknown_routes_and_methods_are_refused(client: httpx.AsyncClient) -> None:
-    missing = await client.get("/v1/embeddings")
+    missing = await client.get("/v1/moderations")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
     wrong = await client.get(CHAT)
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")

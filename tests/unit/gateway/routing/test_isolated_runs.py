@@ -103,14 +103,11 @@ async def test_harmless_requests_complete_though_schedulers_keep_failing(
         schedulers.submit([run])
 
     async def kill() -> None:
-        while True:
+        while sum(peer.deaths for peer in peers) < 12:
             await asyncio.sleep(rng.uniform(0.1, 0.6))
             await rng.choice(peers).die()
 
-    killing = asyncio.create_task(kill())
-    await eventually(lambda: sum(peer.deaths for peer in peers) >= 12, 30)
-    killing.cancel()
-    await asyncio.gather(killing, return_exceptions=True)
+    await asyncio.wait_for(kill(), 30)
     for peer in peers:
         await peer.stop()
         await peer.start(peer._address)

@@ -11,3 +11,12 @@ def test_failures_are_counted_from_zero_after_recovery() -> None:
     assert failing.record_failure() == 3
     failing.output.extend([5] * RECOVERED_AFTER)
     assert failing.record_failure() == 1
+
+
+def test_a_whole_prompt_reads_nothing_from_a_cache() -> None:
+    pooled = sequence(20, 1)
+    assert (pooled.max_cached, pooled.max_length) == (19, 21)
+    pooled.pools = True
+    assert (pooled.max_cached, pooled.max_length) == (19, 20)
+    pooled.whole_prompt = True
+    assert pooled.max_cached == 0

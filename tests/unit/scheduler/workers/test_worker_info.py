@@ -4,7 +4,8 @@ import pytest
 
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
-from pagewire.scheduler.workers.worker_info import unlike, worker_limits
+from pagewire.scheduler.core.pooling import ModelPooling
+from pagewire.scheduler.workers.worker_info import model_pooling, unlike, worker_limits
 from pagewire.v1 import worker_pb2 as pb
 
 
@@ -71,3 +72,22 @@ def test_workers_with_and_without_one_answer_are_told_apart() -> None:
     assert unlike(invariant, [invariant, invariant]) is None
     assert "has --batch-invariant, unlike others" in (unlike(invariant, [invariant, usual]) or "")
     assert "has no --batch-invariant" in (unlike(usual, [invariant]) or "")
+
+
+def test_a_worker_that_pools_says_how() -> None:
+    assert model_pooling(info()) is None
+    given = info()
+    given.pooling.MergeFrom(
+        pb.Pooling(
+            task="embed",
+            size=7,
+            activation="normalize",
+            whole_prompt=True,
+            pair_format="tokenizer",
+        )
+    )
+    expected = ModelPooling("embed", 7, "normalize", True, "tokenizer")
+    assert model_pooling(given) == expected
+    given.pooling.task = "paint"
+    with pytest.raises(ValueError, match="its pooling has the task 'paint'"):
+        model_pooling(given)

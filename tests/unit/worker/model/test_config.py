@@ -35,19 +35,26 @@ def config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "qkv_bias", "output_bias", "qk_norm"),
     [
-        ({}, False, False, False),
-        ({"attention_bias": True}, True, True, False),
-        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, False, False, False),
-        ({"architectures": ["Qwen2ForCausalLM"]}, True, False, False),
-        ({"architectures": ["Qwen3ForCausalLM"]}, False, False, True),
-        ({"architectures": None, "model_type": "qwen3"}, False, False, True),
+        ({}, False, False, None),
+        ({"attention_bias": True}, True, True, None),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, False, False, None),
+        ({"architectures": ["Qwen2ForCausalLM"]}, True, False, None),
+        ({"architectures": ["Qwen3ForCausalLM"]}, False, False, "head"),
+        ({"architectures": None, "model_type": "qwen3"}, False, False, "head"),
     ],
 )
 def test_traits_of_each_family(
-    changes: dict[str, Any], qkv_bias: bool, output_bias: bool, qk_norm: bool
+    changes: dict[str, Any], qkv_bias: bool, output_bias: bool, qk_norm: str | None
 ) -> None:
     model = parse_model_config(config(**changes))
     assert (model.qkv_bias, model.output_bias, model.qk_norm) == (qkv_bias, output_bias, qk_norm)
+
+
+def test_a_family_may_have_other_keys() -> None:
+    older = config(architectures=["ExaoneForCausalLM"], layer_norm_epsilon=0.5)
+    older["num_layers"] = older.pop("num_hidden_layers")
+    model = parse_model_config(older | {"activation_function": "gelu"})
+    assert (model.num_layers, model.norm_eps, model.activation) == (2, 0.5, "gelu")
 
 
 def test_defaults_follow_from_other_values() -> None:
@@ -79,7 +86,7 @@ def test_defaults_follow_from_other_values() -> None:
     ],
 )
 def test_old_and_new_forms_of_rope(changes: dict[str, Any], rope: RopeConfig) -> None:
-    assert parse_model_config(config(**changes)).rope == rope
+    assert parse_model_config(config(**changes)).ropes == (rope, rope)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_old_and_new_forms_of_rope(changes: dict[str, Any], rope: RopeConfig) ->
     ],
 )
 def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
-    assert parse_model_config(config(**changes)).sliding_window == window
+    assert parse_model_config(config(**changes)).windows[-1] == window
 
 
 @pytest.mark.parametrize(
@@ -109,12 +116,69 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3"]),
         ({"architectures": [], "model_type": "bert"}, ["bert", "MistralForCausalLM"]),
-        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
-        ({"mlp_bias": True}, ["mlp_bias"]),
+        ({"hidden_act": "relu6"}, ["hidden_act", "relu6", "silu", "gelu_pytorch_tanh"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "bfloat16"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, ["yarn", "llama3"]),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 4}}, ["mrope", "llama3", "longrope"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["short_factor", "None", "list"]),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}},
+            ["short_factor", "1 values", "8"],
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "None"]),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "only 1"]),
+        (
+            {"architectures": ["GlmForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.2},
+            ["partial_rotary_factor", "0.2", "head_dim 16"],
+        ),
+        (
+            {"architectures": ["GlmForCausalLM"], "partial_rotary_factor": 1.5},
+            ["partial_rotary_factor", "1.5", "1 at most"],
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_theta": 1e4}},
+            ["rope_parameters", "rope_theta", "Gemma3ForCausalLM", "sliding_attention"],
+        ),
+        (
+            {"architectures": ["Olmo3ForCausalLM"], "rope_scaling": {"type": "linear"}},
+            ["rope_scaling", "linear", "rope_type"],
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": None},
+            ["sliding_window", "None", "positive"],
+        ),
+        (
+            {"architectures": ["CohereForCausalLM"], "use_qk_norm": True},
+            ["use_qk_norm", "True", "False", "CohereForCausalLM"],
+        ),
+        (
+            {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 8},
+            ["num_local_experts", "8", "0"],
+        ),
+        (
+            {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 0},
+            ["layer_types", "linear_attention"],
+        ),
+        (
+            {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]},
+            ["no_rope_layers", "[1]", "2 layers"],
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": -1},
+            ["attn_logit_softcapping", "-1", "above 0"],
+        ),
+        (
+            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": "x"},
+            ["residual_multiplier", "'x'", "above 0"],
+        ),
+        (
+            {"architectures": ["MinistralForCausalLM"], "layer_types": ["full_attention"]},
+            ["layer_types", "1 values", "2 layers"],
+        ),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"]},
+            ["text_config", "None", "Mistral3ForConditionalGeneration"],
+        ),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps", "small", "above 0"]),
         ({"torch_dtype": "float64"}, ["float64", "bfloat16"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
         ({"vocab_size": "many"}, ["vocab_size", "many"]),
@@ -142,3 +206,17 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps([LLAMA]))
     with pytest.raises(SetupError, match=r"config\.json cannot be read: it is not a JSON object"):
         read_model_config(tmp_path)
+
+
+def test_sampled_layers_have_every_window_and_the_last_layer() -> None:
+    gemma = config(architectures=["Gemma3ForCausalLM"], num_hidden_layers=8, sliding_window=32)
+    model = parse_model_config(gemma)
+    assert model.windows == (32, 32, 32, 32, 32, None, 32, 32)
+    kept = model.sample_layers()
+    assert kept == (0, 5, 7)
+    part = model.with_layers(kept)
+    assert part.windows == (32, None, 32)
+    assert [rope.theta for rope in part.ropes if rope] == [1e4, 1e6, 1e4]
+    assert part.num_layers == 3
+    assert parse_model_config(config()).sample_layers() == (0, 1)
+    assert parse_model_config(config(num_hidden_layers=1)).sample_layers() == (0,)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from pagewire.worker.model.config import read_model_config
-from pagewire.worker.model.stored_dtype import stored_dtype
+from pagewire.worker.model.config.stored_dtype import stored_dtype
 
 CONFIG = {
     "model_type": "llama",

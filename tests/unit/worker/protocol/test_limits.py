@@ -1,6 +1,5 @@
-"""The maximum length of a sequence by model, window and pool; the block size."""
+"""The maximum length of a sequence by model and pool; the block size."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ def model(tmp_path: Path) -> ModelConfig:
 
 
 def longest(model: ModelConfig, requested: int | None) -> int:
-    return longest_sequence(model.max_position_embeddings, model.sliding_window, requested)
+    return longest_sequence(model.max_position_embeddings, requested)
 
 
 def test_length_is_what_the_model_was_trained_for(model: ModelConfig) -> None:
@@ -28,15 +27,6 @@ def test_length_is_what_the_model_was_trained_for(model: ModelConfig) -> None:
     assert longest(model, 100) == 100
     with pytest.raises(SetupError, match=r"max_model_len 513.*512"):
         longest(model, 513)
-
-
-def test_sliding_window_caps_the_length(model: ModelConfig) -> None:
-    windowed = replace(model, sliding_window=64)
-    assert longest(windowed, None) == 64
-    assert longest(windowed, 64) == 64
-    with pytest.raises(SetupError, match=r"max_model_len 65 exceeds.*window of 64"):
-        longest(windowed, 65)
-    assert longest(replace(model, sliding_window=4096), None) == 512
 
 
 def test_blocks_that_the_kernels_do_not_read_are_refused() -> None:

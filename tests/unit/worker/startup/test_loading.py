@@ -53,8 +53,9 @@ def test_a_cpu_does_not_take_the_mode_of_one_answer(tmp_path: Path) -> None:
         load_worker(settings)
 
 
-def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path) -> None:
-    save_model(tmp_path / "full", "llama", initializer_range=0.02)
+@pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
+def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path / "full", variant, initializer_range=0.02)
     config = json.loads((tmp_path / "full" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = WorkerConfig(
@@ -64,6 +65,14 @@ def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path) -> None:
     loaded.backend.warm_up()
     assert loaded.dtype == "float32"
     assert loaded.limits.max_model_len == 512
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
+def test_tiles_are_tuned_on_a_gpu_only(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path, variant)
+    settings = WorkerConfig(model=str(tmp_path), device="cpu", tune_experts=True)
+    with pytest.raises(SetupError, match=r"--tune-experts needs .* with torch: leave it out"):
+        load_worker(settings)
 
 
 @pytest.fixture

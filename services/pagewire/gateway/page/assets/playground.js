@@ -13,10 +13,10 @@ export function hasPlayground() {
   return asked;
 }
 
-/** Kills the worker at an address, or the busiest one, and says so. */
+/** Kills the worker at an address, or the busiest one of the chosen model, and says so. */
 export async function killWorker(address = null) {
   try {
-    const body = JSON.stringify(address ? { worker: address } : {});
+    const body = JSON.stringify(address ? { worker: address } : { model: byId("model").value });
     const response = await call("engine/kill", { method: "POST", body });
     const { killed } = await response.json();
     toast(`${killed} was killed. It is started again, and open streams go on.`);

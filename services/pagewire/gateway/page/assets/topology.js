@@ -19,9 +19,12 @@ export class Topology {
     const gateways = new Map([["this", { name: "this gateway", open: 0, to: [] }]]);
     const schedulers = [];
     const workers = [];
+    const several = new Set(state.schedulers.flatMap((each) => each.models)).size > 1;
     state.schedulers.forEach((scheduler, place) => {
       const id = `s${place}`;
-      schedulers.push({ id, name: scheduler.target, state: scheduler.state,
+      const { models, target } = scheduler;
+      const name = several ? `${models.join(", ")} at ${target}` : target;
+      schedulers.push({ id, name, state: scheduler.state,
         note: `${scheduler.running} running, ${scheduler.waiting} waiting` });
       gateways.get("this").open += scheduler.open;
       if (scheduler.state !== "lost") gateways.get("this").to.push(id);

@@ -97,10 +97,9 @@ class WorkerBatch:
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the worker, with its whole pool, takes the sequence at its longest."""
-        longest = sequence.max_computed
         return (
-            longest < self.limits.max_model_len
-            and self.limits.blocks_for(longest) <= self.pool.total
+            sequence.max_length <= self.limits.max_model_len
+            and self.limits.blocks_for(sequence.max_computed) <= self.pool.total
         )
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:

@@ -36,6 +36,7 @@ class AttentionOps(Protocol):
         dtype: torch.dtype,
         *,
         shared: SharedPrefixItems | None = None,
+        window: int | None = None,
     ) -> Any:
         """Return the `plan` of `decode_attention` for these lengths.
 
@@ -43,7 +44,7 @@ class AttentionOps(Protocol):
             lengths: `[rows]` int32, as in `decode_attention`.
             query_heads, kv_heads, head_dim: of one layer.
             dtype: of queries, keys and values.
-            shared: as in `decode_attention`.
+            shared, window: as in `decode_attention`.
 
         Returns:
             A value of the implementation's own, valid until `lengths` or `shared` change, or None
@@ -63,9 +64,11 @@ class AttentionOps(Protocol):
         shared: SharedPrefixItems | None = None,
         plan: Any = None,
         beside_prefill: bool = False,
+        window: int | None = None,
+        soft_cap: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Attend from one new token of each sequence to all of its cached tokens.
+        """Attend from one new token of each sequence to its cached tokens.
 
         Args:
             q: `[rows, query_heads, head_dim]`, contiguous.
@@ -77,9 +80,12 @@ class AttentionOps(Protocol):
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
             shared: prefixes that rows have in common, which an implementation may read once for
                 all of these rows. The result is the same without them.
-            plan: the result of `plan_decode` for these `lengths` and `shared`, or None.
+            plan: the result of `plan_decode` for these `lengths`, `shared` and `window`, or None.
             beside_prefill: True promises that the call before this one was `prefill_attention`
                 with the same queries. Both may then run at the same time.
+            window: the token sees this many last positions, its own included; None: all. Prefixes
+                in `shared` may then be read once for each row.
+            soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
             out: `[rows, query_heads, head_dim]` to write to, or None for a new tensor.
 
         Returns:
@@ -101,12 +107,14 @@ class AttentionOps(Protocol):
         scale: float,
         max_query_length: int,
         *,
+        window: int | None = None,
+        soft_cap: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Attend causally from each chunk to its cached prefix and to itself.
 
         Query j of chunk i has position `lengths[i] - (query_starts[i+1] - query_starts[i]) + j` in
-        its sequence. It sees all positions up to its own.
+        its sequence. It sees all positions up to its own, or the last `window` of these.
 
         Args:
             q: `[tokens, query_heads, head_dim]`, contiguous: tokens of no chunk, the chunks one
@@ -121,6 +129,7 @@ class AttentionOps(Protocol):
                 chunk of length 0 gives zeros: its tokens are padding.
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
             max_query_length: tokens of the longest chunk that is not padding, or more.
+            window, soft_cap: as in `decode_attention`.
             out: `[tokens, query_heads, head_dim]` to write to, or None for a new tensor.
 
         Returns:

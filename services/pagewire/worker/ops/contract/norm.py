@@ -1,4 +1,4 @@
-"""Root-mean-square normalization."""
+"""Root-mean-square and layer normalization."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ class NormOps(Protocol):
             x: `[tokens, hidden]`.
             weight: `[hidden]`, or None for no weight.
             eps: added to the mean square.
+
+        Returns:
+            `[tokens, hidden]` in the dtype of `x`.
+        """
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, in float32, rounded once.
+
+        LayerNorm is of Ba, Kiros and Hinton, 2016, "Layer Normalization".
+
+        Args:
+            x: `[tokens, hidden]`.
+            weight: `[hidden]`.
+            bias: `[hidden]` or None.
+            eps: added to the variance.
 
         Returns:
             `[tokens, hidden]` in the dtype of `x`.

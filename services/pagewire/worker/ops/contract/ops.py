@@ -7,6 +7,7 @@ from typing import Protocol
 from pagewire.worker.ops.contract.activation import ActivationOps
 from pagewire.worker.ops.contract.attention import AttentionOps
 from pagewire.worker.ops.contract.blocks import BlockOps
+from pagewire.worker.ops.contract.experts import ExpertOps
 from pagewire.worker.ops.contract.linear import LinearOps
 from pagewire.worker.ops.contract.norm import NormOps
 from pagewire.worker.ops.contract.rope import RopeOps
@@ -18,6 +19,7 @@ class Ops(
     NormOps,
     ActivationOps,
     LinearOps,
+    ExpertOps,
     RopeOps,
     AttentionOps,
     SamplingOps,

@@ -31,6 +31,7 @@ def plan_decode(
     dtype: torch.dtype,
     *,
     shared: SharedPrefixItems | None = None,
+    window: int | None = None,
 ) -> None:
     """Return None: `decode_attention` needs no plan here."""
 
@@ -47,6 +48,8 @@ def decode_attention(
     shared: SharedPrefixItems | None = None,
     plan: Any = None,
     beside_prefill: bool = False,
+    window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     rows, query_heads, head_dim = q.shape
@@ -59,11 +62,15 @@ def decode_attention(
     tables = block_tables[slots, : -(-longest // block_size)]  # [rows, blocks]
     k, v = _gather(k_cache, tables), _gather(v_cache, tables)
     # An empty row keeps position 0, so that its softmax is defined; it is zeroed below.
-    visible = torch.arange(k.shape[2], device=q.device) < lengths.clamp(min=1)[:, None]
+    positions = torch.arange(k.shape[2], device=q.device)
+    visible = positions < lengths.clamp(min=1)[:, None]
+    if window is not None:
+        visible &= positions >= lengths.clamp(min=1)[:, None] - window
 
     # The query heads of one KV head take the place of a query sequence, which has no causal mask.
     grouped = q.view(rows, kv_heads, query_heads // kv_heads, head_dim)
-    attended = _attend_masked(grouped, k, v, visible[:, None, None, :], scale).reshape(q.shape)
+    mask = visible[:, None, None, :]
+    attended = _attend_masked(grouped, k, v, mask, scale, soft_cap).reshape(q.shape)
     attended.masked_fill_((lengths == 0)[:, None, None], 0)
     return torch.where((lengths < 0)[:, None, None], out, attended, out=out)
 
@@ -79,6 +86,8 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q) if out is None else out
@@ -97,7 +106,9 @@ def prefill_attention(
         if begin < end:
             table = block_tables[slot : slot + 1, : -(-length // k_cache.shape[2])]
             k, v = _gather(k_cache, table)[0], _gather(v_cache, table)[0]
-            out[begin:end] = _attend_chunk(q[begin:end], k[:, :length], v[:, :length], scale)
+            out[begin:end] = _attend_chunk(
+                q[begin:end], k[:, :length], v[:, :length], scale, window, soft_cap
+            )
     return out
 
 
@@ -114,7 +125,9 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
     return gathered.view(tables.shape[0], kv_heads, -1, head_dim)
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _attend_chunk(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, soft_cap: float | None
+) -> Tensor:
     """Attend causally from the last `queries` positions of one sequence; shapes as below.
 
     For `scaled_dot_product_attention` the KV heads are the batch and the query heads of one KV
@@ -124,26 +137,36 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q: `[queries, query_heads, head_dim]`.
         k, v: `[kv_heads, length, head_dim]`.
         scale: multiplies the scores.
+        window, soft_cap: as in `AttentionOps.prefill_attention`.
     """
     queries, query_heads, head_dim = q.shape
     kv_heads, length, _ = k.shape
     group = query_heads // kv_heads
     grouped = q.view(queries, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (x[:, None].expand(-1, group, -1, -1) for x in (k, v))
-    if queries == length:
+    if queries == length and window is None and soft_cap is None:
         out = F.scaled_dot_product_attention(grouped, k, v, is_causal=True, scale=scale)
     else:
         mask = torch.ones(queries, length, dtype=torch.bool, device=q.device)
-        out = _attend_masked(grouped, k, v, mask.tril(length - queries), scale)
+        mask = mask.tril(length - queries)
+        if window is not None:
+            mask = mask.triu(length - queries - window + 1)
+        out = _attend_masked(grouped, k, v, mask, scale, soft_cap)
     return out.permute(2, 0, 1, 3).reshape(queries, query_heads, head_dim)
 
 
-def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None
+) -> Tensor:
     """Attend where `mask` is true; on a GPU without torch's fused kernels.
 
     The memory-efficient kernel of torch 2.11 has errors of 10 % for some masked shapes, such as 65
     queries of 131 keys, and kernels are tested against this function.
     """
+    if soft_cap is not None:  # torch's function has none
+        scores = q.float() @ k.float().transpose(-2, -1) * scale
+        scores = (torch.tanh(scores / soft_cap) * soft_cap).masked_fill(~mask, -torch.inf)
+        return (scores.softmax(-1) @ v.float()).to(q.dtype)
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     with sdpa_kernel(SDPBackend.MATH):

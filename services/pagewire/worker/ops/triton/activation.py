@@ -1,4 +1,4 @@
-"""The kernel of the gated activation."""
+"""The kernels of activations, gated or not, and of the soft cap of logits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.activation import Activation
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.norm import inverse_rms
@@ -29,6 +30,64 @@ CONFIG = ActivationConfig(block=1024, warps=4)
 def silu_of(x):
     """Return `x * sigmoid(x)` of float32."""
     return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh_of(x):
+    """Return `tanh(x)` of float32, with an absolute error of 2^-23."""
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+
+
+@triton.jit
+def _activation_of(x, ACTIVATION: tl.constexpr):
+    """Return the activation of float32."""
+    if ACTIVATION == "silu":
+        return silu_of(x)
+    if ACTIVATION == "gelu_tanh":
+        return 0.5 * x * (1.0 + tanh_of(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _activate_kernel(
+    x_ptr,  # [tokens, 2 * intermediate] if GATED, else [tokens, intermediate]
+    out_ptr,  # [tokens, intermediate]
+    intermediate,
+    x_stride,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute the activation of `x`, or of its gates times the values behind them.
+
+    A program computes BLOCK columns of one token. The grid is `[tokens * blocks]`.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    blocks = tl.cdiv(intermediate, BLOCK)
+    token = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    mask = column < intermediate
+    at = x_ptr + token * x_stride + column
+    out = _activation_of(tl.load(at, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
+    if GATED:
+        out *= tl.load(at + intermediate, mask=mask, other=0.0).to(tl.float32)
+    out = out.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * intermediate + column, out, mask=mask)
+
+
+@triton.jit
+def _soft_cap_kernel(x_ptr, count, cap, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Cap BLOCK of `count` adjacent values in place."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < count, other=0.0).to(tl.float32)
+    out = tanh_of(x / cap) * cap
+    tl.store(x_ptr + at, out.to(x_ptr.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
@@ -97,3 +156,44 @@ def silu_mul(
         launch_pdl=pdl,
     )
     return out
+
+
+def activate(
+    x: Tensor, activation: Activation, *, gated: bool, config: ActivationConfig = CONFIG
+) -> Tensor:
+    """Implement `ActivationOps.activate`; the rows of `x` may have any stride."""
+    tokens, intermediate = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
+    out = x.new_empty((tokens, intermediate))
+    if tokens == 0:
+        return out
+    pdl = dependent_launch(x.device)
+    _activate_kernel[(tokens * cdiv(intermediate, config.block),)](
+        x,
+        out,
+        intermediate,
+        x.stride(0),
+        ACTIVATION=activation,
+        GATED=gated,
+        BLOCK=config.block,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+def soft_cap(x: Tensor, cap: float, *, config: ActivationConfig = CONFIG) -> Tensor:
+    """Implement `ActivationOps.soft_cap`."""
+    if x.numel() == 0:
+        return x
+    pdl = dependent_launch(x.device)
+    _soft_cap_kernel[(cdiv(x.numel(), config.block),)](
+        x,
+        x.numel(),
+        cap,
+        BLOCK=config.block,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    return x

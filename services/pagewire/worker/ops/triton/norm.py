@@ -1,4 +1,4 @@
-"""The kernel of root-mean-square normalization."""
+"""The kernels of root-mean-square and layer normalization."""
 
 from __future__ import annotations
 
@@ -58,6 +58,46 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row * HIDDEN + column, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=["tokens"])
+def _layer_norm_kernel(
+    x_ptr,  # [tokens, HIDDEN]
+    weight_ptr,  # [HIDDEN]
+    bias_ptr,  # [HIDDEN]
+    out_ptr,  # [tokens, HIDDEN]
+    tokens,
+    x_stride,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Normalize rows of `x`.
+
+    A program computes ROWS whole rows. The grid is `[tokens / ROWS]`.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)  # [ROWS, 1]
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    inside = column < HIDDEN
+    mask = (row < tokens) & inside
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+
+    x = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(x, 1) / HIDDEN
+    x = tl.where(inside, x - mean[:, None], 0.0)
+    out = x * inverse_rms(x, eps, HIDDEN, 1)[:, None] * weight
+    if BIAS:
+        out += bias
+    tl.store(out_ptr + row * HIDDEN + column, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
 @dataclass(frozen=True, slots=True)
 class NormConfig:
     """The tile of a program: `rows` rows, computed by `warps` warps."""
@@ -87,6 +127,40 @@ def rms_norm(
         BLOCK=next_power_of_2(hidden),
         ROWS=config.rows,
         WEIGHT=weight is not None,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    config: NormConfig | None = None,
+) -> Tensor:
+    """Implement `NormOps.layer_norm`; the rows of `x` may have any stride, its columns may not."""
+    tokens, hidden = x.shape
+    out = x.new_empty((tokens, hidden))
+    if tokens == 0:
+        return out
+    config = config or norm_config(tokens, hidden)
+    pdl = dependent_launch(x.device)
+    _layer_norm_kernel[(cdiv(tokens, config.rows),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        tokens,
+        x.stride(0),
+        eps,
+        HIDDEN=hidden,
+        BLOCK=next_power_of_2(hidden),
+        ROWS=config.rows,
+        BIAS=bias is not None,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,

@@ -1,17 +1,25 @@
 """All operations as Triton kernels: this module implements `contract.ops.Ops`."""
 
+from pagewire.worker.ops.triton.activation import activate as activate
 from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
+from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.attention import decode_attention as decode_attention
 from pagewire.worker.ops.triton.attention import plan_decode as plan_decode
 from pagewire.worker.ops.triton.attention import prefill_attention as prefill_attention
 from pagewire.worker.ops.triton.attention import shared_prefix_limits as shared_prefix_limits
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.experts import add_experts as add_experts
+from pagewire.worker.ops.triton.experts import experts_down as experts_down
+from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts import route as route
+from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
 from pagewire.worker.ops.triton.linear import linear as linear
 from pagewire.worker.ops.triton.linear import linear_add as linear_add
 from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul
 from pagewire.worker.ops.triton.linear import norm_linear as norm_linear
 from pagewire.worker.ops.triton.logprobs import logprobs as logprobs
 from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
+from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
 from pagewire.worker.ops.triton.norm import rms_norm as rms_norm
 from pagewire.worker.ops.triton.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write

@@ -35,30 +35,20 @@ class Limits:
         return self.num_slots
 
 
-def longest_sequence(trained: int, window: int | None, requested: int | None) -> int:
+def longest_sequence(trained: int, requested: int | None) -> int:
     """The maximum tokens of a sequence: `requested` (--max-model-len), else what the model allows.
 
-    `trained` is `max_position_embeddings` of the model, `window` its sliding window. Sliding
-    windows are not implemented: attention sees the whole sequence. The two are equal while no
-    sequence is longer than the window.
+    `trained` is `max_position_embeddings` of the model.
 
     Raises:
-        SetupError: `requested` exceeds one of them.
+        SetupError: `requested` exceeds it.
     """
     if requested is not None and not 1 <= requested <= trained:
         raise SetupError(
             f"max_model_len {requested}: config.json allows 1 to {trained} "
             "(max_position_embeddings)"
         )
-    if window is None or window >= (requested or trained):
-        return requested or trained
-    if requested is not None:
-        raise SetupError(
-            f"max_model_len {requested} exceeds the model's sliding window of {window} tokens, and "
-            f"sliding windows are not implemented; use --max-model-len {window} or less"
-        )
-    log.info("max_model_len is %d instead of %d: the model's sliding window", window, trained)
-    return window
+    return requested or trained
 
 
 def fit_to_pool(

@@ -84,7 +84,7 @@ class MixedGraphs:
         # The residual stream [tokens, hidden] and the queries [tokens, heads, head_dim] between
         # body and head; they stay until the next launch.
         self.residual = weights.embedding.new_zeros(tokens, config.hidden_size)
-        self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.head_dim)
+        self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.served_head_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
         # Keys: number of rows, and whether any is filtered or None for heads that do not sample.
         self._heads: dict[tuple[int, bool | None], CapturedStep] = {}

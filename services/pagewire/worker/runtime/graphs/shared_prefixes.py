@@ -20,7 +20,7 @@ class SharedPrefixes:
         model, device = decoder.config, decoder.weights.embedding.device
         group = model.num_heads // model.num_kv_heads
         self._sizes = ItemSizes(
-            limits=decoder.ops.shared_prefix_limits(dtype, model.head_dim, group),
+            limits=decoder.ops.shared_prefix_limits(dtype, model.served_head_dim, group),
             kv_heads=model.num_kv_heads,
             processors=multiprocessors(device),
             block_size=limits.block_size,

@@ -4,12 +4,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pagewire.config import WorkerConfig
+from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
@@ -77,7 +79,8 @@ def test_the_last_layer_ends_with_what_samples(tmp_path: Path, samples: list[boo
         computed.append(len(x))
         return gated(x, *others)
 
-    decoder.ops = SimpleNamespace(**{**vars(decoder.ops), "norm_gate_up_silu_mul": recorded})
+    ops: Any = SimpleNamespace(**{**vars(decoder.ops), "norm_gate_up_silu_mul": recorded})
+    decoder = Decoder(decoder.config, decoder.weights, ops, decoder.tables)
     with torch.inference_mode():
         batch, *_ = backend._batch(plan)
         hidden = decoder.hidden(batch, backend._cache, backend._slots.block_tables)

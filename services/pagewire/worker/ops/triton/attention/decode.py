@@ -27,7 +27,7 @@ from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.decode_kernel import decode_kernel
 from pagewire.worker.ops.triton.attention.merge import merge_config, merge_pieces
-from pagewire.worker.ops.triton.attention.paged import LOG2_E, check_layout
+from pagewire.worker.ops.triton.attention.paged import check_layout, score_scales
 from pagewire.worker.ops.triton.attention.shared_prefix import Pieces, attend_shared_prefixes
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, plan_shares
 
@@ -69,23 +69,28 @@ def decode_attention(
     shared: SharedPrefixItems | None = None,
     plan: DecodePlan | None = None,
     beside_prefill: bool = False,
+    window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.decode_attention`.
 
-    `config` sets tiles and launch options; None chooses them by dtype, head size and rows.
+    With a window, each row reads its own positions, shared or not. `config` sets tiles and launch
+    options; None chooses them by dtype, head size and rows.
     """
     check_layout(q, k_cache, v_cache)
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
     config = config or decode_config(q.dtype, head_dim, group, rows)
+    shared = None if window is not None else shared
     programs = multiprocessors(q.device) * config.programs
     merge = merge_config(rows, kv_heads, group, programs)
     if rows == 1:
         programs = merge.programs(programs, kv_heads)
-    plan = plan or _plan(lengths, shared, kv_heads, config)
+    plan = plan or _plan(lengths, shared, kv_heads, config, window)
+    scale_log2, cap_scale = score_scales(scale, soft_cap)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
         "HEAD_DIM": head_dim,
@@ -94,6 +99,8 @@ def decode_attention(
         "TILE": config.tile,
         "PLANNED": plan is not None,
         "RANGES": 0 if shared is None else MAX_RANGES,
+        "WINDOW": window or 0,
+        "RUN": RUN,
         "PDL": pdl,
     } | ({"launch_pdl": True} if pdl else {})
 
@@ -102,7 +109,9 @@ def decode_attention(
         ranges = Pieces(out, out)
         shared_lengths = counts = lengths
     else:
-        ranges = attend_shared_prefixes(q, k_cache, v_cache, block_tables, shared, scale)
+        ranges = attend_shared_prefixes(
+            q, k_cache, v_cache, block_tables, shared, scale, soft_cap=soft_cap
+        )
         shared_lengths, counts = shared.lengths, shared.counts
     if plan is None:  # the kernels do not read it
         plan = DecodePlan(lengths, lengths, lengths, lengths, lengths)
@@ -125,12 +134,12 @@ def decode_attention(
         plan.rows,
         plan.units,
         plan.begins,
-        scale * LOG2_E,
+        scale_log2,
         config.min_share,
         int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
-        RUN=RUN,
+        CAP_SCALE=cap_scale,
         BLOCK_N=max(8, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
@@ -184,16 +193,24 @@ def plan_decode(
     dtype: torch.dtype,
     *,
     shared: SharedPrefixItems | None = None,
+    window: int | None = None,
 ) -> DecodePlan | None:
     """Implement `AttentionOps.plan_decode`; a single row needs no plan."""
     config = decode_config(dtype, head_dim, query_heads // kv_heads, len(lengths))
-    return _plan(lengths, shared, kv_heads, config)
+    shared = None if window is not None else shared
+    return _plan(lengths, shared, kv_heads, config, window)
 
 
 def _plan(
-    lengths: Tensor, shared: SharedPrefixItems | None, kv_heads: int, config: DecodeConfig
+    lengths: Tensor,
+    shared: SharedPrefixItems | None,
+    kv_heads: int,
+    config: DecodeConfig,
+    window: int | None,
 ) -> DecodePlan | None:
     if len(lengths) == 1:
         return None
     programs = multiprocessors(lengths.device) * config.programs
-    return plan_shares(lengths, shared, kv_heads, config.tile, programs, config.min_share)
+    return plan_shares(
+        lengths, shared, kv_heads, config.tile, programs, config.min_share, window=window
+    )

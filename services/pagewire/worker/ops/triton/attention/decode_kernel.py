@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.triton.attention.paged import LOWEST
+from pagewire.worker.ops.triton.attention.paged import LOWEST, capped, window_begin
 from pagewire.worker.ops.triton.attention.shares import cut
 
 
@@ -32,10 +32,17 @@ def _kv_of_row(
     shared_ptr,
     table_stride,
     RANGES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    RUN: tl.constexpr,
 ):
-    """Return the length of a row, the first position behind its shared prefix, its block table."""
+    """Return the length of a row, the first position to read, its block table.
+
+    That position is behind the row's shared prefix, or in its window.
+    """
     length = tl.load(lengths_ptr + row)
     begin = 0
+    if WINDOW:
+        begin = window_begin(length, WINDOW, RUN)
     if RANGES:
         begin = tl.load(shared_ptr + row)
     return length, begin, tables_ptr + tl.load(slots_ptr + row) * table_stride
@@ -156,6 +163,8 @@ def decode_kernel(
     RUN: tl.constexpr,
     PLANNED: tl.constexpr,
     RANGES: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: all positions
+    CAP_SCALE: tl.constexpr,  # 0: no soft cap
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -173,7 +182,7 @@ def decode_kernel(
         number = tl.load(begins_ptr + program * 2)
         row = tl.load(rows_ptr + number)
     length, begin, table_ptr = _kv_of_row(
-        row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES
+        row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES, WINDOW, RUN
     )
     tiles = tl.maximum(tl.cdiv(length - begin, TILE), 0)
     if PLANNED:
@@ -219,6 +228,8 @@ def decode_kernel(
         for run in tl.static_range(TILE // RUN):
             start = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
             valid = line < left - run * RUN * HEAD_DIM
+            if WINDOW:
+                valid &= line >= left - (WINDOW + run * RUN) * HEAD_DIM
             # Not read again in this layer: L2 should evict them before other values.
             k = tl.load(
                 k_ptrs + start, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
@@ -227,6 +238,8 @@ def decode_kernel(
                 v_ptrs + start, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
             )
             of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
+            if CAP_SCALE > 0:
+                of_run = capped(of_run, CAP_SCALE)
             scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
             values += (v,)  # type: ignore[assignment]
 
@@ -244,8 +257,9 @@ def decode_kernel(
                 number += 1
                 row = tl.load(rows_ptr + number)
                 length, begin, table_ptr = _kv_of_row(
-                    row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, RANGES
-                )
+                    row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride,
+                    RANGES, WINDOW, RUN,
+                )  # fmt: skip
                 tiles = tl.cdiv(length - begin, TILE)
             position = begin
         blocks = _blocks(table_ptr, position, length, BLOCK_SIZE, RUN, TILE)

@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.attention.paged import LOWEST
+from pagewire.worker.ops.triton.attention.paged import LOWEST, window_begin
 from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, share_of
 
@@ -143,6 +143,8 @@ def _merge_kernel(
     TILE: tl.constexpr,
     PLANNED: tl.constexpr,
     RANGES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    RUN: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED_HEADS: tl.constexpr,
     STEP: tl.constexpr,
@@ -160,6 +162,8 @@ def _merge_kernel(
         return
     count = 0
     begin = 0
+    if WINDOW:
+        begin = window_begin(length, WINDOW, RUN)
     if RANGES:
         count = tl.load(counts_ptr + row)
         begin = tl.load(shared_ptr + row)

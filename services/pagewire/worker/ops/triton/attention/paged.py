@@ -18,6 +18,17 @@ LOG2_E = 1.4426950408889634
 LOWEST = tl.constexpr(-1.0e30)
 
 
+def score_scales(scale: float, soft_cap: float | None) -> tuple[float, float]:
+    """Return the `scale_log2` and the `CAP_SCALE` of the kernels.
+
+    The softmax multiplies scores by `scale_log2`. With a soft cap it gets scores between -1 and 1,
+    see `capped`; CAP_SCALE is 0 without one.
+    """
+    if soft_cap is None:
+        return scale * LOG2_E, 0.0
+    return soft_cap * LOG2_E, scale / soft_cap
+
+
 def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Check that the kernels can read tensors of this layout.
 
@@ -42,6 +53,18 @@ def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
             f"block_size is {block_size}, not a multiple of {RUN}: "
             "choose a multiple, or --ops torch"
         )
+
+
+@triton.jit
+def window_begin(length, WINDOW: tl.constexpr, RUN: tl.constexpr):
+    """Return the first position to read for the last one of `length`: the begin of a run."""
+    return tl.maximum(length - WINDOW, 0) // RUN * RUN
+
+
+@triton.jit
+def capped(scores, CAP_SCALE: tl.constexpr):
+    """Return `tanh(CAP_SCALE * scores)`; the softmax multiplies it by the cap (`score_scales`)."""
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * CAP_SCALE * scores))
 
 
 @triton.jit

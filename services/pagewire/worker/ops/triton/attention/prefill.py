@@ -24,7 +24,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
-from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST, check_layout, lines, lookup
+from pagewire.worker.ops.triton.attention.paged import (
+    LOWEST,
+    capped,
+    check_layout,
+    lines,
+    lookup,
+    score_scales,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +57,16 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.prefill_attention`.
 
     `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
-    shapes then have a kernel of their own on Hopper (`prefill_hopper`).
+    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows and
+    no soft cap.
     """
     check_layout(q, k_cache, v_cache)
     tokens, query_heads, head_dim = q.shape
@@ -64,12 +74,14 @@ def prefill_attention(
     chunks = slots.shape[0]
     group = query_heads // kv_heads
     out = torch.empty_like(q) if out is None else out
-    if config is None and hopper.is_supported(q, k_cache, chunks, max_query_length):
+    plain = window is None and soft_cap is None
+    if config is None and plain and hopper.is_supported(q, k_cache, chunks, max_query_length):
         hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
         return out
     config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
     tile_rows = max(config.rows, next_power_of_2(group))
     tile_tokens = tile_rows // group
+    scale_log2, cap_scale = score_scales(scale, soft_cap)
     pdl = config.pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
 
@@ -84,7 +96,7 @@ def prefill_attention(
         slots,
         query_starts,
         lengths,
-        scale * LOG2_E,
+        scale_log2,
         tokens,
         chunks,
         block_tables.stride(0),
@@ -95,6 +107,8 @@ def prefill_attention(
         ROWS=tile_rows,
         TILE=config.tile,
         PADDED_CHUNKS=padded_chunks(chunks + 1),
+        WINDOW=window or 0,
+        CAP_SCALE=cap_scale,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -145,6 +159,8 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: all positions
+    CAP_SCALE: tl.constexpr,  # 0: no soft cap
     PRECISION: tl.constexpr,
 ):
     """Attend from the queries of a tile to KV tiles `begin` to `end`; return `out, highest, norm`.
@@ -162,8 +178,13 @@ def attend_tiles(
         else:
             v = tl.load(v_ptr + line)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+        if CAP_SCALE > 0:
+            scores = capped(scores, CAP_SCALE)
         if MASKED:
-            scores = tl.where(at[None, :] <= positions[:, None], scores, float("-inf"))
+            visible = at[None, :] <= positions[:, None]
+            if WINDOW:
+                visible &= at[None, :] > positions[:, None] - WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
         decay = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
@@ -197,6 +218,8 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     PADDED_CHUNKS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -245,15 +268,26 @@ def _prefill_kernel(
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
     diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
+    whole = 0
+    if WINDOW:
+        begin_tile = tl.maximum(first_position + 1 - WINDOW, 0) // TILE
+        # The last row sees no more than the end of the tiles before this one.
+        whole = tl.minimum(tl.cdiv(tl.maximum(last_position + 1 - WINDOW, 0), TILE), diagonal)
+        out, highest, norm = attend_tiles(
+            out, highest, norm,
+            q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
+            begin_tile, whole, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, WINDOW, CAP_SCALE,
+            PRECISION,
+        )  # fmt: skip
     out, highest, norm = attend_tiles(
         out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        0, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
+        whole, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE, PRECISION,
     )  # fmt: skip
     out, highest, norm = attend_tiles(
         out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, PRECISION,
+        diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, WINDOW, CAP_SCALE, PRECISION,
     )  # fmt: skip
     out = out / norm[:, None]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=present)

@@ -25,7 +25,7 @@ from pagewire.worker.ops.contract.shared_prefix import (
 )
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.attention.paged import LOG2_E, LOWEST
+from pagewire.worker.ops.triton.attention.paged import LOWEST, score_scales
 from pagewire.worker.ops.triton.attention.prefill import (
     PrefillConfig,
     attend_tiles,
@@ -70,12 +70,15 @@ def attend_shared_prefixes(
     block_tables: Tensor,
     shared: SharedPrefixItems,
     scale: float,
+    *,
+    soft_cap: float | None = None,
 ) -> Pieces:
     """Return the pieces of all ranges; the arguments are those of `decode_attention`."""
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
     config = _config(q.dtype, head_dim)
+    scale_log2, cap_scale = score_scales(scale, soft_cap)
     pdl = dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
     pieces = Pieces(
@@ -92,7 +95,7 @@ def attend_shared_prefixes(
         shared.num_items,
         shared.items,
         shared.entries,
-        scale * LOG2_E,
+        scale_log2,
         block_tables.stride(0),
         HEAD_DIM=head_dim,
         KV_HEADS=kv_heads,
@@ -102,6 +105,7 @@ def attend_shared_prefixes(
         TILE=config.tile,
         RANGES=MAX_RANGES,
         FIELDS=ITEM_FIELDS,
+        CAP_SCALE=cap_scale,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -133,6 +137,7 @@ def _shared_prefix_kernel(
     TILE: tl.constexpr,
     RANGES: tl.constexpr,
     FIELDS: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -172,7 +177,8 @@ def _shared_prefix_kernel(
         out, highest, norm = attend_tiles(
             out, highest, norm,
             q, k_ptr, v_ptr, table_ptr, head, query, scale_log2, end,
-            begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, PRECISION,
+            begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE,
+            PRECISION,
         )  # fmt: skip
 
         piece = (row * (RANGES + 1) + ordinal) * HEADS + query_head

@@ -20,8 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagewire.worker.ops.contract.blocks import RUN
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.attention.paged import window_begin
 
 _PROGRAMS = 16  # shares that one program plans
 # Segments stay whole if the longest share is then at most this fraction longer than an equal share.
@@ -56,6 +58,8 @@ def plan_shares(
     tile: int,
     programs: int,
     min_share: int,
+    *,
+    window: int | None = None,
 ) -> DecodePlan:
     """Cut a batch into shares.
 
@@ -66,6 +70,7 @@ def plan_shares(
         tile: KV positions of a unit.
         programs: the number of shares; some may be empty.
         min_share: the smallest share in units, unless segments stay whole.
+        window: as in `decode_attention`. Positions before it have no units.
     """
     rows = len(lengths)
     plan = DecodePlan(
@@ -90,6 +95,8 @@ def plan_shares(
         KV_HEADS=kv_heads,
         PADDED_ROWS=padded_rows(rows),
         RANGES=shared is not None,
+        WINDOW=window or 0,
+        RUN=RUN,
         PROGRAMS=_PROGRAMS,
         LEEWAY=_LEEWAY,
         num_warps=4,
@@ -113,6 +120,8 @@ def _plan_kernel(
     KV_HEADS: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     RANGES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    RUN: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LEEWAY: tl.constexpr,
 ):
@@ -124,6 +133,8 @@ def _plan_kernel(
     """
     row = tl.arange(0, PADDED_ROWS)
     length = tl.load(lengths_ptr + row, mask=row < rows, other=0)
+    if WINDOW:
+        length -= window_begin(length, WINDOW, RUN)
     if RANGES:
         length -= tl.load(shared_ptr + row, mask=row < rows, other=0)
     tiles = tl.cdiv(tl.maximum(length, 0), TILE)

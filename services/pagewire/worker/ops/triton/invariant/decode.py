@@ -29,6 +29,7 @@ from pagewire.worker.ops.triton.invariant.segments import (
     SEGMENT,
     TILE,
     attend_tile,
+    check_options,
     finished,
     fold,
     start,
@@ -59,11 +60,14 @@ def decode_attention(
     shared: SharedPrefixItems | None = None,
     plan: SegmentPlan | None = None,
     beside_prefill: bool = False,
+    window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
     config: SegmentDecodeConfig | None = None,
 ) -> Tensor:
-    """Implement `AttentionOps.decode_attention`. It does not run beside prefill attention."""
+    """Implement `AttentionOps.decode_attention` without windows, soft caps and `beside_prefill`."""
     check_layout(q, k_cache, v_cache)
+    check_options(window, soft_cap)
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
@@ -137,8 +141,10 @@ def plan_decode(
     dtype: torch.dtype,
     *,
     shared: SharedPrefixItems | None = None,
+    window: int | None = None,
 ) -> SegmentPlan:
     """Implement `AttentionOps.plan_decode`."""
+    check_options(window)
     programs, capacity = _programs(lengths.device, decode_config(dtype, head_dim))
     return plan_segments(lengths, shared, kv_heads, programs, capacity)
 

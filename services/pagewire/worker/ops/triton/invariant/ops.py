@@ -1,7 +1,18 @@
-"""All operations with one order of addition: this module implements `contract.ops.Ops`."""
+"""Operations with one order of addition: this module implements `contract.ops.Ops`.
 
+`layer_norm`, `activate`, `soft_cap` and those of experts are the usual ones, which were not
+compared by bits. Workers refuse models that need them (`startup.one_answer`).
+"""
+
+from pagewire.worker.ops.triton.activation import activate as activate
 from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
+from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.experts import add_experts as add_experts
+from pagewire.worker.ops.triton.experts import experts_down as experts_down
+from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts import route as route
+from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
 from pagewire.worker.ops.triton.invariant.decode import decode_attention as decode_attention
 from pagewire.worker.ops.triton.invariant.decode import plan_decode as plan_decode
 from pagewire.worker.ops.triton.invariant.linear import linear as linear
@@ -22,6 +33,7 @@ from pagewire.worker.ops.triton.invariant.shared_prefix import (
     shared_prefix_limits as shared_prefix_limits,
 )
 from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
+from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
 from pagewire.worker.ops.triton.step import begin_decode as begin_decode
 from pagewire.worker.ops.triton.step import end_decode as end_decode
 from pagewire.worker.ops.triton.step import gather_sampling as gather_sampling

@@ -23,6 +23,7 @@ from pagewire.worker.ops.triton.invariant.segments import (
     SEGMENT,
     TILE,
     attend_tile,
+    check_options,
     finished,
     fold,
     start,
@@ -49,11 +50,14 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
     config: SegmentPrefillConfig | None = None,
 ) -> Tensor:
-    """Implement `AttentionOps.prefill_attention`."""
+    """Implement `AttentionOps.prefill_attention` without windows and soft caps."""
     check_layout(q, k_cache, v_cache)
+    check_options(window, soft_cap)
     tokens, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     chunks = slots.shape[0]

@@ -29,6 +29,15 @@ TILES = SEGMENT // TILE
 _ROUND = tl.constexpr(64.0)
 
 
+def check_options(window: int | None, soft_cap: float | None = None) -> None:
+    """Refuse what these kernels do not compute; `startup.one_answer` refuses such models."""
+    if window is not None or soft_cap is not None:
+        raise ValueError(
+            f"attention with one order of addition has no windows and no soft caps; given are "
+            f"{window} and {soft_cap}: use the triton operations"
+        )
+
+
 @triton.jit
 def attend_tile(
     highest,  # [ROWS], largest score of the segment so far

@@ -1,0 +1,122 @@
+"""Experts in config.json: how many there are, how a router chooses them, and in which layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config.values import flag, number, positive
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """The keys of config.json that describe the experts of a family."""
+
+    default_count: int  # of experts, if config.json has none of `count_keys`
+    count_keys: tuple[str, ...] = ("num_experts", "num_local_experts")
+    intermediate_size_key: str = "intermediate_size"  # of one expert
+    # Whether the weights of a token's experts add up to 1.
+    renormalize: bool | str = True
+    # `sigmoid` is DeepSeek-V3's: a correction of each expert, groups, and `routed_scaling_factor`.
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    # Intermediate size of an expert that sees every token, beside those that are chosen. It has a
+    # gate, unless `shared_count_key` says how many such experts there are.
+    shared_size_key: str | None = None
+    shared_count_key: str | None = None
+    # Layers without experts: those of `decoder_sparse_step` and `mlp_only_layers`, or the first
+    # `first_k_dense_replace`.
+    dense_layers: Literal["none", "step", "first"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The experts of a model. `Routing` of the operations explains how they are chosen."""
+
+    count: int
+    top_k: int  # experts of a token
+    intermediate_size: int  # of one expert
+    renormalize: bool
+    scoring: Literal["softmax", "sigmoid"]
+    scale: float  # of the weights
+    groups: int
+    top_groups: int
+    shared_size: int | None  # intermediate size of the shared experts together
+    shared_gate: bool
+    layers: tuple[bool, ...]  # by layer: whether it has experts
+
+    def with_layers(self, layers: tuple[int, ...]) -> "ExpertsConfig":
+        """The same experts in a model with only these layers."""
+        return replace(self, layers=tuple(self.layers[layer] for layer in layers))
+
+
+def read_experts(raw: Mapping[str, Any], keys: ExpertKeys | None) -> ExpertsConfig | None:
+    """The experts of a model; None for a family without them."""
+    if keys is None:
+        return None
+    count, top_k = _count(raw, keys), positive(raw, "num_experts_per_tok")
+    if top_k > count:
+        raise SetupError(
+            f"config.json: num_experts_per_tok {top_k} is above the number of experts, {count}"
+        )
+    sigmoid = keys.scoring == "sigmoid"
+    groups, top_groups = _groups(raw, count, top_k) if sigmoid else (1, 1)
+    return ExpertsConfig(
+        count=count,
+        top_k=top_k,
+        intermediate_size=positive(raw, keys.intermediate_size_key),
+        renormalize=flag(raw, keys.renormalize),
+        scoring=keys.scoring,
+        scale=number(raw, "routed_scaling_factor", default=1.0) if sigmoid else 1.0,
+        groups=groups,
+        top_groups=top_groups,
+        shared_size=_shared_size(raw, keys),
+        shared_gate=keys.shared_size_key is not None and keys.shared_count_key is None,
+        layers=_sparse_layers(raw, keys),
+    )
+
+
+def _groups(raw: Mapping[str, Any], count: int, top_k: int) -> tuple[int, int]:
+    """The number of groups of experts, and how many of them a token chooses from."""
+    groups, top_groups = positive(raw, "n_group", 1), positive(raw, "topk_group", 1)
+    if groups > 1 and (count % groups or count < 2 * groups):
+        raise SetupError(
+            f"config.json: n_group {groups} does not cut {count} experts to groups of 2 or more"
+        )
+    if top_groups > groups or top_k > top_groups * (count // groups):
+        raise SetupError(
+            f"config.json: topk_group {top_groups} of n_group {groups} groups have no "
+            f"{top_k} experts to choose, as num_experts_per_tok says"
+        )
+    return groups, top_groups
+
+
+def _shared_size(raw: Mapping[str, Any], keys: ExpertKeys) -> int | None:
+    if keys.shared_size_key is None:
+        return None
+    count = 1 if keys.shared_count_key is None else positive(raw, keys.shared_count_key)
+    return count * positive(raw, keys.shared_size_key)
+
+
+def _count(raw: Mapping[str, Any], keys: ExpertKeys) -> int:
+    found = {key: positive(raw, key) for key in keys.count_keys if raw.get(key) is not None}
+    if len(set(found.values())) > 1:
+        stated = " and ".join(f"{key} {value}" for key, value in found.items())
+        raise SetupError(f"config.json: {stated} contradict each other; remove one of them")
+    return next(iter(found.values()), keys.default_count)
+
+
+def _sparse_layers(raw: Mapping[str, Any], keys: ExpertKeys) -> tuple[bool, ...]:
+    layers = positive(raw, "num_hidden_layers")
+    if keys.dense_layers == "none":
+        return (True,) * layers
+    if keys.dense_layers == "first":
+        first = raw.get("first_k_dense_replace")
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+            raise SetupError(
+                f"config.json: first_k_dense_replace is {first!r}; it must be a number of layers"
+            )
+        return tuple(layer >= first for layer in range(layers))
+    step, dense = positive(raw, "decoder_sparse_step", default=1), raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise SetupError(f"config.json: mlp_only_layers is {dense!r}; it must be a list of layers")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))

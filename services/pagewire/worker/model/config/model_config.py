@@ -1,0 +1,114 @@
+"""The configuration of one model, as the decoder needs it."""
+
+from dataclasses import dataclass, replace
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config.experts import ExpertsConfig
+from pagewire.worker.model.config.family import Activation, Block, Norm, QKNorm, WeightNames
+from pagewire.worker.model.config.rope import RopeConfig
+
+# Sizes of heads that the Triton kernels read, with all powers of two between.
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The configuration of one model, as the decoder needs it. `Family` explains the kinds."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    served_head_dim: int  # values of a head on the device: `head_dim`, and zeros if it is more
+    max_position_embeddings: int
+    block: Block
+    norm: Norm
+    norm_bias: bool
+    norm_eps: float
+    qk_norm: QKNorm | None
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    activation: Activation
+    gated: bool
+    experts: ExpertsConfig | None
+    ropes: tuple[RopeConfig | None, ...]  # by layer; None is a layer without RoPE
+    interleaved: bool  # RoPE rotates neighbouring values
+    windows: tuple[int | None, ...]  # by layer: positions that a token sees, itself included
+    attention_scale: float  # multiplies the scores
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
+    embedding_multiplier: float
+    residual_multiplier: float  # of what attention and MLP add to the residual stream
+    logit_multiplier: float
+    tied_head: bool
+    names: WeightNames
+    dtype: str
+    initializer_range: float
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.windows)
+
+    @property
+    def qkv_size(self) -> int:
+        """Output features of the fused query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def gate_up_size(self) -> int:
+        """Output features of the matrix before the activation."""
+        return self.intermediate_size * (2 if self.gated else 1)
+
+    @property
+    def norms_folded(self) -> bool:
+        """Whether the norms before attention and MLP are multiplied into the next matrices.
+
+        Matrices of half precision would round `1 + weight` more than transformers does.
+        """
+        return self.norm == "rms" and self.block in ("pre", "sandwich")
+
+    def with_heads_for_kernels(self) -> "ModelConfig":
+        """The same model with heads padded to a size that the Triton kernels read.
+
+        Zeros change no score and no output. SetupError if heads are too large, or if they are
+        normalized, for the zeros would count in the mean.
+        """
+        served = max(MIN_HEAD_DIM, 1 << (self.head_dim - 1).bit_length())
+        if served > MAX_HEAD_DIM:
+            raise SetupError(
+                f"config.json: head_dim is {self.head_dim}; the triton operations support up to "
+                f"{MAX_HEAD_DIM}; use --ops torch"
+            )
+        if served != self.head_dim and self.qk_norm is not None:
+            raise SetupError(
+                f"config.json: head_dim is {self.head_dim}; with norms of queries and keys the "
+                "triton operations support powers of two from "
+                f"{MIN_HEAD_DIM} to {MAX_HEAD_DIM}; use --ops torch"
+            )
+        return replace(self, served_head_dim=served)
+
+    def with_layers(self, layers: tuple[int, ...]) -> "ModelConfig":
+        """The same model with only these layers."""
+        return replace(
+            self,
+            ropes=tuple(self.ropes[layer] for layer in layers),
+            windows=tuple(self.windows[layer] for layer in layers),
+            experts=None if self.experts is None else self.experts.with_layers(layers),
+        )
+
+    def sample_layers(self) -> tuple[int, ...]:
+        """Layers that together launch every kernel that all layers launch: one of each kind.
+
+        The last layer is a kind of its own (`Decoder.finish_last_layer`). The others differ in
+        their windows, and in whether they have experts.
+        """
+        none = (False,) * self.num_layers
+        sparse = none if self.experts is None else self.experts.layers
+        kinds = [*enumerate(zip(self.windows, sparse, strict=True))][:-1]
+        firsts = {kind: layer for layer, kind in reversed(kinds)}
+        return (*sorted(firsts.values()), self.num_layers - 1)

@@ -1,0 +1,100 @@
+"""From the weights of a checkpoint to those that the decoder computes with."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.rotary_table import rotary_order
+from pagewire.worker.model.weights import LayerWeights, Weights
+
+
+def served_weights(config: ModelConfig, weights: Weights) -> Weights:
+    """The weights that the decoder computes with; changes those of the checkpoint in place.
+
+    Multipliers and norms are multiplied into the matrices where that is possible, and the values of
+    heads are brought into the order in which the kernels rotate them. In bfloat16 this rounds
+    weights once more, and activations once less.
+    """
+    if config.norm == "rms_plus_one":
+        for norm in (weights.norm, *(n for layer in weights.layers for n in layer.norms())):
+            if norm is not None:
+                norm += 1.0
+    if config.logit_multiplier != 1.0:
+        weights.norm.mul_(config.logit_multiplier)
+        if weights.norm_bias is not None:
+            weights.norm_bias.mul_(config.logit_multiplier)
+    layers = []
+    for number, layer in enumerate(weights.layers):
+        if config.residual_multiplier != 1.0:
+            _scale_additions(config, layer)
+        if config.norms_folded:
+            layer = _with_norms_folded(layer)
+        layers.append(_with_heads_placed(config, number, layer))
+    return replace(weights, layers=tuple(layers))
+
+
+def _with_norms_folded(layer: LayerWeights) -> LayerWeights:
+    if layer.input_norm is not None:
+        layer.qkv.mul_(layer.input_norm)
+    if layer.router is not None:
+        # A router whose weights are rounded twice chooses other experts more often, which changes a
+        # token far more than a rounding does.
+        return replace(layer, input_norm=None)
+    if layer.post_norm is not None:
+        layer.gate_up.mul_(layer.post_norm)
+    return replace(layer, input_norm=None, post_norm=None)
+
+
+def _scale_additions(config: ModelConfig, layer: LayerWeights) -> None:
+    """Multiplies what attention and MLP add to the residual stream by `residual_multiplier`.
+
+    Norms behind attention and MLP take the factor, for they would undo it before them.
+    """
+    behind = layer.attended_norm is not None
+    added = (
+        (layer.attended_norm, layer.mlp_norm)
+        if behind
+        else (layer.output, layer.output_bias, layer.down, layer.down_bias, layer.shared_down)
+    )
+    for tensor in added:
+        if tensor is not None:
+            tensor.mul_(config.residual_multiplier)
+
+
+def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) -> LayerWeights:
+    """The layer with the values of each head at the places that the kernels read.
+
+    Queries and keys have the order of `rotary_order`; values stay in order. Padding is 0.
+    """
+    order = rotary_order(config.ropes[number], config)
+    if order is None:
+        return layer
+    order, size = order.to(layer.qkv.device), config.head_dim
+    rotated = (config.num_heads + config.num_kv_heads) * size
+    if config.served_head_dim == size:
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[:rotated]
+        for tensor in (layer.qkv[:rotated], bias, layer.q_norm, layer.k_norm):
+            if tensor is not None:
+                tensor.copy_(_placed(tensor, order, size))
+        return layer
+    in_order = torch.arange(config.served_head_dim, device=order.device).clamp(max=size)
+
+    def projected(tensor: Tensor) -> Tensor:
+        heads, values = tensor[:rotated], tensor[rotated:]
+        return torch.cat((_placed(heads, order, size), _placed(values, in_order, size)))
+
+    return replace(
+        layer,
+        qkv=projected(layer.qkv),
+        qkv_bias=None if layer.qkv_bias is None else projected(layer.qkv_bias),
+        output=_placed(layer.output.t(), in_order, size).t().contiguous(),
+    )
+
+
+def _placed(tensor: Tensor, order: Tensor, size: int) -> Tensor:
+    """Heads `[heads * size, ...]` with the values `order` of each; value number `size` is 0."""
+    heads = tensor.unflatten(0, (-1, size))
+    padded = torch.cat((heads, torch.zeros_like(heads[:, :1])), dim=1)
+    return padded[:, order].flatten(0, 1)

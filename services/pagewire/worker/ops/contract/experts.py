@@ -1,0 +1,158 @@
+"""A mixture of experts: each token goes through a few of many feed-forward layers.
+
+The operations of one layer follow one another: `route` chooses experts for each token,
+`sort_by_expert` puts the tokens of an expert side by side, `experts_gate_up_silu_mul` and
+`experts_down` compute the experts, and `add_experts` sums what they give to each token.
+
+A *pair* is a token and one of its experts: pair `token * top_k + i` is the token and its expert i.
+A *row* is a pair's place after sorting. The result of a token depends on this token alone: other
+tokens change in which row a pair is computed, but not with which operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the experts of a token and their weights follow from the logits of the router.
+
+    `softmax` weighs an expert by its probability among all experts. `sigmoid` weighs each expert by
+    itself; a correction added to the weights decides only which experts are chosen (DeepSeek-AI,
+    2024, "DeepSeek-V3 Technical Report", section 2.1.2).
+
+    `renormalize` divides the weights by their sum over the chosen experts. With `softmax` this is
+    the softmax over the chosen experts only. `scale` multiplies the weights at the end.
+
+    With `sigmoid`, experts may form `groups` of equal size. A token then chooses among the experts
+    of `top_groups` groups: those with the largest sums of their two best experts.
+
+    Raises:
+        ValueError: the numbers do not fit together.
+    """
+
+    experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k {self.top_k} is not in 1 to {self.experts}, the experts")
+        if self.groups == 1:
+            return
+        if self.scoring != "sigmoid":
+            raise ValueError(f"groups {self.groups} need sigmoid scoring, not {self.scoring}")
+        if self.groups < 1 or self.experts % self.groups or self.experts < 2 * self.groups:
+            raise ValueError(f"{self.experts} experts do not form {self.groups} groups")
+        if not 1 <= self.top_groups <= self.groups:
+            raise ValueError(f"top_groups {self.top_groups} is not in 1 to {self.groups}")
+        if self.top_k > self.top_groups * (self.experts // self.groups):
+            raise ValueError(f"{self.top_groups} groups have fewer than top_k {self.top_k} experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of each token. The largest score comes first; of equal ones, the lower expert."""
+
+    experts: Tensor  # [tokens, top_k] int32, different ones for each token
+    weights: Tensor  # [tokens, top_k] float32
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The pairs of a batch in the order of their experts; pairs of one expert keep their order.
+
+    Tensors are int32 on the device. The number of pairs of each expert is known only there.
+    """
+
+    top_k: int
+    pairs: Tensor  # [pairs], the pair of each row
+    rows: Tensor  # [pairs], the row of each pair
+    starts: Tensor  # [experts + 1], the first row of each expert, then the number of rows
+    tile: int  # rows of a tile
+    # [2, tiles]: expert and first row of each tile. A tile holds rows of one expert. There are as
+    # many tiles as any routes could need; unused ones are last and have the expert -1.
+    tiles: Tensor
+
+
+class ExpertOps(Protocol):
+    """The operations of a layer with experts, in the order in which they run."""
+
+    def route(
+        self, x: Tensor, router: Tensor, routing: Routing, correction: Tensor | None = None
+    ) -> Routes:
+        """Choose the experts of each token.
+
+        Logits are `x @ router.T` in float32. Those that are not numbers are chosen last. If all of
+        them are not, the weights are not either: a token whose input is not finite can be found.
+
+        Args:
+            x: `[tokens, hidden]`, normalized.
+            router: `[experts, hidden]`, in the dtype of `x`.
+            routing: how experts and weights follow from the logits.
+            correction: `[experts]` float32 or None; added to the scores that choose, with `sigmoid`
+                only.
+        """
+
+    def sort_by_expert(self, experts: Tensor, num_experts: int) -> ExpertRows:
+        """Put the pairs of each expert side by side. The host waits for nothing.
+
+        Args:
+            experts: `[tokens, top_k]` int32, each below `num_experts`.
+            num_experts: the experts of the layer.
+        """
+
+    def experts_gate_up_silu_mul(self, x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+        """Return `silu(gate) * up` of each row, `[pairs, intermediate]` in the dtype of `x`.
+
+        An implementation may round gates and values to the dtype before the activation, or not.
+
+        Args:
+            x: `[tokens, hidden]`.
+            weight: `[experts, 2 * intermediate, hidden]`: of each expert the rows of its gate
+                projection, then those of its up projection.
+            rows: the order of the pairs.
+        """
+
+    def experts_down(self, x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+        """Return `x @ weight.T` with the weight of each row's expert, `[pairs, hidden]`.
+
+        Args:
+            x: `[pairs, intermediate]`, by row.
+            weight: `[experts, hidden, intermediate]`.
+            rows: the order of the pairs.
+        """
+
+    def add_experts(
+        self,
+        parts: Tensor,
+        weights: Tensor,
+        rows: ExpertRows,
+        residual: Tensor,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        """Add the weighted sum of each token's experts to `residual` in place.
+
+        The sum starts with the first expert of the token, is computed in float32 and is rounded to
+        the dtype before it is added, as in `LinearOps.linear_add`.
+
+        Args:
+            parts: `[pairs, hidden]`, by row.
+            weights: `[tokens, top_k]` float32.
+            rows: the order of the pairs.
+            residual: `[tokens, hidden]`, contiguous.
+            shared: `[tokens, hidden]` or None, added after the experts.
+            shared_gate: `[tokens, 1]` or None; `shared` is multiplied by its sigmoid.
+
+        Returns:
+            `residual`.
+        """

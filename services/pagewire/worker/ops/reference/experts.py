@@ -1,0 +1,108 @@
+"""A mixture of experts in plain torch; see `contract.experts`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagewire.worker.ops.contract.experts import ExpertRows, Routes, Routing
+from pagewire.worker.ops.reference.activation import silu_mul
+
+# Scores that are not numbers are chosen last.
+_LOWEST = -3e38
+
+
+def route(x: Tensor, router: Tensor, routing: Routing, correction: Tensor | None = None) -> Routes:
+    logits = F.linear(x.float(), router.float())  # [tokens, experts]
+    scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits
+    choice = scores if correction is None else scores + correction
+    choice = choice.nan_to_num(_LOWEST, posinf=-_LOWEST, neginf=_LOWEST)
+    if routing.groups > 1:
+        choice = _in_best_groups(choice, routing)
+    # A stable sort puts the lower of two equal experts first, which `topk` does not promise.
+    experts = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = _weights(logits, scores, experts, routing)
+    return Routes(experts.int(), weights * routing.scale)
+
+
+def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    """The scores `[tokens, experts]`, with minus infinity outside the best groups."""
+    grouped = choice.unflatten(1, (routing.groups, -1))  # [tokens, groups, experts of a group]
+    best = grouped.topk(2, dim=2).values.sum(2)
+    groups = best.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
+    outside = torch.ones_like(best, dtype=torch.bool).scatter_(1, groups, False)
+    kept: Tensor = grouped.masked_fill(outside[:, :, None], -torch.inf)
+    return kept.flatten(1)
+
+
+def _weights(logits: Tensor, scores: Tensor, experts: Tensor, routing: Routing) -> Tensor:
+    """The weights `[tokens, top_k]` of the chosen `experts`, before they are scaled."""
+    if routing.scoring == "sigmoid":
+        chosen = scores.gather(1, experts)
+        return chosen / chosen.sum(1, keepdim=True) if routing.renormalize else chosen
+    if routing.renormalize:
+        return logits.gather(1, experts).softmax(1)
+    return logits.softmax(1).gather(1, experts)
+
+
+def sort_by_expert(experts: Tensor, num_experts: int) -> ExpertRows:
+    flat = experts.flatten()
+    pairs = flat.argsort(stable=True)
+    rows = torch.empty_like(pairs)
+    rows[pairs] = torch.arange(len(pairs), device=pairs.device)
+    starts = F.pad(torch.bincount(flat, minlength=num_experts).cumsum(0), (1, 0))
+    used = torch.arange(num_experts, device=flat.device)[starts[1:] > starts[:-1]]
+    tile = max(1, flat.numel())  # an expert is one tile
+    return ExpertRows(
+        top_k=experts.shape[1],
+        pairs=pairs.int(),
+        rows=rows.int(),
+        starts=starts.int(),
+        tile=tile,
+        tiles=torch.stack((used, starts[:-1][used])).int(),
+    )
+
+
+def experts_gate_up_silu_mul(x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+    out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
+    tokens = rows.pairs // rows.top_k
+    for expert, held in _held(rows):
+        out[held] = silu_mul(F.linear(x[tokens[held]], weight[expert]))
+    return out
+
+
+def experts_down(x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+    out = x.new_empty((len(rows.pairs), weight.shape[1]))
+    for expert, held in _held(rows):
+        out[held] = F.linear(x[held], weight[expert])
+    return out
+
+
+def _held(rows: ExpertRows) -> Iterator[tuple[int, slice]]:
+    """Each expert that has rows, and its rows. Waits for the device."""
+    starts = rows.starts.tolist()
+    for expert, (begin, end) in enumerate(pairwise(starts)):
+        if begin < end:
+            yield expert, slice(begin, end)
+
+
+def add_experts(
+    parts: Tensor,
+    weights: Tensor,
+    rows: ExpertRows,
+    residual: Tensor,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+) -> Tensor:
+    by_pair = parts[rows.rows].float().unflatten(0, (-1, rows.top_k))  # [tokens, top_k, hidden]
+    total = torch.zeros_like(residual, dtype=torch.float32)
+    for choice in range(rows.top_k):
+        total += by_pair[:, choice] * weights[:, choice, None]
+    if shared is not None:
+        gate = 1.0 if shared_gate is None else shared_gate.float().sigmoid()
+        total += shared.float() * gate
+    return residual.add_(total.to(residual.dtype))

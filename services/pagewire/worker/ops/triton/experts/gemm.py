@@ -1,0 +1,146 @@
+"""The grouped GEMM: rows of different experts times the weights of their experts.
+
+One accumulator walks the columns of a weight in order, so a row has the same bits with all tiles
+and among all other rows (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.contract.experts import ExpertRows
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _grouped_kernel(
+    x_ptr,  # [tokens, K] with GATHER, else [pairs, K]
+    weight_ptr,  # [experts, features, K], with GATED [experts, 2 * features, K]
+    out_ptr,  # [pairs, features]
+    pairs_ptr,  # [pairs]
+    starts_ptr,  # [experts + 1]
+    tiles_ptr,  # [2, tiles]
+    tiles,
+    features,
+    x_stride,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    GATHER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Multiply ROWS weight rows of one expert by a tile of its rows.
+
+    The grid is `[tiles, features / ROWS]`: neighbours may have the same weights. Weights are the
+    left operand, because a matrix instruction has more rows than columns.
+
+    GATED: gate and up projections are computed side by side, and the output is `silu(gate) * up`.
+    GATHER: the input is by token and not by row.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert = tl.load(tiles_ptr + tl.program_id(0))
+    if expert < 0:
+        return
+    row = tl.load(tiles_ptr + tiles + tl.program_id(0)) + tl.arange(0, TILE)  # [TILE]
+    inside = row < tl.load(starts_ptr + expert + 1)
+    source = row
+    if GATHER:
+        source = tl.load(pairs_ptr + row, mask=inside, other=0) // TOP_K
+    output = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    # Weight rows past the end repeat the last one and are not stored.
+    held = tl.minimum(output, features - 1)[:, None]  # [ROWS, 1]
+    column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+    of_expert = weight_ptr + expert.to(tl.int64) * ((1 + GATED) * features * K)
+    weight = of_expert + held * K + column  # [ROWS, BLOCK_K]
+    x_tile = x_ptr + source.to(tl.int64)[:, None] * x_stride + column  # [TILE, BLOCK_K]
+
+    acc = tl.zeros((ROWS, TILE), tl.float32)
+    up = acc
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        if K % BLOCK_K:
+            w = tl.load(weight + start, mask=start + column < K, other=0.0)
+            x_mask = inside[:, None] & (start + column < K)
+        else:
+            w = tl.load(weight + start)
+            x_mask = inside[:, None]
+        x = tl.load(x_tile + start, mask=x_mask, other=0.0)
+        acc = tl.dot(w, x.T, acc, input_precision="ieee")
+        if GATED:
+            u = weight + features * K + start
+            w = tl.load(u, mask=start + column < K, other=0.0) if K % BLOCK_K else tl.load(u)
+            up = tl.dot(w, x.T, up, input_precision="ieee")
+    if GATED:
+        acc = acc / (1.0 + tl.exp(-acc)) * up
+    out = out_ptr + row.to(tl.int64)[:, None] * features + output[None, :]  # [TILE, ROWS]
+    mask = inside[:, None] & (output < features)[None, :]
+    tl.store(out, tl.trans(acc.to(out_ptr.dtype.element_ty)), mask=mask)
+
+
+def experts_gate_up_silu_mul(
+    x: Tensor, weight: Tensor, rows: ExpertRows, *, config: GemmConfig | None = None
+) -> Tensor:
+    """Implement `ExpertOps.experts_gate_up_silu_mul`; `weight` is contiguous."""
+    out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
+    return _launch(x, weight, out, rows, config, gated=True)
+
+
+def experts_down(
+    x: Tensor, weight: Tensor, rows: ExpertRows, *, config: GemmConfig | None = None
+) -> Tensor:
+    """Implement `ExpertOps.experts_down`; `weight` is contiguous."""
+    out = x.new_empty((len(rows.pairs), weight.shape[1]))
+    return _launch(x, weight, out, rows, config, gated=False)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    rows: ExpertRows,
+    config: GemmConfig | None,
+    *,
+    gated: bool,
+) -> Tensor:
+    """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
+    pairs, features = out.shape
+    if pairs == 0:
+        return out
+    config = config or gemm_config(pairs, weight.shape[0], weight.element_size())
+    if config.tile != rows.tile:
+        raise ValueError(f"config.tile is {config.tile}, but the rows were cut to {rows.tile}")
+    tiles = rows.tiles.shape[1]
+    pdl = dependent_launch(x.device)
+    _grouped_kernel[(tiles, cdiv(features, config.rows))](
+        x,
+        weight,
+        out,
+        rows.pairs,
+        rows.starts,
+        rows.tiles,
+        tiles,
+        features,
+        x.stride(0),
+        K=weight.shape[2],
+        TOP_K=rows.top_k,
+        ROWS=config.rows,
+        BLOCK_K=config.block_k,
+        TILE=config.tile,
+        STAGES=config.stages,
+        GATED=gated,
+        GATHER=gated,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    return out

@@ -1,0 +1,199 @@
+"""The kernels of routing: logits of all experts, then the choice among them.
+
+The logits stay in float32. Rounded ones would often be equal, and another expert changes a token
+far more than a rounding does.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.contract.experts import Routes, Routing
+from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.experts.config import RouterConfig, router_config
+
+# Below all scores that are numbers, above minus infinity, which marks what cannot be chosen.
+LOWEST = tl.constexpr(-3e38)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _logits_kernel(
+    x_ptr,  # [tokens, K]
+    router_ptr,  # [experts, K]
+    logits_ptr,  # [tokens, experts] float32
+    tokens,
+    experts,
+    x_stride,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Multiply the router by BLOCK_T tokens.
+
+    A program computes ROWS experts. The grid is `[experts / ROWS, tokens / BLOCK_T]`.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    token = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]  # [BLOCK_T, 1]
+    column = tl.arange(0, BLOCK_K)[None, :]
+    router = router_ptr + row * K + column
+    x_tile = x_ptr + token.to(tl.int64) * x_stride + column
+    if PDL:
+        gdc_wait()
+    acc = tl.zeros((ROWS, BLOCK_T), tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        inside = start + column < K
+        w = tl.load(router + start, mask=(row < experts) & inside, other=0.0)
+        x = tl.load(x_tile + start, mask=(token < tokens) & inside, other=0.0)
+        acc = tl.dot(w, x.T, acc, input_precision="ieee")
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
+    out = logits_ptr + token.to(tl.int64) * experts + row  # [BLOCK_T, ROWS]
+    tl.store(out, tl.trans(acc), mask=(token < tokens) & (row < experts))
+
+
+@triton.jit
+def _choose_kernel(
+    logits_ptr,  # [tokens, EXPERTS] float32
+    correction_ptr,  # [EXPERTS] float32
+    experts_ptr,  # [tokens, TOP_K] int32
+    weights_ptr,  # [tokens, TOP_K] float32
+    scale,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    CORRECTION: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Choose the experts of one token. The grid is `[tokens]`."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    real = column < EXPERTS
+    if PDL:
+        gdc_launch_dependents()
+    if CORRECTION:
+        correction = tl.load(correction_ptr + column, mask=real, other=0.0)
+    if PDL:
+        gdc_wait()
+    scores = tl.load(logits_ptr + token * EXPERTS + column, mask=real, other=float("-inf"))
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-scores))
+    choice = scores
+    if CORRECTION:
+        choice += correction
+    # A comparison with NaN is false, so NaN becomes the lowest score as well.
+    choice = tl.where(choice > LOWEST, choice, LOWEST)
+    choice = tl.where(real, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _in_best_groups(choice, column, EXPERTS // GROUPS, GROUPS, TOP_GROUPS)
+
+    place = tl.arange(0, BLOCK_TOP_K)
+    chosen = tl.zeros((BLOCK_TOP_K,), tl.int32)
+    values = tl.full((BLOCK_TOP_K,), 0.0 if SIGMOID else float("-inf"), tl.float32)
+    for i in tl.static_range(TOP_K):
+        expert = tl.argmax(choice, 0)  # the first of equal ones
+        value = tl.sum(tl.where(column == expert, scores, 0.0), 0)
+        chosen = tl.where(place == i, expert, chosen)
+        values = tl.where(place == i, value, values)
+        choice = tl.where(column == expert, float("-inf"), choice)
+    if SIGMOID:
+        weights = values / tl.sum(values, 0) if RENORMALIZE else values
+    else:
+        among = values if RENORMALIZE else scores
+        top = tl.max(among, 0)
+        weights = tl.exp(values - top) / tl.sum(tl.exp(among - top), 0)
+    held = token * TOP_K + place
+    tl.store(experts_ptr + held, chosen, mask=place < TOP_K)
+    tl.store(weights_ptr + held, weights * scale, mask=place < TOP_K)
+
+
+@triton.jit
+def _in_best_groups(
+    choice,  # [BLOCK] float32
+    column,  # [BLOCK]
+    SIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+):
+    """Return `choice` with minus infinity outside the groups with the best two experts."""
+    group = column // SIZE
+    sums = tl.full(choice.shape, float("-inf"), tl.float32)  # of the group of each column
+    for g in tl.static_range(GROUPS):
+        inside = tl.where(group == g, choice, float("-inf"))
+        first = tl.argmax(inside, 0)
+        second = tl.max(tl.where(column == first, float("-inf"), inside), 0)
+        sums = tl.where(group == g, tl.max(inside, 0) + second, sums)
+    kept = tl.full(choice.shape, float("-inf"), tl.float32)
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.argmax(sums, 0) // SIZE
+        kept = tl.where(group == best, choice, kept)
+        sums = tl.where(group == best, float("-inf"), sums)
+    return kept
+
+
+def route(
+    x: Tensor,
+    router: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    *,
+    config: RouterConfig | None = None,
+) -> Routes:
+    """Implement `ExpertOps.route`; `router` is contiguous, the rows of `x` may have any stride."""
+    tokens, k = x.shape
+    experts = x.new_empty((tokens, routing.top_k), dtype=torch.int32)
+    weights = x.new_empty((tokens, routing.top_k), dtype=torch.float32)
+    if tokens == 0:
+        return Routes(experts, weights)
+    config = config or router_config(tokens)
+    pdl = dependent_launch(x.device)
+    logits = x.new_empty((tokens, routing.experts), dtype=torch.float32)
+    _logits_kernel[(cdiv(routing.experts, config.rows), cdiv(tokens, config.tokens))](
+        x,
+        router,
+        logits,
+        tokens,
+        routing.experts,
+        x.stride(0),
+        K=k,
+        ROWS=config.rows,
+        BLOCK_K=config.block_k,
+        BLOCK_T=config.tokens,
+        STAGES=config.stages,
+        PDL=pdl,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+    _choose_kernel[(tokens,)](
+        logits,
+        logits if correction is None else correction,
+        experts,
+        weights,
+        routing.scale,
+        EXPERTS=routing.experts,
+        BLOCK=next_power_of_2(routing.experts),
+        TOP_K=routing.top_k,
+        BLOCK_TOP_K=next_power_of_2(routing.top_k),
+        SIGMOID=routing.scoring == "sigmoid",
+        RENORMALIZE=routing.renormalize,
+        CORRECTION=correction is not None,
+        GROUPS=routing.groups,
+        TOP_GROUPS=routing.top_groups,
+        PDL=pdl,
+        num_warps=1,
+        launch_pdl=pdl,
+    )
+    return Routes(experts, weights)

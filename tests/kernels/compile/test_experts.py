@@ -1,0 +1,152 @@
+"""The kernels of a mixture of experts compile for Hopper as intended, on any machine.
+
+The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+use, replaces the compiler. Run as a script, this file prints the launches as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.kernels.clean_process import report_of
+
+SHARED_LIMIT = 227 * 1024
+INT, FLOAT = torch.int32, torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The sizes of the layers of a model."""
+
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+    sigmoid: bool = False
+    dtype: torch.dtype = torch.bfloat16
+
+
+QWEN = Model(hidden=2048, intermediate=768, experts=128, top_k=8)
+MIXTRAL = Model(hidden=4096, intermediate=14336, experts=8, top_k=2)
+DEEPSEEK = Model(hidden=7168, intermediate=2048, experts=256, top_k=8, sigmoid=True)
+FLOATS = replace(QWEN, dtype=FLOAT)
+CASES = {
+    "one token": (QWEN, 1),
+    "64 tokens": (QWEN, 64),
+    "256 tokens": (QWEN, 256),
+    "512 tokens": (QWEN, 512),
+    "1024 tokens": (QWEN, 1024),
+    "8192 tokens": (QWEN, 8192),
+    "few experts, 8 tokens": (MIXTRAL, 8),
+    "few experts, 8192 tokens": (MIXTRAL, 8192),
+    "groups of experts": (DEEPSEEK, 64),
+    "float32, 64 tokens": (FLOATS, 64),
+    "float32, 8192 tokens": (FLOATS, 8192),
+}
+LARGE = ["256 tokens", "1024 tokens", "8192 tokens", "few experts, 8192 tokens"]
+KERNELS = [
+    "_logits_kernel",
+    "_choose_kernel",
+    "_sort_kernel",
+    "_grouped_kernel",
+    "_grouped_kernel",
+    "_sum_kernel",
+]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def layer(model: Model, tokens: int) -> None:
+    """Launch all kernels of a layer."""
+    from pagewire.worker.ops.contract.experts import Routing
+    from pagewire.worker.ops.triton import experts
+
+    hidden, intermediate, count = model.hidden, model.intermediate, model.experts
+
+    def weight(*shape: int) -> torch.Tensor:
+        return meta(*shape, dtype=model.dtype)
+
+    x, correction, groups = weight(tokens, hidden), None, {}
+    if model.sigmoid:
+        correction = meta(count, dtype=FLOAT)
+        groups = {"scoring": "sigmoid", "groups": 8, "top_groups": 4}
+    routing = Routing(count, model.top_k, **groups)
+    routes = experts.route(x, weight(count, hidden), routing, correction)
+    rows = experts.sort_by_expert(routes.experts, count)
+    gated = experts.experts_gate_up_silu_mul(x, weight(count, 2 * intermediate, hidden), rows)
+    parts = experts.experts_down(gated, weight(count, hidden, intermediate), rows)
+    experts.add_experts(parts, routes.weights, rows, x, x, weight(tokens, 1))
+
+
+def compile_cases() -> dict[str, list[dict]]:
+    """Compile the launches of every case; return the counts that are tested."""
+    from pagewire.worker.ops.triton.experts import gemm, routing, rows, weighted_sum
+    from support.kernels.cross_compile import Launch, counts_of_cases
+
+    for module in (gemm, routing, rows, weighted_sum):
+        module.dependent_launch = lambda device: True
+
+    def count(launch: Launch) -> dict[str, int]:
+        return {
+            "wgmma": launch.count("wgmma.mma_async"),
+            "mma": launch.count("mma.sync"),
+            "async_copies": launch.count("cp.async.cg.shared.global"),
+            "wide_accesses": sum(".v4" in line for line in launch.ptx.splitlines()),
+            "atomics": len(re.findall(r"\b(?:atom|red)\.global", launch.ptx)),
+            "waits": launch.count("griddepcontrol.wait"),
+            "resident": launch.resident,
+        }
+
+    return counts_of_cases({name: (layer, *given) for name, given in CASES.items()}, count)
+
+
+@pytest.fixture(scope="module")
+def launches() -> dict[str, list[dict]]:
+    return report_of(Path(__file__))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_the_multiprocessor(case, launches):
+    assert [launch["kernel"] for launch in launches[case]] == KERNELS
+    for launch in launches[case]:
+        assert launch["shared"] <= SHARED_LIMIT
+        assert launch["spilled"] == 0, launch["kernel"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_waits_once_and_adds_in_order(case, launches):
+    for launch in launches[case]:
+        assert (launch["waits"], launch["atomics"]) == (1, 0), launch["kernel"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] is not FLOATS])
+def test_weights_are_copied_asynchronously_to_tensor_cores(case, launches):
+    for launch in launches[case]:
+        if launch["kernel"] in ("_logits_kernel", "_grouped_kernel"):
+            assert launch["async_copies"] > 0, launch["kernel"]
+            assert launch["mma"] + launch["wgmma"] > 0, launch["kernel"]
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_large_batches_run_on_warpgroup_instructions(case, launches):
+    grouped = [launch for launch in launches[case] if launch["kernel"] == "_grouped_kernel"]
+    assert all(launch["wgmma"] > 0 and launch["mma"] == 0 for launch in grouped)
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_results_are_stored_16_bytes_at_a_time(case, launches):
+    for launch in launches[case]:
+        if launch["kernel"] in ("_grouped_kernel", "_sum_kernel"):
+            assert launch["wide_accesses"] > 0, launch["kernel"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_cases()))

@@ -1,0 +1,51 @@
+"""Cases of `pagewire bench kernels` for experts: each runs and computes what the reference does."""
+
+import copy
+
+import pytest
+import torch
+
+from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
+from pagewire.bench.kernels.shapes import EXPERT_MODELS, ExpertShapes, Sizes
+from pagewire.worker.ops import load_ops
+from pagewire.worker.ops.contract.experts import ExpertRows, Routes
+from support.kernels.comparison import CUDA, assert_near
+
+SHAPES = ExpertShapes(hidden=48, intermediate=40, experts=6, top_k=2)
+SIZES = Sizes(expert_tokens=(1, 9), rotated_bytes=0, compute_bound_tokens=9)
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+CASES = dict(ExpertCaseMaker(SHAPES, SIZES, DEVICE, torch.float32).all())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_runs_and_computes_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    assert len(case.inputs) == 2
+    references = copy.deepcopy(case).calls(load_ops("torch"))
+    for kernel, reference in zip(case.calls(load_ops("triton")), references, strict=True):
+        for found, expected in zip(tensors(kernel()), tensors(reference()), strict=True):
+            assert_near(found, expected, 1e-5)
+
+
+def tensors(result: object) -> list[torch.Tensor]:
+    """The tensors of a result that do not depend on tiles."""
+    if isinstance(result, Routes):
+        return [result.experts, result.weights]
+    if isinstance(result, ExpertRows):
+        return [result.pairs, result.rows, result.starts]
+    assert isinstance(result, torch.Tensor)
+    return [result]
+
+
+def test_work_is_weights_in_small_batches_and_operations_in_large_ones() -> None:
+    small, large = (CASES[f"down of experts, tokens: {tokens}"]() for tokens in (1, 9))
+    assert (small.work, small.unit) == (2 * 48 * 40 * 4, "TB/s")
+    assert (large.work, large.unit) == (2 * 18 * 48 * 40, "TFLOP/s")
+
+
+def test_names_fit_the_table() -> None:
+    for shapes in EXPERT_MODELS.values():
+        names = [name for name, _ in ExpertCaseMaker(shapes, Sizes(), DEVICE).all()]
+        assert len(set(names)) == 20
+        assert max(map(len, names)) <= 58

@@ -1,0 +1,296 @@
+"""The kernels of a mixture of experts against their references."""
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
+
+from pagewire.worker.ops.contract.experts import Routing
+from pagewire.worker.ops.reference import experts as reference
+from pagewire.worker.ops.triton import experts
+from pagewire.worker.ops.triton.experts.config import (
+    GEMM_TABLE,
+    LARGEST,
+    MANY_TOKENS,
+    GemmConfig,
+    gemm_config,
+)
+from pagewire.worker.ops.triton.experts.rows import max_tiles
+from support.kernels.comparison import (
+    CUDA,
+    DTYPES,
+    FULL_SIZE,
+    TOLERANCE,
+    assert_near,
+    poisoned_outputs,
+)
+from support.kernels.ordered_dot import by_tile, in_order
+
+ROUTINGS = {
+    "softmax over all": Routing(experts=6, top_k=2, renormalize=False),
+    "softmax over the chosen": Routing(experts=6, top_k=3),
+    "scaled": Routing(experts=5, top_k=5, scale=0.25),
+    "one of one": Routing(experts=1, top_k=1),
+    "sigmoid": Routing(experts=7, top_k=3, scoring="sigmoid", renormalize=False),
+    "groups": Routing(experts=24, top_k=4, scoring="sigmoid", groups=6, top_groups=2, scale=2.5),
+}
+# tokens, experts, top_k: one token, tiles that are not full, more experts than pairs.
+SIZES = [(1, 8, 2), (7, 3, 1), (19, 5, 3), (40, 2, 2)]
+if FULL_SIZE:
+    SIZES += [(1, 128, 8), (256, 128, 8), (4096, 128, 8)]
+SMALL = GemmConfig(tile=16, rows=32, block_k=32, warps=2, stages=2)
+
+
+class Inputs:
+    """Random inputs of one layer; weights are scaled so that outputs are near 1."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        tokens: int = 9,
+        num_experts: int = 4,
+        top_k: int = 2,
+        hidden: int = 48,
+        intermediate: int = 40,
+    ) -> None:
+        torch.manual_seed(tokens + num_experts)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, device=device)
+
+        self.x = draw(tokens, hidden).to(dtype)
+        self.gate_up = (draw(num_experts, 2 * intermediate, hidden) / hidden**0.5).to(dtype)
+        self.down = (draw(num_experts, hidden, intermediate) / intermediate**0.5).to(dtype)
+        self.router = (draw(num_experts, hidden) / hidden**0.5).to(dtype)
+        self.residual = draw(tokens, hidden).to(dtype)
+        self.experts = draw(tokens, num_experts).argsort(1)[:, :top_k].int()
+        self.weights = draw(tokens, top_k).softmax(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("tokens", [1, 17])
+def test_route(name, tokens, dtype, device):
+    routing = ROUTINGS[name]
+    a = Inputs(device, dtype, tokens=tokens, num_experts=routing.experts, top_k=1)
+    correction = None
+    if routing.scoring == "sigmoid":
+        correction = torch.randn(routing.experts, device=device)
+    for config in (None, MANY_TOKENS):
+        with poisoned_outputs():
+            out = experts.route(a.x, a.router, routing, correction, config=config)
+        expected = reference.route(a.x, a.router, routing, correction)
+        assert out.experts.tolist() == expected.experts.tolist()
+        assert_near(out.weights, expected.weights, 2e-6)
+
+
+def test_a_correction_chooses_but_does_not_weigh(device):
+    routing = Routing(experts=4, top_k=1, scoring="sigmoid", renormalize=False)
+    x, router = torch.eye(1, 4, device=device), torch.zeros(4, 4, device=device)
+    correction = torch.tensor([0.0, 0.0, 9.0, 0.0], device=device)
+    for ops in (experts, reference):
+        routes = ops.route(x, router, routing, correction)
+        assert (routes.experts.tolist(), routes.weights.tolist()) == ([[2]], [[0.5]])
+
+
+def test_of_equal_experts_the_lower_is_chosen(device):
+    x, router = torch.ones(2, 32, device=device), torch.ones(5, 32, device=device)
+    for ops in (experts, reference):
+        routes = ops.route(x, router, Routing(experts=5, top_k=3))
+        assert routes.experts.tolist() == [[0, 1, 2]] * 2
+        assert_near(routes.weights, torch.full((2, 3), 1 / 3, device=device), 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value")
+def test_a_token_that_is_not_finite_keeps_valid_experts_and_is_found(device):
+    x = torch.ones(2, 32, device=device)
+    x[0, 3] = torch.nan
+    router = torch.randn(6, 32, device=device)
+    for ops in (experts, reference):
+        for routing in (Routing(6, 2), Routing(6, 2, renormalize=False), Routing(6, 2, "sigmoid")):
+            routes = ops.route(x, router, routing)
+            assert routes.experts[0].tolist() == [0, 1]
+            assert routes.weights.isnan().tolist() == [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), SIZES)
+def test_sort_by_expert(tokens, num_experts, top_k, tile, device):
+    a = Inputs(device, torch.float32, tokens=tokens, num_experts=num_experts, top_k=top_k)
+    check_sorted(a.experts, num_experts, tile)
+
+
+def check_sorted(chosen: Tensor, num_experts: int, tile: int) -> None:
+    """Compare the order with the reference, and the tiles with what they must cover."""
+    config = GemmConfig(tile=tile, rows=32, block_k=32, warps=2, stages=2)
+    with poisoned_outputs():
+        out = experts.sort_by_expert(chosen, num_experts, config=config)
+    expected = reference.sort_by_expert(chosen, num_experts)
+    for name in ("pairs", "rows", "starts"):
+        found = getattr(out, name)
+        assert found.dtype == torch.int32
+        assert found.tolist() == getattr(expected, name).tolist(), name
+    starts = expected.starts.tolist()
+    wanted = [
+        (expert, row)
+        for expert in range(num_experts)
+        for row in range(starts[expert], starts[expert + 1], tile)
+    ]
+    owners, firsts = out.tiles.tolist()
+    assert list(zip(owners, firsts, strict=True))[: len(wanted)] == wanted
+    assert owners[len(wanted) :] == [-1] * (len(owners) - len(wanted))
+
+
+@pytest.mark.parametrize("expert", [0, 1, 4])
+def test_all_rows_at_one_expert(expert, device):
+    chosen = torch.full((37, 1), expert, dtype=torch.int32, device=device)
+    check_sorted(chosen, 5, 16)
+
+
+def test_more_pairs_than_a_program_reads_at_a_time(device, monkeypatch):
+    monkeypatch.setattr("pagewire.worker.ops.triton.experts.rows.MAX_BLOCK", 128)
+    a = Inputs(device, torch.float32, tokens=150, num_experts=6, top_k=3)
+    check_sorted(a.experts, 6, 16)
+
+
+@pytest.mark.parametrize("tile", [1, 16])
+def test_no_routes_need_more_tiles_than_there_are(tile):
+    generator = torch.Generator().manual_seed(0)
+    for pairs in (1, 5, 16, 33, 100):
+        for num_experts in (1, 3, 40):
+            limit = max_tiles(pairs, num_experts, tile)
+            for _ in range(20):
+                chosen = torch.randint(num_experts, (pairs,), generator=generator)
+                counts = torch.bincount(chosen, minlength=num_experts)
+                assert int(((counts + tile - 1) // tile).sum()) <= limit
+            most = [1] * (min(pairs, num_experts) - 1)
+            most.append(pairs - len(most))
+            assert sum(-(-count // tile) for count in most) == limit
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "intermediate"), [(48, 40), (32, 100), (130, 7)])
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), SIZES)
+def test_the_experts(tokens, num_experts, top_k, hidden, intermediate, dtype, device):
+    sizes = {"tokens": tokens, "num_experts": num_experts, "top_k": top_k}
+    a = Inputs(device, dtype, hidden=hidden, intermediate=intermediate, **sizes)
+    rows = experts.sort_by_expert(a.experts, num_experts, config=SMALL)
+    by_expert = reference.sort_by_expert(a.experts, num_experts)
+    with poisoned_outputs():
+        gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=SMALL)
+        parts = experts.experts_down(gated, a.down, rows, config=SMALL)
+    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert)
+    assert_near(gated, expected, 2 * TOLERANCE[dtype])
+    assert_near(parts, reference.experts_down(gated, a.down, by_expert), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("config", [LARGEST, *(config for _, config in GEMM_TABLE)], ids=str)
+def test_every_configuration_computes_the_same(config, device):
+    a = Inputs(device, DTYPES[0], tokens=33, num_experts=2, top_k=1, hidden=144, intermediate=72)
+    rows = experts.sort_by_expert(a.experts, 2, config=config)
+    gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=config)
+    by_expert = reference.sort_by_expert(a.experts, 2)
+    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert)
+    assert_near(gated, expected, 2 * TOLERANCE[DTYPES[0]])
+
+
+def test_both_sizes_of_elements_have_the_same_tiles():
+    for pairs in (1, 500, 3000, 9000, 60_000):
+        assert gemm_config(pairs, 128, 4).tile == gemm_config(pairs, 128, 2).tile
+
+
+def test_larger_batches_have_larger_tiles():
+    tiles = [gemm_config(8 * tokens, 128).tile for tokens in (1, 64, 256, 512, 1024, 8192)]
+    assert tiles == [16, 16, 16, 32, 64, 128]
+
+
+def test_rows_cut_to_other_tiles_are_refused(device):
+    a = Inputs(device, torch.float32)
+    rows = experts.sort_by_expert(a.experts, 4, config=LARGEST)
+    with pytest.raises(ValueError, match=r"config.tile is 16, but the rows were cut to 128"):
+        experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=SMALL)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [48, 1100])
+@pytest.mark.parametrize("with_shared", ["nothing", "shared", "gated"])
+def test_add_experts(with_shared, hidden, dtype, device):
+    a = Inputs(device, dtype, tokens=11, top_k=3, hidden=hidden)
+    rows = experts.sort_by_expert(a.experts, 4)
+    parts = torch.randn(33, hidden, device=device).to(dtype)
+    shared = gate = None
+    if with_shared != "nothing":
+        shared = torch.randn_like(a.x)
+    if with_shared == "gated":
+        gate = torch.randn(11, 1, device=device).to(dtype)
+    stream = a.residual.clone()
+    out = experts.add_experts(parts, a.weights, rows, stream, shared, gate)
+    assert out is stream
+    expected = reference.add_experts(parts, a.weights, rows, a.residual, shared, gate)
+    assert_near(out, expected, 2 * TOLERANCE[dtype])
+
+
+def layer(a: Inputs, x: Tensor, residual: Tensor, top_k: int) -> Tensor:
+    """All operations of a layer, with the tiles that the number of tokens chooses."""
+    num_experts = len(a.router)
+    routes = experts.route(x, a.router, Routing(num_experts, top_k))
+    rows = experts.sort_by_expert(routes.experts, num_experts)
+    gated = experts.experts_gate_up_silu_mul(x, a.gate_up, rows)
+    parts = experts.experts_down(gated, a.down, rows)
+    return experts.add_experts(parts, routes.weights, rows, residual.clone())
+
+
+@pytest.fixture
+def tiles_of_half_precision(monkeypatch):
+    """Kernels use the tiles of half precision, which differ in width, for float32 as well."""
+    path = "pagewire.worker.ops.triton.experts.gemm.gemm_config"
+    monkeypatch.setattr(path, lambda pairs, num_experts, size: gemm_config(pairs, num_experts))
+
+
+def differing(dtype: torch.dtype, device: torch.device) -> int:
+    """How many of 19 tokens have other bits in smaller batches than among 201."""
+    a = Inputs(device, dtype, tokens=201, num_experts=5, hidden=160, intermediate=72)
+    together = layer(a, a.x, a.residual, 3)
+    parts = [slice(token, token + 1) for token in (0, 200)] + [slice(100, 117)]
+    pairs = [(layer(a, a.x[part], a.residual[part], 3), together[part]) for part in parts]
+    return sum(int((one != other).any(1).sum()) for one, other in pairs)
+
+
+@pytest.mark.usefixtures("tiles_of_half_precision")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_has_the_same_bits_in_any_batch(dtype, device, monkeypatch):
+    configs = {gemm_config(3 * tokens, 5) for tokens in (1, 17, 201)}
+    assert len({config.block_k for config in configs}) == 2
+    if not CUDA:
+        monkeypatch.setattr(InterpreterBuilder, "create_dot", in_order)
+    assert differing(dtype, device) == 0
+
+
+@pytest.mark.usefixtures("tiles_of_half_precision")
+@pytest.mark.skipif(CUDA, reason="a GPU has one order of sums only")
+def test_bits_would_differ_if_the_order_of_sums_did(device, monkeypatch):
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", by_tile)
+    assert differing(torch.float32, device) > 15
+
+
+def test_without_tokens_nothing_runs(device):
+    a = Inputs(device, torch.float32, tokens=0)
+    assert layer(a, a.x, a.residual, 2).shape == (0, 48)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"experts": 4, "top_k": 5}, "top_k 5 is not in 1 to 4"),
+        ({"experts": 4, "top_k": 2, "groups": 2}, "groups 2 need sigmoid"),
+        ({"experts": 9, "groups": 4}, "9 experts do not form 4 groups"),
+        ({"experts": 8, "groups": 4, "top_groups": 5}, "top_groups 5 is not in 1 to 4"),
+        ({"experts": 8, "groups": 4, "top_k": 3}, "1 groups have fewer than top_k 3"),
+    ],
+)
+def test_a_routing_that_cannot_be_is_refused(wrong, message):
+    scoring = "softmax" if "sigmoid" in message else "sigmoid"
+    with pytest.raises(ValueError, match=message):
+        Routing(**{"top_k": 1, "scoring": scoring} | wrong)

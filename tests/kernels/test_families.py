@@ -1,0 +1,80 @@
+"""Whole models on the kernels: layers of every form give the logits of the reference operations."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewire.worker.model.checkpoint import load_weights
+from pagewire.worker.model.config import read_model_config
+from pagewire.worker.model.decoder import Batch, Decoder, Prefill, SampledTokens
+from pagewire.worker.model.kv_cache import empty_cache
+from pagewire.worker.model.rotary_table import rope_tables
+from pagewire.worker.ops import Name, load_ops
+from support.kernels.comparison import assert_near
+from support.models.tiny_models import VOCAB, save_model
+
+BLOCK_SIZE = 16
+PROMPTS = ([7, 90, 12, 180, 3, 44] * 5, [5, 6])  # the first is longer than the windows
+LENGTHS = [len(prompt) for prompt in PROMPTS]
+
+
+def logits(folder: Path, ops: Name, device: torch.device) -> Tensor:
+    """The logits `[2 * prompts, vocab]` of prefill and of a decode step."""
+    config = read_model_config(folder).with_heads_for_kernels()
+    weights = load_weights(folder, config, torch.float32, device)
+    tables = rope_tables(config, 64, device)
+    decoder = Decoder(config, weights, load_ops(ops), tables)
+    cache = empty_cache(config, 8, BLOCK_SIZE, torch.float32, device)
+    blocks = ints([[1, 2, 3], [4, 5, 6], [0, 0, 0]], device)
+    starts = [0, LENGTHS[0], sum(LENGTHS)]
+    batch = Batch(
+        token_ids=ints([token for prompt in PROMPTS for token in prompt], device),
+        positions=ints([at for length in LENGTHS for at in range(length)], device),
+        slots=ints([slot for slot, length in enumerate(LENGTHS) for _ in range(length)], device),
+        num_decodes=0,
+        decode_lengths=ints([], device),
+        prefill=Prefill(ints([0, 1], device), ints(starts, device), ints(LENGTHS, device), 30),
+        sampled=SampledTokens(
+            ints([end - 1 for end in starts[1:]], device),
+            ints([0, 1], device),
+            ints(LENGTHS, device),
+        ),
+    )
+    found = [decoder.logits(decoder.hidden(batch, cache, blocks))]
+    batch = Batch(
+        token_ids=ints([11, VOCAB - 1], device),
+        positions=ints(LENGTHS, device),
+        slots=ints([0, 1], device),
+        num_decodes=2,
+        decode_lengths=ints([length + 1 for length in LENGTHS], device),
+        prefill=None,
+    )
+    found.append(decoder.logits(decoder.hidden(batch, cache, blocks)))
+    return torch.cat(found)
+
+
+def ints(values: list, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("llama-general", {}),
+        ("gemma2", {"head_dim": 24}),
+        ("gemma3", {"head_dim": 16}),
+        ("glm4", {}),
+        ("olmo2", {}),
+        ("exaone4-window", {}),
+        ("starcoder2", {}),
+        ("cohere2", {"hidden_size": 48}),
+        ("granite", {}),
+    ],
+)
+def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
+    save_model(tmp_path, variant, num_hidden_layers=2, **changes)
+    with torch.inference_mode():
+        expected = logits(tmp_path, "torch", device)
+        assert_near(logits(tmp_path, "triton", device), expected, 1e-5)
