@@ -40,7 +40,7 @@ def by_these_kernels(loaded: LoadedWorker) -> LoadedWorker:
     return loaded
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "qwen2", "granite", "smollm3", "glm"])
+@pytest.mark.parametrize("variant", ["qwen3", "qwen2"])
 def test_answers_do_not_depend_on_the_batch_or_the_chunks(tmp_path: Path, variant: str) -> None:
     model = save_model(tmp_path, variant, num_hidden_layers=2)
     generator = random.Random(3)

@@ -35,12 +35,25 @@ REFUSED = {
     "cohere2": "a sliding window of 24 tokens",
     "gemma": r"norms of 1 \+ weight",
     "gemma2": "a sliding window of 24 tokens",
+    **dict.fromkeys(
+        (
+            "phi3",
+            "phi3-longrope",
+            "granite",
+            "granite-4",
+            "smollm3",
+            "glm",
+            "exaone",
+            "seed-oss",
+            "ernie",
+        ),
+        "layers that were not compared by bits",
+    ),
     "gemma3": "a sliding window of 24 tokens",
 }
 TAKEN = {
     "llama", "llama-tied", "llama-biased", "llama-rope3", "llama-linear", "llama-dynamic",
-    "llama-yarn", "mistral", "qwen2", "qwen3", "qwen3-tied", "phi3", "phi3-longrope", "granite",
-    "granite-4", "smollm3", "glm", "exaone", "seed-oss", "ernie",
+    "llama-yarn", "mistral", "qwen2", "qwen3", "qwen3-tied",
 }  # fmt: skip
 EXPERTS = VARIANTS.keys() - REFUSED.keys() - TAKEN
 
