@@ -6,7 +6,7 @@ import torch
 from pagewire.worker.ops.cublas import gemm as gemms
 from pagewire.worker.ops.cublas.cublaslt import Shape, algorithms, multiply, with_settings
 from pagewire.worker.ops.cublas.gemm import worth_trying
-from pagewire.worker.startup.tuning import in_order
+from pagewire.worker.startup.tuning import in_order, invariant_order
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,6 +142,26 @@ def test_a_token_has_the_same_bits_among_any_number_of_others(
     assert torch.equal(among[:1], alone)
     for tokens in sizes:
         assert torch.equal(multiplied(tokens), among[:tokens]), tokens
+
+
+# With a head, which is not measured otherwise.
+@pytest.mark.parametrize(("features", "k"), [(1024, 3072), (4096, 14336), (151936, 1024)])
+@pytest.mark.parametrize("add", [False, True])
+def test_every_row_has_the_bits_of_the_kernels_for_batch_invariance(
+    monkeypatch: pytest.MonkeyPatch, add: bool, features: int, k: int
+) -> None:
+    sizes = [72, 256, 512, 1536]
+    x, weight, held = draw(sizes[-1], features, k, torch.bfloat16)
+    monkeypatch.setattr(gemms, "_chosen", {})
+    gemms.choose_algorithms([weight], sizes, add, invariant_order(add), every_row=True)
+    expected = invariant_order(add)(x, weight, held.clone())
+    for tokens in sizes:
+        out = held[:tokens].clone()
+        if not gemms.is_chosen(x[:tokens], weight, out, add):
+            continue  # the worker computes this size by the kernel itself
+        out = gemms.gemm_add(x[:tokens], weight, out) if add else gemms.gemm(x[:tokens], weight)
+        assert torch.equal(out, expected[:tokens]), tokens
+    assert gemms._chosen, "cuBLAS has the order for some sizes"
 
 
 def test_a_gemm_that_splits_k_does_not_have_the_reference_order() -> None:

@@ -37,6 +37,7 @@ CASES = {
     for maker in MAKERS
     for name, make in maker(SHAPES, SIZES, DEVICE, torch.float32).all()
 }
+INVARIANT = dict(CaseMaker(SHAPES, SIZES, DEVICE, torch.float32, "invariant").all())
 CEILINGS = Ceilings(copy_tb_per_s=4.0, matmul_tflop_per_s=800.0)
 
 
@@ -57,6 +58,16 @@ def numbers(result: torch.Tensor | QuantizedInput) -> torch.Tensor:
     if isinstance(result, torch.Tensor):
         return result
     return result.values.float() * result.scales
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_a_case_of_the_invariant_kernels_computes_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    case = INVARIANT[name]()
+    references = copy.deepcopy(case).calls(load_ops("torch"))
+    for kernel, reference in zip(case.calls(load_ops("invariant")), references, strict=True):
+        # Weights of attention are rounded to multiples of 2^-17.
+        assert_near(kernel(), reference(), 2e-5 if "attention" in name else 1e-5)
 
 
 def test_work_counts_each_byte_and_operation_once() -> None:
@@ -146,6 +157,12 @@ def test_without_a_gpu_the_command_says_so_in_one_line() -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "finds no NVIDIA GPU" in done.stderr
+
+
+def test_the_mode_of_one_answer_has_no_cases_that_it_refuses() -> None:
+    done = run("--model", "qwen3-30b-a3b", "--batch-invariant")
+    assert done.returncode == 2
+    assert "the mode does not take models with experts, as qwen3-30b-a3b" in done.stderr
 
 
 def test_unknown_shapes_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Both implementations offer the operations of the contract, with its signatures."""
+"""All implementations offer the operations of the contract, with its signatures."""
 
 import inspect
 import subprocess
@@ -16,7 +16,7 @@ def test_the_contract_has_operations():
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("ops", ["torch", "triton"])
+@pytest.mark.parametrize("ops", ["torch", "triton", "invariant"])
 def test_implementations_have_every_operation(ops, name):
     function = getattr(load_ops(ops), name)
     package = "reference" if ops == "torch" else "triton"
@@ -25,7 +25,7 @@ def test_implementations_have_every_operation(ops, name):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("ops", ["torch", "triton"])
+@pytest.mark.parametrize("ops", ["torch", "triton", "invariant"])
 def test_arguments_have_the_names_and_defaults_of_the_contract(ops, name):
     """mypy compares types; it does not compare the names of positional arguments."""
     _, *expected = inspect.signature(getattr(Ops, name)).parameters.values()

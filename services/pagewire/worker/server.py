@@ -97,7 +97,13 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     if grammars is not None and loaded.backend.mask_words is not None:
         masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), end_process)
     info = worker_info(
-        name, loaded.dtype, loaded.device, loaded.limits, loaded.backend, masks is not None
+        name,
+        loaded.dtype,
+        loaded.device,
+        loaded.limits,
+        loaded.backend,
+        constraints=masks is not None,
+        batch_invariant=loaded.batch_invariant,
     )
     service.serve(executor, loaded.limits, info, masks)
     _report(config, loaded, metrics, port, phases)

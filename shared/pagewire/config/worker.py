@@ -52,6 +52,12 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "auto",
         "Type of weights and KV cache; `auto` takes the model's own on a GPU and float32 on a CPU.",
     )
+    batch_invariant: bool = setting(
+        False,
+        "Compute tokens and log probabilities whose bits depend on the request alone, not on the "
+        "batch, chunks, cached or shared prefixes. It needs the triton operations on a GPU and a "
+        "Llama, Mistral, Qwen2 or Qwen3 model, and costs speed.",
+    )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
     )

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from pagewire.worker.ops.contract.shared_prefix import PrefixLimits
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
-from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import (
     MAX_ITEMS,
@@ -78,7 +78,7 @@ def compare(
     cache = torch.randn(2, rows * columns + 1, kv_heads, BLOCK_SIZE, head_dim).to(device, dtype)
     slots = np.arange(rows, dtype=np.int32)
     sharing = ItemSizes(
-        members=max_rows_per_item(dtype, head_dim, query_heads // kv_heads),
+        limits=attention.shared_prefix_limits(dtype, head_dim, query_heads // kv_heads),
         kv_heads=kv_heads,
         processors=132 if CUDA else 1,
         block_size=BLOCK_SIZE,
@@ -102,7 +102,7 @@ def ranges_of(
     groups: tuple[StepPrefixGroup, ...], decode: list[int], members: int = 2
 ) -> dict[int, list]:
     """The `(slot, begin, end)` ranges of each row, in the order of their ordinals."""
-    sharing = ItemSizes(members=members, kv_heads=1, processors=1, block_size=BLOCK_SIZE)
+    sharing = ItemSizes(PrefixLimits(members), kv_heads=1, processors=1, block_size=BLOCK_SIZE)
     rows = len(decode)
     packed = pack_items(groups, np.array(decode, np.int32), rows, sharing)
     shared = item_views(torch.from_numpy(packed), rows)

@@ -28,9 +28,11 @@ def launches() -> None:
     from kernels.attention.test_hopper import HALVES, HEADS
     from kernels.attention.test_hopper import launch as prefill
     from kernels.compile.test_attention import decode
+    from kernels.compile.test_invariant import decode as decode_in_segments
     from kernels.compile.test_pointwise import meta_state
     from kernels.compile.test_quantized import grouped, inputs, scaled
     from pagewire.worker.ops.triton import linear, sampling
+    from pagewire.worker.ops.triton.invariant import linear as ordered
 
     sampling.sample(meta(8, 4096), meta_state(8))
     sampling.sample(meta(8, 4096), meta_state(8), filtered=False)
@@ -40,6 +42,8 @@ def launches() -> None:
     scaled(8, torch.int8, (1, 4096))
     grouped(8, 4, 128, zeros=True)
     decode(64, 16, 8, 128)
+    decode_in_segments(1, 16, 8, 128)
+    ordered.norm_linear(x, meta(256), 1e-6, meta(512, 256))
     prefill(HEADS[0], HALVES[0])
 
 
@@ -62,6 +66,8 @@ def compile_and_launch() -> dict[str, Any]:
     from pagewire.worker.ops.triton import linear, sampling, sampling_filters
     from pagewire.worker.ops.triton.attention import decode as attention_decode
     from pagewire.worker.ops.triton.attention import prefill_hopper as attention_prefill_hopper
+    from pagewire.worker.ops.triton.invariant import decode as segment_decode
+    from pagewire.worker.ops.triton.invariant import linear as ordered
     from pagewire.worker.startup.compile_server import TargetDriver
     from pagewire.worker.startup.triton_hooks import (
         collecting_kernels,
@@ -79,8 +85,12 @@ def compile_and_launch() -> dict[str, Any]:
     pool, jobs, ready, launched = CompilePool(), [], [], []
     driver.set_active(Hopper(GPUTarget("cuda", 90, 32)))
     load_ops("triton")
-    attention_decode.multiprocessors = sampling.multiprocessors = lambda device: 132
-    for module in (attention_decode, attention_prefill_hopper, linear, sampling, sampling_filters):
+    for module in (attention_decode, segment_decode, sampling):
+        module.multiprocessors = lambda device: 132
+    for module in (
+        *(attention_decode, attention_prefill_hopper, linear, sampling, sampling_filters),
+        *(segment_decode, ordered),
+    ):
         module.dependent_launch = lambda device: True
 
     def submit(job: CompileJob) -> None:
@@ -130,6 +140,8 @@ def test_launches_find_what_the_pool_has_compiled(report: dict[str, Any]) -> Non
         "_vector_kernel",
         "decode_kernel",
         "prefill_hopper_kernel",
+        "_segment_decode_kernel",
+        "_ordered_kernel",
     } < {*report["ready"]}
 
 

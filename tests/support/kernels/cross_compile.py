@@ -23,7 +23,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
+_OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg", "enable_fp_fusion")
 _PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
 

@@ -128,6 +128,7 @@ class StepDriver:
     def __init__(self, stream: Stream, limits: Limits | pb.WorkerInfo) -> None:
         self.stream = stream
         self.block_size = limits.block_size
+        self.max_tokens = limits.max_num_batched_tokens
         # Adjacent blocks of a sequence are not adjacent in memory.
         self.free = deque(range(limits.num_blocks - 1, 0, -2))
         self.free.extend(range(limits.num_blocks - 2, 0, -2))
@@ -137,8 +138,8 @@ class StepDriver:
     async def run(
         self, sequences: list[Sequence], *, chunk: int = 1 << 20, run_ahead: int = 1
     ) -> list[list[int]]:
-        """The outputs. A step computes at most `chunk` tokens of each prompt; `run_ahead` steps are
-        sent before the first result is read."""
+        """The outputs. A step computes at most `chunk` tokens of each prompt, and of all prompts
+        what fits into a step; `run_ahead` steps are sent before the first result is read."""
         waiting: deque[list[Sequence]] = deque()
         decoding: list[Sequence] = []
         step = pb.Step(starts=[self._start(sequence) for sequence in sequences])
@@ -155,7 +156,10 @@ class StepDriver:
                 self._grow(step, sequence, 1)
             slots, counts = [], []
             for sequence in prefilling:
-                count = min(chunk, len(sequence.tokens) - sequence.computed)
+                left = self.max_tokens - len(decoded) - sum(counts)
+                count = min(chunk, len(sequence.tokens) - sequence.computed, left)
+                if not count:
+                    break
                 self._grow(step, sequence, count)
                 slots.append(sequence.slot)
                 counts.append(count)

@@ -45,9 +45,9 @@ def make_schedulers_fail() -> None:
 
     new_sequence = intake.new_sequence
 
-    def new_sequence_or_fail(request: Any, parsed: Any) -> Any:
+    def new_sequence_or_fail(request: Any, parsed: Any, *given: Any) -> Any:
         fail(int(parsed.tokens.prompt[0]))
-        return new_sequence(request, parsed)
+        return new_sequence(request, parsed, *given)
 
     intake.new_sequence = new_sequence_or_fail
 

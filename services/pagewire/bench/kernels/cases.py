@@ -20,7 +20,7 @@ from pagewire.bench.kernels.inputs import (
     sampling_state,
 )
 from pagewire.bench.kernels.shapes import Shapes, Sizes
-from pagewire.worker.ops import Ops
+from pagewire.worker.ops import Name, Ops, load_ops
 
 EPS = 1e-6
 
@@ -51,22 +51,30 @@ class CaseMaker:
     sizes: Sizes
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
+    ops: Name = "triton"  # what is timed
 
     def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
-        """Yield the name of each case and a function that makes it."""
+        """Yield the name of each case and a function that makes it.
+
+        Without what `--batch-invariant` does not take, if these are its operations.
+        """
+        any_form = self.ops != "invariant"
         sizes, tokens = self.sizes, self.sizes.tokens
         yield f"RMSNorm, {tokens} tokens", self.rms_norm
-        yield f"LayerNorm, {tokens} tokens", self.layer_norm
+        if any_form:
+            yield f"LayerNorm, {tokens} tokens", self.layer_norm
         rope = "QK-norm + RoPE + KV write" if self.shapes.qk_norm else "RoPE + KV write"
         yield f"{rope}, {tokens} tokens", self.rope
         yield f"SiLU*mul, {tokens} tokens", self.silu_mul
-        yield f"GELU*mul, {tokens} tokens", self.gelu_mul
-        yield f"soft cap, {sizes.sampled_rows} x {self.shapes.vocabulary}", self.soft_cap
+        if any_form:
+            yield f"GELU*mul, {tokens} tokens", self.gelu_mul
+            yield f"soft cap, {sizes.sampled_rows} x {self.shapes.vocabulary}", self.soft_cap
         for rows, length in sizes.decode:
             yield f"decode attention, {rows} x {length}", partial(self.decode, rows, length)
         rows, length = sizes.decode[0]
         name = f"{rows} x {length}, window {length // 4}, soft cap"
-        yield f"decode attention, {name}", partial(self.decode, rows, length, windowed=True)
+        if any_form:
+            yield f"decode attention, {name}", partial(self.decode, rows, length, windowed=True)
         shared = sizes.shared_prefix
         name = f"{shared.rows} rows in {shared.groups} groups of {shared.shared}, {shared.own} own"
         yield f"decode attention, {name}", self.decode_shared
@@ -74,7 +82,8 @@ class CaseMaker:
             yield f"prefill attention, {chunks} x {length}", partial(self.prefill, chunks, length)
         chunks, length = sizes.prefill[-1]
         name = f"{chunks} x {length}, window {length // 4}, soft cap"
-        yield f"prefill attention, {name}", partial(self.prefill, chunks, length, windowed=True)
+        if any_form:
+            yield f"prefill attention, {name}", partial(self.prefill, chunks, length, windowed=True)
         logits = f"{sizes.sampled_rows} x {self.shapes.vocabulary}"
         yield f"sampling, {logits}", self.sample
         yield f"sampling, top-k and top-p, {logits}", partial(self.sample, filtered=True)
@@ -128,8 +137,12 @@ class CaseMaker:
         prefix = self.sizes.shared_prefix
         positions = prefix.groups * prefix.shared + prefix.rows * prefix.own
         kv_bytes = self._heads.kv_bytes(positions)
+        heads = self._heads
+        limits = load_ops(self.ops).shared_prefix_limits(
+            heads.dtype, heads.dim, heads.query // heads.kv
+        )
         cache, shared = paged_with_shared_prefix(
-            prefix, self._heads, self.device, self._copies(kv_bytes)
+            prefix, heads, self.device, limits, self._copies(kv_bytes)
         )
         return self._decode(cache, kv_bytes, shared=shared)
 

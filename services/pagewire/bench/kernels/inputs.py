@@ -18,9 +18,8 @@ from pagewire.worker.ops.contract.sampling import (
     Adjustments,
     SamplingState,
 )
-from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
+from pagewire.worker.ops.contract.shared_prefix import PrefixLimits, SharedPrefixItems
 from pagewire.worker.ops.device import multiprocessors
-from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 from pagewire.worker.runtime.prefix_groups import ItemSizes, item_views, pack_items
 
@@ -70,9 +69,16 @@ def paged(lengths: Sequence[int], heads: Heads, device: torch.device, copies: in
 
 
 def paged_with_shared_prefix(
-    prefix: SharedPrefix, heads: Heads, device: torch.device, copies: int = 1
+    prefix: SharedPrefix,
+    heads: Heads,
+    device: torch.device,
+    limits: PrefixLimits,
+    copies: int = 1,
 ) -> tuple[Paged, SharedPrefixItems]:
-    """Draw caches of sequences that share prefixes, and the work items as a worker packs them."""
+    """Draw caches of sequences that share prefixes, and the work items as a worker packs them.
+
+    `limits` are those of the operations that are timed.
+    """
     common, own = prefix.shared // BLOCK_SIZE, -(-prefix.own // BLOCK_SIZE)
     total = prefix.groups * common + prefix.rows * own + 1
     blocks = (torch.randperm(total - 1) + 1).int()
@@ -84,7 +90,7 @@ def paged_with_shared_prefix(
     slots = np.arange(prefix.rows, dtype=np.int32)
     members = (slots[group :: prefix.groups] for group in range(prefix.groups))
     sharing = ItemSizes(
-        members=max_rows_per_item(heads.dtype, heads.dim, heads.query // heads.kv),
+        limits=limits,
         kv_heads=heads.kv,
         processors=multiprocessors(device),
         block_size=BLOCK_SIZE,
@@ -98,7 +104,7 @@ def paged_with_shared_prefix(
         torch.from_numpy(slots).to(device),
         lengths.to(device),
     )
-    return cache, item_views(packed.to(device), prefix.rows)
+    return cache, item_views(packed.to(device), prefix.rows, limits.max_ranges)
 
 
 def prefill_starts(counts: Sequence[int], device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
 from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
-from pagewire.worker.ops import load_ops
+from pagewire.worker.ops import Name, load_ops
 
 MIN_CALLS = 8
 
@@ -40,9 +40,9 @@ class Result:
 
 
 def bench_kernels(
-    model: str, compiled: bool, ceilings: Ceilings, device: torch.device
+    model: str, compiled: bool, ceilings: Ceilings, device: torch.device, ops: Name = "triton"
 ) -> Iterator[Result]:
-    """Time all cases of a model on a GPU, one after another.
+    """Time all cases of a model by `ops` on a GPU, one after another.
 
     `model` is one of MODELS, or one of EXPERT_MODELS for the operations of its experts.
     """
@@ -51,20 +51,28 @@ def bench_kernels(
     if model in EXPERT_MODELS:
         makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
     else:
-        makers = [maker(MODELS[model], Sizes(), device) for maker in (CaseMaker, QuantizedCases)]
+        makers = [CaseMaker(MODELS[model], Sizes(), device, ops=ops)]
+        if ops == "triton":  # the mode --batch-invariant has no quantized weights
+            makers.append(QuantizedCases(MODELS[model], Sizes(), device))
     for name, make in (case for maker in makers for case in maker.all()):
-        yield measure(name, make, compiled, ceilings)
+        yield measure(name, make, compiled, ceilings, ops)
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def measure(name: str, make: Callable[[], Case], compiled: bool, ceilings: Ceilings) -> Result:
+def measure(
+    name: str,
+    make: Callable[[], Case],
+    compiled: bool,
+    ceilings: Ceilings,
+    ops: Name = "triton",
+) -> Result:
     """Time a case. An error ends the measurement and becomes part of the result."""
     result = Result(name)
     try:
         case = make()
         result = replace(result, unit=case.unit, work=case.work)
-        us = graph_us(at_least(case.calls(load_ops("triton")), MIN_CALLS))
+        us = graph_us(at_least(case.calls(load_ops(ops)), MIN_CALLS))
         rate = case.work / us / 1e6
         of_ceiling = rate / ceilings.of(case.unit)
         result = replace(result, microseconds=us, rate=rate, of_ceiling=of_ceiling)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,9 @@ def kernels(
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Leave out torch.compile, which takes minutes.")
     ] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Time the kernels of that mode of a worker.")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
     """Time each Triton kernel beside its reference in eager torch and under torch.compile, in bf16.
@@ -41,6 +44,11 @@ def kernels(
             f"{model!r} is none of the known shapes; give {', '.join(known[:-1])} or {known[-1]}",
             param_hint="--model",
         )
+    if batch_invariant and model in EXPERT_MODELS:
+        raise typer.BadParameter(
+            f"the mode does not take models with experts, as {model}; leave it out",
+            param_hint="--batch-invariant",
+        )
     require_gpu()
     import torch
 
@@ -53,17 +61,19 @@ def kernels(
         flush=True,
     )
     results = []
-    for result in bench_kernels(model, not no_compile, ceilings, torch.device("cuda")):
+    ops: Literal["triton", "invariant"] = "invariant" if batch_invariant else "triton"
+    for result in bench_kernels(model, not no_compile, ceilings, torch.device("cuda"), ops):
         print(line(result), flush=True)
         results.append(result)
     if output is not None:
         command = f"pagewire bench kernels --model {model}" + " --no-compile" * no_compile
+        command += " --batch-invariant" * batch_invariant
         figures = [
             Figure(f"{model}/ceiling/copy", ceilings.copy_tb_per_s, "TB/s"),
             Figure(f"{model}/ceiling/matrix product", ceilings.matmul_tflop_per_s, "TFLOP/s"),
         ]
         for result in results:
-            figures += figures_of_case(model, result)
+            figures += figures_of_case(model + "/batch-invariant" * batch_invariant, result)
         write_rows(output, figures, command)
     failed = [result for result in results if result.error]
     if failed:

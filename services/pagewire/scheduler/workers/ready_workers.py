@@ -18,7 +18,7 @@ from pagewire.scheduler.text.token_texts import TokenTexts
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.outage import Outage
 from pagewire.scheduler.workers.step_codec import encode_step
-from pagewire.scheduler.workers.worker_info import model_pooling, worker_limits
+from pagewire.scheduler.workers.worker_info import model_pooling, unlike, worker_limits
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,8 @@ class ReadyWorkers:
                 f"its pooling is {pooling}, that of this scheduler's model {self.limits.pooling}; "
                 "start all workers of a model with the same --task"
             )
+        if (difference := unlike(info, [worker.info for worker in self])) is not None:
+            log.warning("worker %s %s", link.address, difference)
         batch = self._admission.add_worker(limits, time.monotonic())
         streams = SlotStreams(limits.num_slots, self._texts)
         worker = ReadyWorker(link, info, batch, streams, pooling=pooling)

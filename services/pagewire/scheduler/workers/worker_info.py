@@ -1,5 +1,7 @@
 """From a worker's WorkerInfo and the settings to the limits that the core plans with."""
 
+from collections.abc import Iterable
+
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
@@ -29,6 +31,20 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         prefix_groups=info.prefix_groups,
         # Only the prefix cache finds blocks in host memory.
         host=_host_memory(info) if config.prefix_caching else NO_HOST_MEMORY,
+    )
+
+
+def unlike(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> str | None:
+    """What makes a request that moves between this worker and others get another answer, or None.
+
+    The text follows the name of the worker.
+    """
+    if all(other.batch_invariant == info.batch_invariant for other in others):
+        return None
+    has = "has" if info.batch_invariant else "has no"
+    return (
+        f"{has} --batch-invariant, unlike others: a request that moves between them may get "
+        "another answer; start all workers with the same"
     )
 
 

@@ -2,6 +2,7 @@
 
 `contract` documents each operation. `reference` implements them in plain torch for any device;
 tests compare the kernels with it. `triton` implements them for NVIDIA GPUs, with GEMMs of `cublas`.
+`triton.invariant` does so with results that do not depend on the batch.
 What decides when an operation runs belongs to `runtime` and `model`, not here.
 """
 
@@ -13,14 +14,14 @@ from pagewire.worker.ops.contract.ops import Ops
 
 __all__ = ["Name", "Ops", "load_ops"]
 
-Name = Literal["torch", "triton"]
+Name = Literal["torch", "triton", "invariant"]
 
 
 def load_ops(name: Name) -> Ops:
-    """Return the operations of one implementation; imports Triton only for "triton".
+    """Return the operations of one implementation; imports no Triton for "torch".
 
     Raises:
-        ValueError: the name is neither "torch" nor "triton".
+        ValueError: the name is not one of `Name`.
     """
     if name == "torch":
         from pagewire.worker.ops.reference import ops as torch_ops
@@ -32,4 +33,10 @@ def load_ops(name: Name) -> Ops:
 
         compute_cache_keys()
         return triton_ops
-    raise ValueError(f"unknown ops {name!r}: use 'torch' or 'triton'")
+    if name == "invariant":
+        from pagewire.worker.ops.triton.cache_keys import compute_cache_keys
+        from pagewire.worker.ops.triton.invariant import ops as invariant_ops
+
+        compute_cache_keys()
+        return invariant_ops
+    raise ValueError(f"unknown ops {name!r}: use 'torch', 'triton' or 'invariant'")

@@ -106,6 +106,7 @@ class LoadedWorker:
     dtype: str
     device: str
     uses_triton: bool
+    batch_invariant: bool = False
 
 
 def non_finite(index: int) -> str:

@@ -14,11 +14,12 @@ def worker_info(
     limits: Limits,
     backend: Backend,
     constraints: bool = False,
+    batch_invariant: bool = False,
 ) -> pb.WorkerInfo:
     """The message of a backend that is warm, with a new instance_id; to be built once a process.
 
     `warm_up` measures the backend's costs, so it must have run before. `constraints` says whether
-    sequences may have one.
+    sequences may have one, `batch_invariant` whether results depend on the request alone.
     """
     info = pb.WorkerInfo(
         model=model,
@@ -37,6 +38,7 @@ def worker_info(
         host_blocks=limits.host_blocks,
         piggyback_tokens=backend.piggyback_tokens,
         constraints=constraints,
+        batch_invariant=batch_invariant,
         pooling=backend.pooling,
     )
     if (costs := backend.host_costs) is not None:

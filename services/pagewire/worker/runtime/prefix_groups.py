@@ -10,7 +10,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.ops.contract.shared_prefix import (
     ITEM_FIELDS,
     MAX_RANGES,
-    RANGE_UNIT,
+    PrefixLimits,
     SharedPrefixItems,
 )
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
@@ -25,20 +25,20 @@ MAX_ITEMS = 1024
 class ItemSizes:
     """Sizes that decide how groups are cut into items."""
 
-    members: int  # maximum rows of an item
+    limits: PrefixLimits  # of the operations
     kv_heads: int
     processors: int  # multiprocessors of the GPU
     block_size: int
 
 
-def buffer_length(rows: int) -> int:
+def buffer_length(rows: int, max_ranges: int = MAX_RANGES) -> int:
     """Number of int32 values of the packed items of a batch of `rows`."""
-    return 4 + ITEM_FIELDS * MAX_ITEMS + MAX_RANGES * rows + 2 * rows
+    return 4 + ITEM_FIELDS * MAX_ITEMS + max_ranges * rows + 2 * rows
 
 
-def item_views(buffer: torch.Tensor, rows: int) -> SharedPrefixItems:
-    """Views of `buffer [buffer_length(rows)]` int32 on the device."""
-    lengths = (4, ITEM_FIELDS * MAX_ITEMS, MAX_RANGES * rows, rows, rows)
+def item_views(buffer: torch.Tensor, rows: int, max_ranges: int = MAX_RANGES) -> SharedPrefixItems:
+    """Views of `buffer [buffer_length(rows, max_ranges)]` int32 on the device."""
+    lengths = (4, ITEM_FIELDS * MAX_ITEMS, max_ranges * rows, rows, rows)
     count, items, entries, covered, counts = buffer.split(lengths)
     return SharedPrefixItems(
         count[:1], items.view(MAX_ITEMS, ITEM_FIELDS), entries, covered, counts
@@ -51,22 +51,24 @@ def pack_items(
     """The packed items of a step that decodes `decode_slots` in a batch of `rows`.
 
     All members of the groups must decode. Groups that do not fit are left out: then each row reads
-    its prefix by itself. The result is `[buffer_length(rows)]` int32, as `item_views` reads it.
+    its prefix by itself. The result is `[buffer_length(rows, max_ranges)]` int32, as
+    `item_views` reads it.
     """
-    buffer = np.zeros(buffer_length(rows), np.int32)
-    plan = _ItemPlan(rows)
+    limits = sizes.limits
+    unit = limits.unit
+    buffer = np.zeros(buffer_length(rows, limits.max_ranges), np.int32)
+    plan = _ItemPlan(rows, limits)
     row_of = np.zeros(int(decode_slots.max()) + 1, np.int32)
     row_of[decode_slots] = np.arange(len(decode_slots))
     shared = [
-        (row_of[group.slots], group.blocks * sizes.block_size // RANGE_UNIT * RANGE_UNIT)
-        for group in groups
+        (row_of[group.slots], group.blocks * sizes.block_size // unit * unit) for group in groups
     ]
     # Positions times tiles of rows. An upper bound: inner groups count those of outer ones again.
-    work = sum(-(-len(members) // sizes.members) * end for members, end in shared)
+    work = sum(-(-len(members) // limits.members) * end for members, end in shared)
     length = work * sizes.kv_heads // (2 * sizes.processors)
-    length = max(MIN_RANGE, -(-length // RANGE_UNIT) * RANGE_UNIT)
+    length = max(MIN_RANGE, -(-length // unit) * unit)
     for members, end in shared:
-        plan.add(members, end, length, sizes.members, decode_slots)
+        plan.add(members, end, length, decode_slots)
     plan.write(buffer)
     return buffer
 
@@ -74,29 +76,36 @@ def pack_items(
 class _ItemPlan:
     """The items so far, and the positions that they cover in each row."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, limits: PrefixLimits) -> None:
+        self._limits = limits
         self._items: list[tuple[int, ...]] = []
         self._entries: list[Int32Array] = []
         self._num_entries = 0
         self._covered = np.zeros(rows, np.int32)
         self._counts = np.zeros(rows, np.int32)
 
-    def add(
-        self, rows: Int32Array, end: int, length: int, members: int, decode_slots: Int32Array
-    ) -> None:
-        """Adds items of about `length` positions that cover `rows` up to position `end`."""
+    def add(self, rows: Int32Array, end: int, length: int, decode_slots: Int32Array) -> None:
+        """Adds items that cover `rows` up to position `end`, or as far as their ranges allow.
+
+        An item has about `length` positions, or `max_positions` of the limits.
+        """
+        limits = self._limits
         begin, count = int(self._covered[rows[0]]), int(self._counts[rows[0]])
         # Groups nest, so all members of a group are covered up to the same position.
         assert (self._covered[rows] == begin).all(), "prefix groups overlap without nesting"
-        left = MAX_RANGES - count
+        left = limits.max_ranges - count
         if end <= begin or not left:
             return
         # Half of the ranges left remain for the groups inside this one.
         splits = min(-(-(end - begin) // length), left // 2 + 1)
+        if limits.max_positions is not None:
+            end = min(end, begin + left * limits.max_positions)
+            splits = -(-(end - begin) // limits.max_positions)
+        members = limits.members
         tiles = -(-len(rows) // members)
         if len(self._items) + tiles * splits > MAX_ITEMS:
             return
-        step = -(-(end - begin) // (splits * RANGE_UNIT)) * RANGE_UNIT
+        step = -(-(end - begin) // (splits * limits.unit)) * limits.unit
         cuts = [*range(begin, end, step), end]
         slot = int(decode_slots[rows[0]])
         for tile in range(0, len(rows), members):
@@ -121,6 +130,6 @@ class _ItemPlan:
         buffer[4 : 4 + items.size] = items.ravel()
         at = 4 + ITEM_FIELDS * MAX_ITEMS
         buffer[at : at + len(entries)] = entries
-        at += MAX_RANGES * rows
+        at += self._limits.max_ranges * rows
         buffer[at : at + rows] = self._covered
         buffer[at + rows :] = self._counts

@@ -63,6 +63,7 @@ def _path(config: WorkerConfig) -> Path | None:
             config.num_slots,
             config.worker_max_num_batched_tokens,
             config.host_memory_gb > 0,
+            config.batch_invariant,
             (resolve_model(config.model) / "config.json").read_bytes(),
         )
         digest = sha256(repr(depends_on).encode())

@@ -36,6 +36,7 @@ from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.pooling import PoolingBackend
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
 from pagewire.worker.startup.kernel_record import KernelRecord
+from pagewire.worker.startup.one_answer import check_one_answer
 from pagewire.worker.startup.phases import StartupPhases
 from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
 
@@ -84,7 +85,9 @@ def _load(
     check_block_size(config.block_size, kernels)
     if kernels == "triton":
         model = model.with_heads_for_kernels()
-    ops = load_ops(kernels)
+    if config.batch_invariant:
+        check_one_answer(model, pooling, kernels, device, trial.max_model_len)
+    ops = load_ops("invariant" if config.batch_invariant else kernels)
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     graphs = device.type == "cuda" and kernels == "triton" and pooling is None
@@ -118,7 +121,12 @@ def _load(
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
-        choose_gemms(decoder, trial)
+        if config.batch_invariant:
+            from pagewire.worker.startup.invariance import check_invariance
+
+            check_invariance(model, weights, config.block_size, dtype)
+            phases.end("comparing bits")
+        choose_gemms(decoder, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if config.tune_experts:
             choose_expert_tiles(decoder, trial)
@@ -140,7 +148,14 @@ def _load(
     else:
         backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
     phases.end("KV cache")
-    return LoadedWorker(backend, limits, _name(dtype), _describe(device), kernels == "triton")
+    return LoadedWorker(
+        backend,
+        limits,
+        _name(dtype),
+        _describe(device),
+        uses_triton=kernels == "triton",
+        batch_invariant=config.batch_invariant,
+    )
 
 
 def choose_device(name: str) -> torch.device:

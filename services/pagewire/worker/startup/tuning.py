@@ -5,6 +5,7 @@ The reference order is that of the skinny kernel, which has the same bits with a
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.ops.contract.quantized import LinearWeight
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
 from pagewire.worker.ops.triton.experts.tuning import choose_tiles
+from pagewire.worker.ops.triton.invariant import linear as invariant
+from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear import linear, linear_add
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
 from pagewire.worker.protocol.steps.limits import Limits
@@ -26,8 +29,13 @@ log = logging.getLogger(__name__)
 _MAX_BLOCK_K, _MIN_BLOCK_K = 64, 16
 
 
-def choose_gemms(decoder: Decoder, limits: Limits) -> None:
-    """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes."""
+def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False) -> None:
+    """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes.
+
+    With `batch_invariant` also those of the head and of layers with biases, and cuBLAS computes
+    only what has the bits of the reference order in every row.
+    """
+    choose = partial(_choose, every_row=batch_invariant)
     layers = decoder.weights.layers
     dense = [layer for layer in layers if layer.router is None]
     tokens = _row_counts(limits)
@@ -35,14 +43,16 @@ def choose_gemms(decoder: Decoder, limits: Limits) -> None:
     add = is_fused(config)  # other layers add to the residual stream in a kernel of its own
     changed = 0
     if add or not config.output_bias:
-        changed += _choose(_plain(layer.output for layer in layers), tokens, add=add)
+        changed += choose(_plain(layer.output for layer in layers), tokens, add=add)
     if not config.mlp_bias:
-        changed += _choose(_plain(layer.down for layer in dense), tokens, add=add)
-        changed += _choose(_plain(layer.gate_up for layer in dense), tokens)
-    changed += _choose(_plain(layer.shared_gate_up for layer in layers), tokens)
-    changed += _choose(_plain(layer.shared_down for layer in layers), tokens)
-    if not config.qkv_bias:
-        changed += _choose(_plain(layer.qkv for layer in layers), tokens)
+        changed += choose(_plain(layer.down for layer in dense), tokens, add=add)
+        changed += choose(_plain(layer.gate_up for layer in dense), tokens)
+    changed += choose(_plain(layer.shared_gate_up for layer in layers), tokens)
+    changed += choose(_plain(layer.shared_down for layer in layers), tokens)
+    if batch_invariant or not config.qkv_bias:
+        changed += choose(_plain(layer.qkv for layer in layers), tokens)
+    if batch_invariant:
+        changed += choose(_plain([decoder.weights.head]), row_buckets(limits))
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
 
@@ -84,17 +94,37 @@ def _plain(weights: Iterable[LinearWeight | None]) -> list[Tensor]:
     return [weight for weight in weights if isinstance(weight, Tensor)]
 
 
-def _choose(weights: Sequence[Tensor], tokens: Iterable[int], add: bool = False) -> int:
+def _choose(
+    weights: Sequence[Tensor],
+    tokens: Iterable[int],
+    add: bool = False,
+    every_row: bool = False,
+) -> int:
     """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
     if not weights:
         return 0
     features, k = weights[0].shape
     size = weights[0].element_size()
     left = [count for count in tokens if linear_config(count, features, k, size) is None]
-    reference = in_order(k, add)
+    reference = invariant_order(add) if every_row else in_order(k, add)
     if size != 2 or reference is None:  # other types have no algorithms to choose from
         return 0
-    return choose_algorithms(weights, left, add, reference)
+    return choose_algorithms(weights, left, add, reference, every_row)
+
+
+def invariant_order(add: bool) -> Gemm:
+    """The GEMM of `--batch-invariant`, for any number of tokens; with `add` it adds to the output.
+
+    It has the bits of `in_order`, and computes what cuBLAS does not.
+    """
+
+    def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        config = any_tokens(len(x), x.shape[1], x.element_size())
+        if add:
+            return invariant.linear_add(x, weight, out, config=config)
+        return invariant.linear(x, weight, out=out, config=config)
+
+    return multiply
 
 
 def in_order(k: int, add: bool) -> Gemm | None:

@@ -5,7 +5,7 @@ import pytest
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
 from pagewire.scheduler.core.pooling import ModelPooling
-from pagewire.scheduler.workers.worker_info import model_pooling, worker_limits
+from pagewire.scheduler.workers.worker_info import model_pooling, unlike, worker_limits
 from pagewire.v1 import worker_pb2 as pb
 
 
@@ -64,6 +64,14 @@ def test_impossible_costs_are_refused(wrong: str, value: float, words: str) -> N
     assert (
         worker_limits(SchedulerConfig(), info(host_blocks=0, **{wrong: value})).host.num_blocks == 0
     )
+
+
+def test_workers_with_and_without_one_answer_are_told_apart() -> None:
+    usual, invariant = info(), info(batch_invariant=True)
+    assert unlike(usual, []) is None
+    assert unlike(invariant, [invariant, invariant]) is None
+    assert "has --batch-invariant, unlike others" in (unlike(invariant, [invariant, usual]) or "")
+    assert "has no --batch-invariant" in (unlike(usual, [invariant]) or "")
 
 
 def test_a_worker_that_pools_says_how() -> None:

@@ -30,3 +30,9 @@ def test_each_message_has_an_instance_of_its_own_and_no_costs_without_host_memor
     assert first.instance_id != second.instance_id
     assert not first.save_block_seconds
     assert not first.prefill_token_seconds
+
+
+def test_it_says_whether_results_depend_on_the_request_alone() -> None:
+    backend = SimulatedBackend(limits(0), STEP_TIME, 0)
+    assert not worker_info("m", "float32", "d", limits(0), backend).batch_invariant
+    assert worker_info("m", "d", "d", limits(0), backend, batch_invariant=True).batch_invariant

@@ -53,6 +53,13 @@ def test_auto_settings_of_a_cpu(model: ModelConfig) -> None:
         choose_device("teapot")
 
 
+def test_a_cpu_does_not_take_the_mode_of_one_answer(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    settings = WorkerConfig(model=str(tmp_path), device="cpu", batch_invariant=True)
+    with pytest.raises(SetupError, match="--batch-invariant needs the triton operations"):
+        load_worker(settings)
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
 def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path, variant: str) -> None:
     save_model(tmp_path / "full", variant, initializer_range=0.02)

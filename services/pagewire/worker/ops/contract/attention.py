@@ -12,11 +12,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
+from pagewire.worker.ops.contract.shared_prefix import PrefixLimits, SharedPrefixItems
 
 
 class AttentionOps(Protocol):
     """Attention of decode rows and of prefill chunks."""
+
+    def shared_prefix_limits(self, dtype: torch.dtype, head_dim: int, group: int) -> PrefixLimits:
+        """Return the limits of the items that `decode_attention` takes as `shared`.
+
+        Args:
+            dtype: of queries, keys and values.
+            head_dim: of one head.
+            group: query heads for each KV head.
+        """
 
     def plan_decode(
         self,

@@ -6,13 +6,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-# A range begins and ends at multiples of this many positions, which are whole tiles of every
-# kernel.
+# Unless an implementation has other limits: a range begins and ends at multiples of this many
+# positions, which are whole tiles of every kernel.
 RANGE_UNIT = 64
 # The shared prefix of one row is cut into at most this many ranges.
 MAX_RANGES = 7
 # int32 values that describe an item, see `SharedPrefixItems.items`.
 ITEM_FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLimits:
+    """Which ranges of shared prefixes an implementation reads."""
+
+    members: int  # rows of an item at most
+    unit: int = RANGE_UNIT  # a range begins and ends at multiples of so many positions
+    max_ranges: int = MAX_RANGES  # of one row
+    max_positions: int | None = None  # of a range; None if any number is right
 
 
 @dataclass(frozen=True, slots=True)

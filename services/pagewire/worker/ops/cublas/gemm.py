@@ -82,8 +82,18 @@ def gemm_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return multiply(x, weight, residual, algorithm)
 
 
+def is_chosen(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> bool:
+    """Tell whether `gemm`, or `gemm_add` with `add`, has an algorithm chosen for these matrices."""
+    given = (x, weight) if out is None else (x, weight, out)
+    return _shape(x, weight, add) in _chosen and _fit(*given)
+
+
 def choose_algorithms(
-    weights: Sequence[Tensor], tokens: Sequence[int], add: bool, reference: Gemm
+    weights: Sequence[Tensor],
+    tokens: Sequence[int],
+    add: bool,
+    reference: Gemm,
+    every_row: bool = False,
 ) -> int:
     """Measure the GEMMs with weights of one shape and keep the fastest algorithm of each.
 
@@ -94,6 +104,8 @@ def choose_algorithms(
         tokens: the numbers of tokens to measure.
         add: whether the results are added to what the output holds.
         reference: adds up in the reference order, for `CHECKED_TOKENS` tokens at most.
+        every_row: compare the bits of every row, and choose an algorithm for every size: none is
+            left to torch, whose choice might differ another time.
 
     Returns:
         For how many numbers of tokens an algorithm other than torch's was chosen.
@@ -105,8 +117,8 @@ def choose_algorithms(
     try:
         scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0].device)
         for shape in shapes:
-            order = ReferenceOrder(shape, weights[0], reference)
-            usual_fits = order.holds(_usual(shape))
+            order = ReferenceOrder(shape, weights[0], reference, every_row)
+            usual_fits = not every_row and order.holds(_usual(shape))
             if usual_fits and not _worth_measuring(shape):
                 continue
             fastest, margin = _fastest(shape, neighbours, weights, scratch, order)
@@ -123,17 +135,22 @@ def choose_algorithms(
 
 
 class ReferenceOrder:
-    """Tells whether a GEMM of one shape has the bits of the reference, in its first and last rows.
+    """Tells whether a GEMM of one shape has the bits of the reference.
 
-    Where the order differs, so do some of thousands of results.
+    It compares the first and the last rows, or every row. Where the order differs, so do some of
+    thousands of results.
     """
 
-    def __init__(self, shape: Shape, weight: Tensor, reference: Gemm) -> None:
-        """`weight [features, k]` is used; `reference` is that of `choose_algorithms`."""
+    def __init__(
+        self, shape: Shape, weight: Tensor, reference: Gemm, every_row: bool = False
+    ) -> None:
+        """`weight [features, k]` is used; the others are those of `choose_algorithms`."""
         self._weight = weight
         self._x = weight.new_empty((shape.tokens, shape.k)).normal_()
         self._held = weight.new_empty((shape.tokens, shape.features)).normal_()
         begins = {0, max(0, shape.tokens - CHECKED_TOKENS)}
+        if every_row:
+            begins.update(range(0, shape.tokens, CHECKED_TOKENS))
         self._rows = [slice(begin, begin + CHECKED_TOKENS) for begin in begins]
         self._expected = [
             reference(self._x[rows], weight, self._held[rows].clone()) for rows in self._rows

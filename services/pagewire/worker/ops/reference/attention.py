@@ -13,7 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
+from pagewire.worker.ops.contract.shared_prefix import PrefixLimits, SharedPrefixItems
+
+_ANY_ROWS = 1 << 30
+
+
+def shared_prefix_limits(dtype: torch.dtype, head_dim: int, group: int) -> PrefixLimits:
+    """Return limits that hold for any items: `decode_attention` reads each row by itself."""
+    return PrefixLimits(members=_ANY_ROWS)
 
 
 def plan_decode(

@@ -24,6 +24,7 @@ class RopeKernelConfig:
     heads: int
     warps: int
     pdl: bool = True
+    fused: bool = True  # multiplications with additions
 
 
 def norm_qkv_rope_kv_write(
@@ -95,6 +96,8 @@ def qk_norm_rope_kv_write(
     config = config or _config(tokens)
     pdl = config.pdl and dependent_launch(qkv.device)
     launch = {"launch_pdl": True} if pdl else {}
+    if not config.fused:
+        launch["enable_fp_fusion"] = False
 
     q = qkv.new_empty((tokens, query_heads, head_dim)) if out is None else out
     # Groups of heads: first those of the queries, then of the keys, then of the values.

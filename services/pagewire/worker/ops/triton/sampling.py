@@ -42,6 +42,9 @@ _LARGEST_BELOW_ONE = tl.constexpr(noise.LARGEST_BELOW_ONE)
 _SERIES_BELOW = tl.constexpr(noise.SERIES_BELOW)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _LOG2_E = tl.constexpr(LOG2_E)
+# Adding and subtracting it rounds a weight to a multiple of 2^-20. A sum of eight such weights,
+# each 1 at most, is exact in float32.
+_ROUND = tl.constexpr(8.0)
 
 
 @triton.jit
@@ -102,13 +105,15 @@ def _draw_kernel(
     CHUNK: tl.constexpr,
     FILTERED: tl.constexpr,
     ADJUSTED: tl.constexpr,
+    EXACT: tl.constexpr,
     FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write the best score of a run of chunks, and the id that is drawn from the best group.
 
     A program computes one run of one row. The grid is `[runs, rows]`. Scores belong to groups. A
-    greedy row has no noise: its score is the largest logit.
+    greedy row has no noise: its score is the largest logit. EXACT: the mass of a group has the same
+    bits in any order of addition.
     """
     if PDL:
         gdc_launch_dependents()
@@ -142,7 +147,10 @@ def _draw_kernel(
         if needed:
             # Finite, so that a group in which no token is kept has a mass of 0.
             peak = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
-            mass = tl.sum(tl.exp2((x - peak[:, None]) * (inverse * _LOG2_E)), axis=1)
+            weight = tl.exp2((x - peak[:, None]) * (inverse * _LOG2_E))
+            if EXACT:
+                weight = (weight + _ROUND) - _ROUND
+            mass = tl.sum(weight, axis=1)
             score = peak * inverse + _log(mass, FAST) + _gumbel_noise(seed, index, ~groups, FAST)
         better = score > best  # false for NaN
         best_groups = tl.where(better, groups, best_groups)
@@ -182,11 +190,14 @@ def _choose_kernel(
     tl.store(tokens_ptr + row, tl.load(ids_ptr + row * runs + best))
 
 
-def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
+def sample(
+    logits: Tensor, state: SamplingState, filtered: bool = True, *, exact: bool = False
+) -> Tensor:
     """Implement `SamplingOps.sample`; the rows of `logits` may have any stride.
 
     With `filtered` False, no kernels of filters and adjustments are launched. Graphs of batches
-    without filters capture this variant.
+    without filters capture this variant. With `exact` both variants have the same bits for rows
+    without filters.
     """
     rows, vocabulary = logits.shape
     tokens = logits.new_empty(rows, dtype=torch.int32)
@@ -216,8 +227,10 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         run,
         CHUNK=CHUNK,
         FILTERED=filtered,
+        EXACT=exact,
         FAST=logits.device.type != "cpu",
         **adjustment_arguments(state, adjusted),
+        **({"enable_fp_fusion": False} if exact else {}),
         **launch,
     )
     _choose_kernel[(rows,)](

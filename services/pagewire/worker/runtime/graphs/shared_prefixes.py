@@ -16,24 +16,23 @@ class SharedPrefixes:
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype, rows: int) -> None:
         from pagewire.worker.ops.device import multiprocessors
-        from pagewire.worker.ops.triton.attention.shared_prefix import max_rows_per_item
 
         model, device = decoder.config, decoder.weights.embedding.device
+        group = model.num_heads // model.num_kv_heads
         self._sizes = ItemSizes(
-            members=max_rows_per_item(
-                dtype, model.served_head_dim, model.num_heads // model.num_kv_heads
-            ),
+            limits=decoder.ops.shared_prefix_limits(dtype, model.served_head_dim, group),
             kv_heads=model.num_kv_heads,
             processors=multiprocessors(device),
             block_size=limits.block_size,
         )
-        self._buffer = torch.zeros(buffer_length(rows), dtype=torch.int32, device=device)
-        self._staging = Staging(buffer_length(rows))
+        length = self._length(rows)
+        self._buffer = torch.zeros(length, dtype=torch.int32, device=device)
+        self._staging = Staging(length)
         self._copied: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
 
     def items(self, rows: int) -> SharedPrefixItems:
         """The views of the buffer for a step of `rows` rows."""
-        return item_views(self._buffer[: buffer_length(rows)], rows)
+        return item_views(self._buffer[: self._length(rows)], rows, self._sizes.limits.max_ranges)
 
     def copy(self, groups: tuple[StepPrefixGroup, ...], slots: Int32Array, rows: int) -> None:
         """Queues the copy of the items of a step that decodes `slots` in `rows` rows, if new.
@@ -45,3 +44,7 @@ class SharedPrefixes:
         packed = pack_items(groups, slots, rows, self._sizes)
         self._staging.copy_to(self._buffer[: len(packed)], packed)
         self._copied = groups, rows
+
+    def _length(self, rows: int) -> int:
+        """Number of int32 values of the items of a step of `rows` rows."""
+        return buffer_length(rows, self._sizes.limits.max_ranges)

@@ -17,7 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.shared_prefix import ITEM_FIELDS, MAX_RANGES, SharedPrefixItems
+from pagewire.worker.ops.contract.shared_prefix import (
+    ITEM_FIELDS,
+    MAX_RANGES,
+    PrefixLimits,
+    SharedPrefixItems,
+)
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.paged import LOWEST, score_scales
@@ -38,6 +43,11 @@ class Pieces:
     out: Tensor  # [rows, MAX_RANGES + 1, query_heads, head_dim]
     # [rows, MAX_RANGES + 1, query_heads], log-sum-exp in base 2 of the scaled scores
     lse: Tensor
+
+
+def shared_prefix_limits(dtype: torch.dtype, head_dim: int, group: int) -> PrefixLimits:
+    """Implement `AttentionOps.shared_prefix_limits`."""
+    return PrefixLimits(members=max_rows_per_item(dtype, head_dim, group))
 
 
 def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:

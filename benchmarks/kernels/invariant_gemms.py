@@ -1,0 +1,149 @@
+"""Time the tiles of GEMMs in the reference order, for few tokens, on one GPU.
+
+    PYTHONPATH=services:shared python3 benchmarks/kernels/invariant_gemms.py --model qwen3-0.6b \
+        [--tokens 1 2 4] [--output FILE]
+
+For each GEMM of a layer, the head, and number of tokens: microseconds by the kernel that a worker
+uses without `--batch-invariant`, by the tiles that it uses with it, and by the fastest tiles of all
+that are tried. Each is timed in a CUDA graph over weights that outgrow the L2 cache, in which every
+kernel may begin before the one before it has ended. Tiles whose bits are not those of the reference
+order are errors, and are named. The last lines add up the layers and the head of a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+from pagewire.bench.kernels.shapes import MODELS
+from pagewire.bench.kernels.timing import graph_us
+from pagewire.bench.results import Figure, command_line, write_rows
+from pagewire.worker.ops.triton import linear as usual
+from pagewire.worker.ops.triton.invariant import linear as ordered
+from pagewire.worker.ops.triton.invariant.linear_config import OrderedConfig, few_tokens
+
+EPS = 1e-6
+ROTATED_BYTES = 2**30
+LAYERS = {"qwen3-0.6b": 28, "llama-3.1-8b": 32}
+OPERATIONS = {
+    "qkv": "norm_linear",
+    "o": "linear_add",
+    "gate_up": "norm_gate_up_silu_mul",
+    "down": "linear_add",
+    "lm_head": "norm_linear",
+}
+# What tiles that do not fit the device raise, here or in the compiler.
+UNFIT = (triton.runtime.errors.OutOfResources, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """One GEMM with random inputs: as many weights as outgrow the cache, one of all others."""
+
+    operation: str
+    x: Tensor  # [tokens, k]
+    weights: list[Tensor]  # [rows, k]
+    residual: Tensor  # [tokens, rows]
+
+    @classmethod
+    def drawn(cls, name: str, tokens: int, rows: int, k: int) -> Gemm:
+        copies = max(3, -(-ROTATED_BYTES // (2 * rows * k)))
+        weights = [randn(rows, k, scale=k**-0.5) for _ in range(copies)]
+        return cls(OPERATIONS[name], randn(tokens, k), weights, randn(tokens, rows))
+
+    def calls(self, module: object, **options: object) -> list[Callable[[], Tensor]]:
+        function = getattr(module, self.operation)
+        if self.operation == "linear_add":
+            return [partial(function, self.x, w, self.residual, **options) for w in self.weights]
+        return [partial(function, self.x, None, EPS, w, **options) for w in self.weights]
+
+    def result(self, config: OrderedConfig) -> Tensor:
+        """The result of the first weight, which leaves the residual as it is."""
+        kept = self.residual.clone()
+        out = self.calls(ordered, config=config)[0]().clone()
+        self.residual.copy_(kept)
+        return out
+
+
+def randn(*shape: int, scale: float = 1.0) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, scale)
+
+
+def candidates(k: int) -> Iterator[OrderedConfig]:
+    """Tiles that divide `k`, with up to 512 bytes of weights a thread loaded ahead."""
+    for rows, block_k, warps, ahead in product(
+        (16, 32, 64), (128, 256, 512), (2, 4, 8), (1, 2, 4, 8)
+    ):
+        loaded = 2 * rows * block_k * ahead // (32 * warps)
+        if k % block_k == 0 and ahead * block_k <= k and 16 <= loaded <= 512:
+            yield OrderedConfig(rows, block_k, tokens=8, warps=warps, stages=4, ahead=ahead)
+
+
+def search(gemm: Gemm, k: int) -> tuple[OrderedConfig, float, list[OrderedConfig]]:
+    """The fastest tiles, their microseconds, and the tiles whose bits differ from the others'."""
+    chosen = few_tokens(len(gemm.x), k, 2)
+    expected = gemm.result(chosen)
+    best, fastest, wrong = chosen, graph_us(gemm.calls(ordered, config=chosen)), []
+    for config in candidates(k):
+        try:
+            if not torch.equal(gemm.result(config), expected):
+                wrong.append(config)
+                continue
+            us = graph_us(gemm.calls(ordered, config=config))
+        except UNFIT:
+            continue
+        if us < fastest:
+            best, fastest = config, us
+    return best, fastest, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    figures, wrong = [], []
+    for tokens in arguments.tokens:
+        totals = {"without": 0.0, "with": 0.0, "fastest": 0.0}
+        for name, (rows, k) in MODELS[arguments.model].matrices.items():
+            gemm = Gemm.drawn(name, tokens, rows, k)
+            present = few_tokens(tokens, k, 2)
+            config, fastest, different = search(gemm, k)
+            wrong += different
+            times = {
+                "without": graph_us(gemm.calls(usual)),
+                "with": graph_us(gemm.calls(ordered, config=present)),
+                "fastest": fastest,
+            }
+            line = ", ".join(f"{kind} {us:.2f} us" for kind, us in times.items())
+            print(f"{name}, tokens: {tokens}: {line}: {config}", flush=True)
+            for kind, us in times.items():
+                totals[kind] += us * (1 if name == "lm_head" else LAYERS[arguments.model])
+                figures.append(Figure(f"{arguments.model}/{name}/{tokens}/{kind}", us, "us"))
+            del gemm
+            torch.cuda.empty_cache()
+        line = ", ".join(f"{kind} {us:.0f} us" for kind, us in totals.items())
+        print(f"all layers and the head, tokens: {tokens}: {line}", flush=True)
+        figures += [
+            Figure(f"{arguments.model}/all/{tokens}/{kind}", us, "us")
+            for kind, us in totals.items()
+        ]
+    if arguments.output is not None:
+        write_rows(arguments.output, figures, command_line())
+    for config in wrong:
+        print(f"other bits than the reference order: {config}")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

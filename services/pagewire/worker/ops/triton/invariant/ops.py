@@ -1,0 +1,46 @@
+"""Operations with one order of addition: this module implements `contract.ops.Ops`.
+
+`layer_norm`, `activate`, `soft_cap` and those of experts and of quantized weights are the usual
+ones, which were not compared by bits. Workers refuse models that need them (`startup.one_answer`).
+"""
+
+from pagewire.worker.ops.triton.activation import activate as activate
+from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
+from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
+from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.experts import add_experts as add_experts
+from pagewire.worker.ops.triton.experts import experts_down as experts_down
+from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts import route as route
+from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
+from pagewire.worker.ops.triton.invariant.decode import decode_attention as decode_attention
+from pagewire.worker.ops.triton.invariant.decode import plan_decode as plan_decode
+from pagewire.worker.ops.triton.invariant.linear import linear as linear
+from pagewire.worker.ops.triton.invariant.linear import linear_add as linear_add
+from pagewire.worker.ops.triton.invariant.linear import (
+    norm_gate_up_silu_mul as norm_gate_up_silu_mul,
+)
+from pagewire.worker.ops.triton.invariant.linear import norm_linear as norm_linear
+from pagewire.worker.ops.triton.invariant.norm import rms_norm as rms_norm
+from pagewire.worker.ops.triton.invariant.prefill import prefill_attention as prefill_attention
+from pagewire.worker.ops.triton.invariant.rope import (
+    norm_qkv_rope_kv_write as norm_qkv_rope_kv_write,
+)
+from pagewire.worker.ops.triton.invariant.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
+from pagewire.worker.ops.triton.invariant.sampling import logprobs as logprobs
+from pagewire.worker.ops.triton.invariant.sampling import sample as sample
+from pagewire.worker.ops.triton.invariant.shared_prefix import (
+    shared_prefix_limits as shared_prefix_limits,
+)
+from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
+from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
+from pagewire.worker.ops.triton.quantize import norm_quantize as norm_quantize
+from pagewire.worker.ops.triton.quantize import quantize as quantize
+from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_quantize
+from pagewire.worker.ops.triton.quantized.grouped import grouped_linear as grouped_linear
+from pagewire.worker.ops.triton.quantized.grouped import grouped_linear_add as grouped_linear_add
+from pagewire.worker.ops.triton.quantized.scaled import scaled_linear as scaled_linear
+from pagewire.worker.ops.triton.quantized.scaled import scaled_linear_add as scaled_linear_add
+from pagewire.worker.ops.triton.step import begin_decode as begin_decode
+from pagewire.worker.ops.triton.step import end_decode as end_decode
+from pagewire.worker.ops.triton.step import gather_sampling as gather_sampling

@@ -1,0 +1,32 @@
+"""Tokens and log probabilities that do not depend on what other rows of a step ask for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pagewire.limits import MAX_LOGPROBS
+from pagewire.worker.ops.contract.sampling import SamplingState
+from pagewire.worker.ops.triton.logprobs import logprobs as logprobs_of_width
+from pagewire.worker.ops.triton.sampling import sample as sample_of_variant
+
+
+def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
+    """Implement `SamplingOps.sample`.
+
+    A row without filters is drawn by another variant of the kernel if no row has any. Both give
+    the same bits: the sum over a group is exact, and no operations are fused.
+    """
+    return sample_of_variant(logits, state, filtered, exact=True)
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Implement `SamplingOps.logprobs`, always by the kernels of the largest `k`.
+
+    Each `k` has a kernel of its own, which may add the weights of a chunk in another order, and a
+    step computes all its rows with the largest `k` of any row.
+    """
+    if not 0 <= k <= MAX_LOGPROBS:
+        raise ValueError(f"k is {k}: choose 0 to {MAX_LOGPROBS} log probabilities a token")
+    widest = min(MAX_LOGPROBS, logits.shape[1])
+    chosen, ids, top, ranks = logprobs_of_width(logits, tokens, widest)
+    return chosen, ids[:, :k].contiguous(), top[:, :k].contiguous(), ranks

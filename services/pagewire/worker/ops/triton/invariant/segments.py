@@ -1,0 +1,89 @@
+"""Attention in tiles and segments at fixed positions, the same for all kernels of this package.
+
+The KV positions of a sequence are cut into segments of SEGMENT positions, and a segment into tiles
+of TILE, both from position 0. The softmax of a segment is computed online over its tiles, from
+nothing (`attend_tile`). Segments are then added in the order of their positions (`fold`). So it
+does not matter which program computes a segment, and whether its queries decode or are a prompt.
+
+What stays the same in any layout of threads: the accumulators of tensor cores, maxima, and the sum
+of the weights of a tile, whose terms are multiples of 2^-17 and at most 1. A sum of 64 of them is
+exact in float32.
+
+A tile in which a row sees no position leaves that row's bits unchanged, and so does a segment:
+its maximum is LOWEST, and its sum and output are 0.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pagewire.worker.ops.triton.attention.paged import LOWEST
+
+TILE = 64
+SEGMENT = 256
+TILES = SEGMENT // TILE
+
+# Adding and subtracting it rounds a weight to a multiple of 2^-17: from 64 to 128, float32 has no
+# finer numbers.
+_ROUND = tl.constexpr(64.0)
+
+
+def check_options(window: int | None, soft_cap: float | None = None) -> None:
+    """Refuse what these kernels do not compute; `startup.one_answer` refuses such models."""
+    if window is not None or soft_cap is not None:
+        raise ValueError(
+            f"attention with one order of addition has no windows and no soft caps; given are "
+            f"{window} and {soft_cap}: use the triton operations"
+        )
+
+
+@triton.jit
+def attend_tile(
+    highest,  # [ROWS], largest score of the segment so far
+    norm,  # [ROWS], sum of its weights so far
+    out,  # [ROWS, head_dim], sum of its weighted values so far
+    q,  # [ROWS, head_dim]
+    k,  # [TILE, head_dim]
+    v,  # [TILE, head_dim], finite also where nothing is seen
+    seen,  # [ROWS, TILE] or [1, TILE]
+    scale_log2,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add a tile to its segment; return `highest, norm, out`. Without MASKED every row sees all."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
+    decay = tl.exp2(highest - new_highest)
+    weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+    weights = (weights + _ROUND) - _ROUND
+    norm = norm * decay + tl.sum(weights, 1)
+    out = out * decay[:, None]
+    out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
+    return new_highest, norm, out
+
+
+@triton.jit
+def start(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Return `highest, norm, out` of no positions."""
+    highest = tl.full([ROWS], LOWEST, tl.float32)
+    return highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, HEAD_DIM], tl.float32)
+
+
+@triton.jit
+def fold(all_highest, all_norm, all_out, highest, norm, out):
+    """Add the next segment to all segments before it; return `highest, norm, out` of them all."""
+    new_highest = tl.maximum(all_highest, highest)
+    before = tl.exp2(all_highest - new_highest)
+    added = tl.exp2(highest - new_highest)
+    new_norm = all_norm * before + norm * added
+    return new_highest, new_norm, all_out * before[:, None] + out * added[:, None]
+
+
+@triton.jit
+def finished(norm, out):
+    """Return the result `[ROWS, head_dim]` of all segments of a row."""
+    # Adding 0 turns -0 into 0, which a tile without seen positions would do, too.
+    return out * tl.div_rn(1.0, norm)[:, None] + 0.0

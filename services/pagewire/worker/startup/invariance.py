@@ -1,0 +1,107 @@
+"""Checks on the worker's own device that kernels with one order of addition have the same bits.
+
+That tensor cores add in the same order for all tiles was measured on some GPUs and versions of
+Triton only. A worker with `--batch-invariant` asks again when it starts, and refuses to start if it
+could not keep what the setting says.
+"""
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.weights import Weights
+from pagewire.worker.ops.triton.invariant import linear as gemms
+from pagewire.worker.ops.triton.invariant.decode import decode_attention
+from pagewire.worker.ops.triton.invariant.linear_config import (
+    MAX_FOLDED,
+    any_tokens,
+    ordered_config,
+)
+from pagewire.worker.ops.triton.invariant.norm import rms_norm
+from pagewire.worker.ops.triton.invariant.prefill import prefill_attention
+from pagewire.worker.ops.triton.invariant.segments import SEGMENT, TILE
+
+# Numbers of tokens with kernels or tiles of their own; the last one takes several programs.
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 200)
+# Two segments and a part of a third one, whose last tile is not full.
+_LENGTH = 2 * SEGMENT + TILE + 5
+_POSITIONS = (0, 1, TILE - 1, TILE, SEGMENT - 1, SEGMENT, 2 * SEGMENT + 1, _LENGTH - 1)
+
+
+def check_invariance(
+    config: ModelConfig, weights: Weights, block_size: int, dtype: torch.dtype
+) -> None:
+    """Compare GEMMs of several numbers of tokens, and decode with prefill attention, by bits.
+
+    Raises:
+        SetupError: some bits differ.
+    """
+    layer, device = weights.layers[0], weights.embedding.device
+    matrices = {
+        "qkv": layer.qkv,
+        "output": layer.output,
+        "gate_up": layer.gate_up,
+        "down": layer.down,
+        "head": weights.head,
+    }
+    for name, weight in matrices.items():
+        assert isinstance(weight, Tensor)  # quantized models are refused earlier
+        if (tokens := _gemm_difference(weight, config.norm_eps)) is not None:
+            raise _refusal(f"the {name} projection of {tokens} tokens", device)
+    if (position := _attention_difference(config, block_size, dtype, device)) is not None:
+        raise _refusal(f"decode attention at position {position}", device)
+
+
+def _refusal(what: str, device: torch.device) -> SetupError:
+    return SetupError(
+        f"--batch-invariant cannot be kept on {device} with this version of Triton: {what} adds in "
+        "another order; leave --batch-invariant out"
+    )
+
+
+def _gemm_difference(weight: Tensor, eps: float) -> int | None:
+    """The first number of tokens whose results differ from those of the same tokens among most."""
+    rows, k = weight.shape
+    size = weight.element_size()
+    x = weight.new_empty((_TOKENS[-1], k)).normal_()
+    normalized = rms_norm(x, None, eps)
+    expected = gemms.linear(normalized, weight, config=any_tokens(len(x), k, size))
+    for tokens in _TOKENS[:-1]:
+        config = ordered_config(tokens, rows, k, size) or any_tokens(tokens, k, size)
+        found = [gemms.linear(normalized[:tokens], weight, config=config)]
+        if tokens <= MAX_FOLDED:
+            found.append(gemms.norm_linear(x[:tokens], None, eps, weight, config=config))
+        if any(not torch.equal(out, expected[:tokens]) for out in found):
+            return tokens
+    return None
+
+
+def _attention_difference(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, device: torch.device
+) -> int | None:
+    """The first position whose result as a decode row is not the one that it has in a prompt."""
+
+    def int32(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_()
+
+    blocks = -(-_LENGTH // block_size)
+    page = (config.num_kv_heads, block_size, config.served_head_dim)
+    keys, values = draw(blocks + 1, *page), draw(blocks + 1, *page)
+    q = draw(_LENGTH, config.num_heads, config.served_head_dim)
+    table = int32(*range(blocks, 0, -1))[None]
+    scale = config.attention_scale
+    expected = prefill_attention(
+        q, keys, values, table, int32(0), int32(0, _LENGTH), int32(_LENGTH), scale, _LENGTH
+    )
+    lengths = int32(*(position + 1 for position in _POSITIONS))
+    found = decode_attention(
+        q[[*_POSITIONS]], keys, values, table, torch.zeros_like(lengths), lengths, scale
+    )
+    for row, position in enumerate(_POSITIONS):
+        if not torch.equal(found[row], expected[position]):
+            return position
+    return None
