@@ -105,15 +105,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             await context.write(pb.RunResponse(ready=self._info))
             while (answer := await session.answers.get()) is not None:
-                if isinstance(answer, RequestError):
-                    await _abort(context, answer)
+                if isinstance(answer, pb.StepResult):
+                    await context.write(pb.RunResponse(result=answer))
+                    session.window.release()
                 elif isinstance(answer, pb.Alive):
                     await context.write(pb.RunResponse(alive=answer))
                 elif isinstance(answer, pb.Standing):
                     await context.write(pb.RunResponse(standing=answer))
                 else:
-                    await context.write(pb.RunResponse(result=answer))
-                    session.window.release()
+                    await _abort(context, answer)
         finally:
             for task in tasks:
                 task.cancel()

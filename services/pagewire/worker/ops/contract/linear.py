@@ -55,7 +55,7 @@ class LinearOps(Protocol):
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         """Add `x @ weight.T` to `residual` in place.
 
-        The product is rounded to the dtype before the sum is, as cuBLAS does.
+        The product may be rounded to the dtype before the sum is, as cuBLAS does.
 
         Args:
             x: `[tokens, in_features]`.

@@ -10,6 +10,9 @@ from pagewire.sampling import SamplingNumbers, numbers_of
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.constraints.constraint import Constraint
 
+_EMPTY = np.empty(0, np.int32)
+_EMPTY.flags.writeable = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSampling(SamplingNumbers):
@@ -109,6 +112,8 @@ def decode_step(message: pb.Step) -> Step:
 
 def _groups(message: pb.Step) -> tuple[StepPrefixGroup, ...] | None:
     """The prefix groups of a step; RequestError if they are malformed."""
+    if not (message.HasField("group_sizes") or message.group_blocks or message.group_slots):
+        return None
     sizes = _array("group_sizes", message.group_sizes)
     blocks = _array("group_blocks", message.group_blocks)
     slots = _array("group_slots", message.group_slots)
@@ -187,6 +192,8 @@ def _start(message: pb.SequenceStart) -> Start:
 
 
 def _array(field: str, data: bytes) -> Int32Array:
+    if not data:  # most fields of most steps
+        return _EMPTY
     try:
         return unpack(data)
     except ValueError as error:
