@@ -4,11 +4,10 @@
         [--tokens 96 128 ...] [--search SECONDS] [--output FILE]
 
 For each GEMM of a layer and number of tokens: microseconds by torch, by the best algorithm that
-the library's heuristics name, and by the best that a worker tries, with its settings. A worker then
-keeps only those that add up in one order, which is not asked here. `--search` goes on from the best
-ones, for so long a GEMM: it changes one setting of theirs after the other to each value that the
-library takes, and keeps what is faster. All are timed once on a few weights, the fastest then in a
-CUDA graph; the weights outgrow the L2 cache.
+the library's heuristics name, and by the best that a worker tries, with its settings. `--search`
+goes on from the best ones, for so long a GEMM: it changes one setting of theirs after the other to
+each value that the library takes, and keeps what is faster. All are timed once on a few weights,
+the fastest then in a CUDA graph; the weights outgrow the L2 cache.
 """
 
 from __future__ import annotations

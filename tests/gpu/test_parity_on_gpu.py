@@ -24,7 +24,7 @@ COUNT = 64
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path, variant: str) -> None:
     model = save_model(tmp_path, variant)
-    generator = random.Random(7)
+    generator = random.Random(8)  # no variant's two likeliest tokens are nearer than 1e-4
     prompts = [[generator.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
     expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts]
 

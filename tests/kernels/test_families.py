@@ -12,7 +12,7 @@ from pagewire.worker.model.decoder import Batch, Decoder, Prefill, SampledTokens
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.ops import Name, load_ops
-from support.kernels.comparison import assert_near
+from support.kernels.comparison import CUDA, assert_near
 from support.models.quantized_models import awq, fp8_blocks, save_quantized
 from support.models.tiny_models import VOCAB, save_model
 
@@ -83,7 +83,8 @@ def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
 
 @pytest.mark.parametrize(
     ("form", "tolerance"),
-    [(awq(32), 1e-5), (fp8_blocks(), 0.02)],  # inputs in eight bits may round otherwise
+    # Inputs in eight bits may round otherwise, more of them on a GPU.
+    [(awq(32), 1e-5), (fp8_blocks(), 0.08 if CUDA else 0.02)],
     ids=["awq", "fp8 in blocks"],
 )
 @pytest.mark.parametrize("variant", ["gemma2", "glm4", "starcoder2", "cohere2", "granite"])

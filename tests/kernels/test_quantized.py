@@ -27,6 +27,8 @@ from support.kernels.comparison import (
 EPS = 1e-5
 EIGHT_BITS = [torch.float8_e4m3fn, torch.int8]
 SMALL = Tiles(rows=64, tokens=16, warps=4, stages=2)
+# Hopper's tensor cores keep 13 bits behind the point of a sum of products in FP8.
+FP8_SUM = 2**-12 if CUDA else 1e-6
 # tokens, k, features
 SHAPES = [(1, 128, 64), (3, 256, 100), (17, 200, 70)]
 if FULL_SIZE:
@@ -175,7 +177,7 @@ def test_output_is_written_to_out(device):
             whole = torch.zeros(5, 40, device=device)
             out = whole[:3]
             assert getattr(module, name)(inputs, weight, out=out) is out
-            assert_near(out, getattr(reference, name)(inputs, weight), 1e-5)
+            assert_near(out, getattr(reference, name)(inputs, weight), max(FP8_SUM, 1e-5))
             assert not whole[3:].any()
 
 
@@ -203,14 +205,15 @@ class TestARowDoesNotDependOnTheOthers:
 
 @pytest.mark.parametrize("eight", EIGHT_BITS, ids=str)
 def test_error_is_the_formats_own(eight, device):
-    """Against float64: the products add no more than what a float32 sum rounds."""
+    """Against float64: the products add no more than what the device's sum rounds."""
     wide = draw(64, 256, device=device) / 16
     weight = scaled_weight(wide, (1, 256), eight)
     x = reference.quantize(draw(8, 256, device=device), weight.input_format)
     exact = (x.values.double() * x.scales.double()) @ (
         weight.values.double() * weight.scales.double()
     ).t()
-    assert_near(scaled.scaled_linear(x, weight), exact.float(), 1e-6)
+    tolerance = 1e-6 if eight == torch.int8 else FP8_SUM
+    assert_near(scaled.scaled_linear(x, weight), exact.float(), tolerance)
 
 
 def test_no_tokens(device):

@@ -1,7 +1,4 @@
-"""Chooses the cuBLASLt algorithms of a worker's GEMMs, and tiles of experts, by measuring them.
-
-The reference order is that of the skinny kernel, which has the same bits with all its tiles.
-"""
+"""Chooses the cuBLASLt algorithms of a worker's GEMMs, and tiles of experts, by measuring them."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -17,25 +14,21 @@ from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
 from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
 from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
-from pagewire.worker.ops.triton.linear import linear, linear_add
-from pagewire.worker.ops.triton.linear_config import SkinnyConfig, linear_config
+from pagewire.worker.ops.triton.linear_config import linear_config
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import row_buckets
 from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
 
 log = logging.getLogger(__name__)
 
-# Columns of a tile of the reference. A tensor core multiplies 16 at a time.
-_MAX_BLOCK_K, _MIN_BLOCK_K = 64, 16
-
 
 def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False) -> None:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes.
 
     With `batch_invariant` also those of the head and of layers with biases, and cuBLAS computes
-    only what has the bits of the reference order in every row.
+    only what has the bits of that mode's kernels.
     """
-    choose = partial(_choose, every_row=batch_invariant)
+    choose = partial(_choose, batch_invariant=batch_invariant)
     layers = decoder.weights.layers
     dense = [layer for layer in layers if layer.router is None]
     tokens = _row_counts(limits)
@@ -98,24 +91,24 @@ def _choose(
     weights: Sequence[Tensor],
     tokens: Iterable[int],
     add: bool = False,
-    every_row: bool = False,
+    batch_invariant: bool = False,
 ) -> int:
     """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
     if not weights:
         return 0
     features, k = weights[0].shape
     size = weights[0].element_size()
-    left = [count for count in tokens if linear_config(count, features, k, size) is None]
-    reference = invariant_order(add) if every_row else in_order(k, add)
-    if size != 2 or reference is None:  # other types have no algorithms to choose from
+    if size != 2:  # other types have no algorithms to choose from
         return 0
-    return choose_algorithms(weights, left, add, reference, every_row)
+    left = [count for count in tokens if linear_config(count, features, k, size) is None]
+    reference = invariant_order(add) if batch_invariant else None
+    return choose_algorithms(weights, left, add, reference)
 
 
 def invariant_order(add: bool) -> Gemm:
     """The GEMM of `--batch-invariant`, for any number of tokens; with `add` it adds to the output.
 
-    It has the bits of `in_order`, and computes what cuBLAS does not.
+    It computes what cuBLAS does not.
     """
 
     def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -123,23 +116,5 @@ def invariant_order(add: bool) -> Gemm:
         if add:
             return invariant.linear_add(x, weight, out, config=config)
         return invariant.linear(x, weight, out=out, config=config)
-
-    return multiply
-
-
-def in_order(k: int, add: bool) -> Gemm | None:
-    """A GEMM in the reference order, for weights of `k` columns and up to `CHECKED_TOKENS` tokens.
-
-    With `add` it adds to the output. None if 16 does not divide `k`.
-    """
-    block_k = min(_MAX_BLOCK_K, k & -k)
-    if block_k < _MIN_BLOCK_K:
-        return None
-    config = SkinnyConfig(rows=64, block_k=block_k, warps=4, stages=4)
-
-    def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        if add:
-            return linear_add(x, weight, out, config=config)
-        return linear(x, weight, out=out, config=config)
 
     return multiply

@@ -1,13 +1,13 @@
-"""Which rows of a GEMM are compared with the reference before an algorithm is chosen."""
+"""A GEMM has the order of the reference if all its bits are the same."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from pagewire.worker.ops.cublas.cublaslt import Shape
-from pagewire.worker.ops.cublas.gemm import CHECKED_TOKENS, ReferenceOrder, is_chosen
+from pagewire.worker.ops.cublas.gemm import ReferenceOrder, is_chosen
 
-TOKENS = 3 * CHECKED_TOKENS + 5
+TOKENS = 200
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -17,9 +17,8 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("every_row", [False, True])
-@pytest.mark.parametrize("wrong", [None, 0, CHECKED_TOKENS, CHECKED_TOKENS + 1, TOKENS - 1])
-def test_other_bits_in_a_row_are_found(every_row: bool, wrong: int | None) -> None:
+@pytest.mark.parametrize("wrong", [None, 0, 100, TOKENS - 1])
+def test_other_bits_in_a_row_are_found(wrong: int | None) -> None:
     def compute(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         multiply(x, weight, out)
         if wrong is not None:
@@ -27,9 +26,8 @@ def test_other_bits_in_a_row_are_found(every_row: bool, wrong: int | None) -> No
         return out
 
     shape = Shape(TOKENS, 8, 16, torch.float32, add=False)
-    order = ReferenceOrder(shape, torch.randn(8, 16), multiply, every_row)
-    in_the_middle = wrong is not None and CHECKED_TOKENS <= wrong < TOKENS - CHECKED_TOKENS
-    assert order.holds(compute) == (wrong is None or (in_the_middle and not every_row))
+    order = ReferenceOrder(shape, torch.randn(8, 16), multiply)
+    assert order.holds(compute) == (wrong is None)
 
 
 def test_no_algorithm_is_chosen_before_any_was_measured() -> None:

@@ -16,8 +16,6 @@ from pagewire.worker.ops.contract.quantized import (
     ScaledWeight,
 )
 
-_UNSET = -1  # in an order that no part has given yet
-
 
 @dataclass(frozen=True, slots=True)
 class QuantizedPart:
@@ -93,7 +91,8 @@ def _empty_grouped(
     def integers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=device)
 
-    order = torch.full((columns,), _UNSET, dtype=torch.int32, device=device)
+    # Zeros, which are no order, but valid indices: kernels are collected before weights are read.
+    order = torch.zeros(columns, dtype=torch.int32, device=device)
     return GroupedWeight(
         values=integers(rows, width),
         scales=torch.empty(rows, groups, dtype=dtype, device=device),
@@ -122,6 +121,6 @@ def _fill_grouped(view: GroupedWeight, weight: GroupedWeight) -> None:
         view.zeros.copy_(weight.zeros)
     if view.order is None or weight.order is None:
         return
-    if int(view.order[0]) != _UNSET and not torch.equal(view.order, weight.order):
+    if view.order.any() and not torch.equal(view.order, weight.order):
         raise SetupError("g_idx differs from that of the layers with the same input")
     view.order.copy_(weight.order)

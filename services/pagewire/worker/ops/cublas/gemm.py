@@ -53,8 +53,6 @@ ONE_WAVE_TOKENS = range(120, 513)
 FINALISTS = 3
 # An algorithm replaces torch's if torch's takes at least this many times as long.
 MARGIN = 1.01
-# The bits of so many first and last rows are compared with the reference's.
-CHECKED_TOKENS = 64
 # Smaller GEMMs are not measured: they take a few microseconds with any algorithm.
 MIN_BYTES = 16 << 20
 MIN_OPERATIONS = 4e9
@@ -89,23 +87,16 @@ def is_chosen(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> bool:
 
 
 def choose_algorithms(
-    weights: Sequence[Tensor],
-    tokens: Sequence[int],
-    add: bool,
-    reference: Gemm,
-    every_row: bool = False,
+    weights: Sequence[Tensor], tokens: Sequence[int], add: bool, reference: Gemm | None = None
 ) -> int:
     """Measure the GEMMs with weights of one shape and keep the fastest algorithm of each.
-
-    Only algorithms with the bits of `reference` are considered, unless no algorithm has them.
 
     Args:
         weights: `[features, k]` each, those of all layers.
         tokens: the numbers of tokens to measure.
         add: whether the results are added to what the output holds.
-        reference: adds up in the reference order, for `CHECKED_TOKENS` tokens at most.
-        every_row: compare the bits of every row, and choose an algorithm for every size: none is
-            left to torch, whose choice might differ another time.
+        reference: consider only algorithms with its bits, and choose one for every size where there
+            is one: torch's choice might differ another time.
 
     Returns:
         For how many numbers of tokens an algorithm other than torch's was chosen.
@@ -117,50 +108,36 @@ def choose_algorithms(
     try:
         scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0].device)
         for shape in shapes:
-            order = ReferenceOrder(shape, weights[0], reference, every_row)
-            usual_fits = not every_row and order.holds(_usual(shape))
-            if usual_fits and not _worth_measuring(shape):
+            if reference is None and not _worth_measuring(shape):
                 continue
+            order = None if reference is None else ReferenceOrder(shape, weights[0], reference)
             fastest, margin = _fastest(shape, neighbours, weights, scratch, order)
             if fastest is not None:
                 neighbours.append(fastest)
-                if margin > MARGIN or not usual_fits:
+                if margin > MARGIN or order is not None:
                     _chosen[shape] = fastest
                     changed += 1
-            elif not usual_fits:
-                log.warning("no algorithm for %s adds up in the reference order", shape)
     except (OSError, RuntimeError) as error:  # no library, or no memory for the measurement
         log.warning("GEMMs that are not measured yet keep torch's algorithms: %s", error)
     return changed
 
 
 class ReferenceOrder:
-    """Tells whether a GEMM of one shape has the bits of the reference.
+    """Tells whether a GEMM of one shape has the bits of the reference, in every row.
 
-    It compares the first and the last rows, or every row. Where the order differs, so do some of
-    thousands of results.
+    Where the order of addition differs, so do some of thousands of results.
     """
 
-    def __init__(
-        self, shape: Shape, weight: Tensor, reference: Gemm, every_row: bool = False
-    ) -> None:
-        """`weight [features, k]` is used; the others are those of `choose_algorithms`."""
+    def __init__(self, shape: Shape, weight: Tensor, reference: Gemm) -> None:
+        """`weight [features, k]` is used; `reference` is that of `choose_algorithms`."""
         self._weight = weight
         self._x = weight.new_empty((shape.tokens, shape.k)).normal_()
         self._held = weight.new_empty((shape.tokens, shape.features)).normal_()
-        begins = {0, max(0, shape.tokens - CHECKED_TOKENS)}
-        if every_row:
-            begins.update(range(0, shape.tokens, CHECKED_TOKENS))
-        self._rows = [slice(begin, begin + CHECKED_TOKENS) for begin in begins]
-        self._expected = [
-            reference(self._x[rows], weight, self._held[rows].clone()) for rows in self._rows
-        ]
+        self._expected = reference(self._x, weight, self._held.clone())
 
     def holds(self, run: Gemm) -> bool:
         """Whether `run` has the bits of the reference."""
-        out = run(self._x, self._weight, self._held.clone())
-        pairs = zip(self._rows, self._expected, strict=True)
-        return all(torch.equal(out[rows], expected) for rows, expected in pairs)
+        return torch.equal(run(self._x, self._weight, self._held.clone()), self._expected)
 
 
 def _usual(shape: Shape) -> Gemm:
@@ -181,9 +158,9 @@ def _fastest(
     neighbours: Iterable[Algorithm],
     weights: Sequence[Tensor],
     scratch: Tensor,
-    order: ReferenceOrder,
+    order: ReferenceOrder | None,
 ) -> tuple[Algorithm | None, float]:
-    """Return the fastest algorithm in the order, or None, and torch's time as a multiple of its."""
+    """Return the fastest algorithm in `order`, or None, and torch's time as a multiple of its."""
     x = weights[0].new_empty((shape.tokens, shape.k)).normal_(0.0, 0.02)
     out = weights[0].new_zeros((shape.tokens, shape.features))
     launches = max(1, min(MAX_LAUNCHES, int(OPERATIONS / _operations(shape))))
@@ -192,15 +169,15 @@ def _fastest(
     def microseconds(run: Gemm) -> float:
         return time_gemm(run, x, factors, out, scratch)
 
-    known = [
-        algorithm
-        for algorithm in worth_trying(shape, neighbours, x.device)
-        if order.holds(partial(multiply, algorithm=algorithm))  # this loads the kernel, too
-    ]
+    known = worth_trying(shape, neighbours, x.device)
+    if order is not None:
+        known = [a for a in known if order.holds(partial(multiply, algorithm=a))]
     if not known:
         return None, 1.0
-    runs: list[Gemm] = [partial(multiply, algorithm=algorithm) for algorithm in known]
     usual = _usual(shape)
+    runs: list[Gemm] = [partial(multiply, algorithm=algorithm) for algorithm in known]
+    for run in (usual, *runs):
+        run(x, weights[0], out)  # loads the kernel
     times = [microseconds(run) for run in runs]
     for index in sorted(range(len(known)), key=times.__getitem__)[:FINALISTS]:
         times[index] = min(times[index], microseconds(runs[index]))

@@ -28,7 +28,9 @@ def quantize(x: Tensor, inputs: InputFormat) -> QuantizedInput:
     missing = -width % group
     wide = F.pad(x.float(), (0, missing)).view(tokens, -1, group)  # [tokens, groups, group]
     if inputs.scale is None:
-        scales = wide.abs().amax(-1) / largest
+        highest = wide.abs().amax(-1)
+        # By a tensor: on a GPU torch multiplies by the reciprocal of a number.
+        scales = highest / torch.full_like(highest, largest)
         scales = torch.where(scales == 0, 1.0, scales)  # [tokens, groups]
     else:
         scales = inputs.scale.expand(tokens, wide.shape[1])

@@ -196,11 +196,9 @@ def _skinny_kernel(
     out = out_ptr + token * features + output
     if BIAS:
         acc += tl.load(bias_ptr + output, mask=output < features, other=0.0)
-    acc = acc.to(out_ptr.dtype.element_ty)
     if ADD:
-        residual = tl.load(out, mask=mask, other=0.0).to(tl.float32)
-        acc = (acc.to(tl.float32) + residual).to(out_ptr.dtype.element_ty)
-    tl.store(out, acc, mask=mask)
+        acc += tl.load(out, mask=mask, other=0.0)
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def linear(

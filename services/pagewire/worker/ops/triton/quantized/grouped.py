@@ -146,7 +146,7 @@ def _launch(
         return out
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    tiles = tiles or choose_tiles(tokens)
+    tiles = tiles or choose_tiles(tokens, x.element_size())
     pdl = dependent_launch(x.device)
     _grouped_kernel[(cdiv(features, tiles.rows) * cdiv(tokens, tiles.tokens),)](
         x,

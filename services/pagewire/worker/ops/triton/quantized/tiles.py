@@ -21,8 +21,13 @@ class Tiles:
     stages: int
 
 
-def choose_tiles(tokens: int) -> Tiles:
-    """Choose tiles that hold all tokens, up to 128; they have not been measured yet."""
+def choose_tiles(tokens: int, item_size: int = 2) -> Tiles:
+    """Choose tiles that hold all tokens, up to 128; they have not been measured yet.
+
+    `item_size` is the bytes of an input. Inputs in float32 get tiles that fit shared memory.
+    """
+    if item_size == 4:
+        return Tiles(rows=64, tokens=16, warps=4, stages=2)
     if tokens <= 64:
         return Tiles(rows=64, tokens=max(16, next_power_of_2(tokens)), warps=4, stages=4)
     return Tiles(rows=128, tokens=128, warps=8, stages=3)
