@@ -228,12 +228,18 @@ class HelperPool:
     async def _compute(self, helper: _Helper, task: _Task) -> bool:
         """Computes a task; False if the helper must be replaced."""
         abandoned: asyncio.TimerHandle | None = None
+        killed = False
         loop = asyncio.get_running_loop()
+
+        def kill() -> None:
+            nonlocal killed
+            killed = True
+            _kill(helper.process)
 
         def abandon(answer: asyncio.Future[bytes]) -> None:
             nonlocal abandoned
             if answer.cancelled():
-                abandoned = loop.call_later(GRACE_SECONDS, _kill, helper.process)
+                abandoned = loop.call_later(GRACE_SECONDS, kill)
 
         task.answer.add_done_callback(abandon)
         try:
@@ -242,7 +248,7 @@ class HelperPool:
             async with asyncio.timeout(self._timeout):
                 await _send(helper.connection, task.data)
                 _settle(task, *await _receive(helper.connection))
-            return True
+            return not killed  # the answer may arrive just when the helper is killed
         except TimeoutError:
             log.error("a helper of %s took longer than %g s", self._name, self._timeout)
             _fail(task, f"it took longer than {self._timeout:g} s", TaskError)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.errors import Code, RequestError
-from pagewire.helpers.pool import RESTART_SECONDS, HelperError, HelperPool
+from pagewire.helpers.pool import GRACE_SECONDS, RESTART_SECONDS, HelperError, HelperPool
 from support.waiting import eventually, until
 
 TARGET = "support.helper_targets:commands"
@@ -159,6 +159,18 @@ async def test_a_task_that_ends_soon_after_it_was_cancelled_keeps_its_helper(
         unwanted = await begun(pool, tmp_path / "unwanted", 0.2)
         unwanted.cancel()
         assert await pool.run(b"pid") == pid
+
+
+async def test_a_helper_that_is_killed_while_its_answer_arrives_gets_no_other_task(
+    tmp_path: Path,
+) -> None:
+    async with running() as pool:
+        unwanted = await begun(pool, tmp_path / "unwanted", 0.2)
+        unwanted.cancel()
+        await asyncio.sleep(0)
+        # The answer and the time to kill the helper come in one turn of the event loop.
+        time.sleep(2 * GRACE_SECONDS)  # noqa: ASYNC251
+        assert await pool.run(b"echo next") == b"hello next"
 
 
 async def test_large_tasks_leave_one_helper_to_others(tmp_path: Path) -> None:
