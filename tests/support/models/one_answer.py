@@ -112,10 +112,10 @@ async def answers_from_cache(
             return
         ids = unpack(result.top_ids).reshape(len(rows), -1).tolist()
         top = unpack_floats(result.top_logprobs).reshape(len(rows), -1).tolist()
-        for row, own, *likeliest in zip(
-            rows, unpack_floats(result.logprobs).tolist(), ids, top, strict=True
-        ):
-            found[slots[row]].logprobs.append((own, *likeliest))
+        chosen = unpack_floats(result.logprobs).tolist()
+        for row, own, its_ids, its_top in zip(rows, chosen, ids, top, strict=True):
+            most = wanted[slots[row]].sampling.logprobs  # a step returns as many for all its rows
+            found[slots[row]].logprobs.append((own, its_ids[:most], its_top[:most]))
 
     def start(slot: int, computed: int) -> pb.SequenceStart:
         return pb.SequenceStart(

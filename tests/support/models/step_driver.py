@@ -259,6 +259,7 @@ class StepDriver:
         ids = unpack(result.top_ids).reshape(len(named), -1).tolist() if len(named) else []
         top = unpack_floats(result.top_logprobs).reshape(len(named), -1) if len(named) else []
         for row, own, its_ids, its_top in zip(named, chosen, ids, top, strict=True):
-            rows[row].logprobs.append((own, its_ids, its_top.tolist()))
+            wanted = rows[row].sampling.logprobs  # a step returns as many for all its rows
+            rows[row].logprobs.append((own, its_ids[:wanted], its_top[:wanted].tolist()))
         wanting = [i for i, s in enumerate(rows) if s.sampling.HasField("logprobs")]
         assert [i for i in wanting if rows[i].output[-1] >= 0] == named.tolist()
