@@ -51,6 +51,12 @@ class StepExecutor:
         """Ends a stream after the answers to its earlier steps; `error` None is a regular end."""
         self._launcher.post(partial(self._then, partial(session.post, error)))
 
+    async def settled(self) -> None:
+        """Waits until everything queued so far has been computed and answered."""
+        for thread in (self._launcher, self._collector):
+            if thread is not None:
+                await thread.call(lambda: None)
+
     def watched(self) -> list[Watched]:
         """The threads that compute, for a watchdog."""
         threads = [self._launcher, self._collector]

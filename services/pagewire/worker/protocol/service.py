@@ -103,6 +103,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             asyncio.create_task(session.send_heartbeats(HEARTBEAT_SECONDS)),
         ]
         try:
+            # A step of an earlier stream may be stuck. A scheduler that sent its steps behind that
+            # one would take their sequences for the cause.
+            assert self._executor is not None
+            await self._executor.settled()
             await context.write(pb.RunResponse(ready=self._info))
             while (answer := await session.answers.get()) is not None:
                 if isinstance(answer, pb.StepResult):

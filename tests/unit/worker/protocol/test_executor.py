@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,6 +89,33 @@ async def test_steps_sent_ahead_give_the_same_tokens(
         assert await driver.run(sequences, chunk=9, run_ahead=4) == expected
         if isinstance(worker.loaded.backend, DeferredBackend):
             assert worker.loaded.backend.most_ahead >= 2
+
+
+@pytest.mark.parametrize("stuck", ["submit", "wait"])
+async def test_it_is_settled_once_a_stuck_step_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    """A new stream waits for that: its steps would wait behind the stuck one."""
+    save_model(tmp_path, "llama")
+    released = threading.Event()
+    async with local_worker(tmp_path, deferred) as worker:
+        await worker.engine.settled()
+        run = getattr(worker.loaded.backend, stuck)
+
+        def run_late(given: Any) -> Any:
+            released.wait()
+            return run(given)
+
+        monkeypatch.setattr(worker.loaded.backend, stuck, run_late)
+        driver = StepDriver(worker.stream(), worker.limits)
+        answered = asyncio.create_task(driver.run([Sequence(prompt(3), 1)]))
+        await asyncio.sleep(0)  # the step is sent
+        settled = asyncio.create_task(worker.engine.settled())
+        done, _ = await asyncio.wait([settled], timeout=0.2)
+        assert not done
+        released.set()
+        await asyncio.wait_for(settled, 10)
+        await answered
 
 
 async def test_seeded_draws_do_not_depend_on_the_batch(tmp_path: Path) -> None:
