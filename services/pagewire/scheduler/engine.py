@@ -185,10 +185,12 @@ class Engine:
     def _commit(
         self, worker: ReadyWorker, result: worker_pb.StepResult
     ) -> tuple[StepOutcome, StepLogprobs | None]:
-        logprobs = StepLogprobs.read(result)
+        # This runs for every step: what is usually empty is looked at before it is called.
+        logprobs = StepLogprobs.read(result) if result.logprob_rows else None
         worker.observe(result.duration_us)
-        for error in result.errors:
-            worker.batch.slot_failed(error.slot)
+        if result.errors:
+            for error in result.errors:
+                worker.batch.slot_failed(error.slot)
         if result.HasField("prompt_logprobs"):
             self._prompts.take(worker, result.prompt_logprobs)
         if worker.batch.in_flight:
@@ -205,8 +207,9 @@ class Engine:
         logprobs: StepLogprobs | None,
         vectors: Float32Array | None,
     ) -> None:
-        for error in result.errors:
-            self._results.fail_slot(worker, error)
+        if result.errors:
+            for error in result.errors:
+                self._results.fail_slot(worker, error)
         if vectors is not None and worker.pooling is not None:
             deliver_vectors(worker, worker.pooling, outcome, vectors, self.endings)
         elif len(outcome.slots):

@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS
+from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS, StepCounter, StepHistogram
 
 REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
 HANDED_BACK_REASON = "handed_back"
@@ -34,7 +34,7 @@ PROMPT_TOKENS = Counter("pagewire_scheduler_prompt_tokens", "Prompt tokens of ad
 CACHED_TOKENS = Counter(
     "pagewire_scheduler_cached_tokens", "Prompt tokens whose KV was taken from the prefix cache."
 )
-OUTPUT_TOKENS = Counter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
+OUTPUT_TOKENS = StepCounter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
 PREEMPTIONS = Counter("pagewire_scheduler_preemptions", "Sequences that gave their blocks back.")
 RETURNS = Counter(
     "pagewire_scheduler_preempted_returns",
@@ -64,14 +64,14 @@ FIRST_TOKEN_SECONDS = Histogram(
     "Seconds from the arrival of a request to its first token.",
     buckets=REQUEST_SECONDS,
 )
-STEP_SECONDS = Histogram(
+STEP_SECONDS = StepHistogram(
     "pagewire_scheduler_worker_step_seconds",
     "Seconds that a worker took to compute a step.",
-    buckets=TOKEN_SECONDS,
+    TOKEN_SECONDS,
 )
 
 
-def total(counter: Counter) -> int:
+def total(counter: Counter | StepCounter) -> int:
     """What a counter without labels has counted since the process began."""
     [family] = counter.collect()
     return int(next(s.value for s in family.samples if s.name.endswith("_total")))

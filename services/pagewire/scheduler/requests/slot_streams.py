@@ -175,18 +175,22 @@ class SlotStreams:
         ended: set[int],
     ) -> None:
         """Replaces texts and sizes of some rows; adds those that a stop string ends to `ended`."""
-        slots, tokens = outcome.slots[rows].tolist(), outcome.tokens[rows].tolist()
-        for row, slot, token in zip(rows, slots, tokens, strict=True):
+        slots = outcome.slots[rows]
+        lengths, one_by_one = [], []
+        tokens = outcome.tokens[rows].tolist()
+        for row, slot, token in zip(rows, slots.tolist(), tokens, strict=True):
             text = self._text[slot]
             piece = b""
             at_stop = row in outcome.stopped
             if text is not None and not (at_stop and not self.owner(slot).include_stop_token):
                 piece = text.feed(token).encode()
-                self._one_by_one[slot] = not text.by_table
                 if text.stop_string is not None:
                     ended.add(row)
             texts[row] = piece
-        sizes[rows] = [len(texts[row]) for row in rows]
+            lengths.append(len(piece))
+            one_by_one.append(text is not None and not text.by_table)
+        self._one_by_one[slots] = one_by_one
+        sizes[rows] = lengths
 
     def _hand_out(
         self,

@@ -19,10 +19,8 @@ class StepLogprobs:
     values: Float32Array  # [n, 1 + top]
 
     @classmethod
-    def read(cls, result: worker_pb.StepResult) -> "StepLogprobs | None":
-        """Those of a result; None if it has none, ValueError if they are invalid."""
-        if not result.logprob_rows:
-            return None
+    def read(cls, result: worker_pb.StepResult) -> "StepLogprobs":
+        """Those of a result that has some; ValueError if they are invalid."""
         rows, tokens = unpack(result.logprob_rows), unpack(result.token_ids)
         if rows.min() < 0 or rows.max() >= len(tokens):
             raise ValueError(

@@ -52,11 +52,13 @@ class ByteLevelDetokenizer:
         """The text that this token completes; empty for ids outside the vocabulary."""
         if token >= len(self._texts):
             return ""
-        text = self._names.get(token, self._texts[token]) if self._names else self._texts[token]
+        text, data = self._texts[token], self._bytes[token]
+        if self._names and token in self._names:
+            text = self._names[token]
+            data = text.encode()
         if text is not None and not self._held:
             return text
-        name = self._names.get(token)
-        data = self._held + (self._bytes[token] if name is None else name.encode())
+        data = self._held + data
         piece, size = utf_8_decode(data, "replace", False)
         self._held = data[size:]
         return piece

@@ -227,7 +227,7 @@ class WorkerBatch:
         self.in_flight.popleft()
         table = self.slots
         valid = table.live[rows] & (tokens >= 0)
-        complete = np.count_nonzero(valid) == len(rows)
+        complete = bool(valid.all())
         if not complete:
             rows, tokens = rows[valid], tokens[valid]
         indices = table.append(rows, tokens)

@@ -58,8 +58,9 @@ class BlockGrowth:
         if not len(slots):
             return
         named, blocks = slots.tolist(), self._pool.allocate(len(slots))
+        sequence = self._table.sequence
         for slot, block in zip(named, blocks, strict=True):
-            self._table.sequence(slot).blocks.append(block)
+            sequence(slot).blocks.append(block)
         self._table.capacity[slots] += self._pool.block_size
         plan.append_slots += named
         plan.append_blocks += blocks
