@@ -3,10 +3,10 @@
     PYTHONPATH=services:shared python3 benchmarks/kernels/quantized.py --model llama-3.1-8b \
         [--tokens 1 8 32 ...] [--formats FP8 "4 bits" ...] [--output FILE]
 
-For each matrix of a layer, format and number of tokens: microseconds with the tiles that a worker
-takes, with the fastest of all that are tried, and of a plain product. Calls run in a CUDA graph,
-one with each of several weights, which outgrow the L2 cache. Tiles that do not fit the
-multiprocessor are left out.
+For each matrix of a layer, format and number of tokens: microseconds of the kernel that a worker
+takes, of the plain kernel with the fastest of the tiles that are tried, and of a plain product.
+Calls run in a CUDA graph, one with each of several weights, which outgrow the L2 cache. Tiles that
+do not fit the multiprocessor are left out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.ops.contract.quantized import ScaledWeight, tensors_of
 from pagewire.worker.ops.triton.quantize import quantize
+from pagewire.worker.ops.triton.quantized import linear
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear
-from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
+from pagewire.worker.ops.triton.quantized.tiles import Tiles
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
@@ -79,9 +80,11 @@ def measure(model: str, formats: list[str], tokens: list[int]) -> Iterator[Figur
             for count in tokens:
                 drawn = torch.randn(count, columns, device=DEVICE, dtype=DTYPE)
                 x: Any = drawn
+                operation: Any = linear.grouped_linear
                 if isinstance(first, ScaledWeight):
                     x = quantize(drawn, first.input_format)
-                chosen = microseconds(x, weights, choose_tiles(count))
+                    operation = linear.scaled_linear
+                chosen = graph_us([partial(operation, x, weight) for weight in weights])
                 best, tiles = best_tiles(x, weights, count)
                 cublas = graph_us([partial(torch.mm, drawn, w.t()) for w in plains])
                 print(

@@ -13,7 +13,7 @@ from pagewire.worker.ops.contract.quantized import (
 )
 from pagewire.worker.ops.reference import quantized as reference
 from pagewire.worker.ops.triton import quantize
-from pagewire.worker.ops.triton.quantized import grouped, scaled
+from pagewire.worker.ops.triton.quantized import grouped, grouped_hopper, hopper, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from support.kernels.comparison import (
     CUDA,
@@ -96,27 +96,37 @@ def scaled_weights(features: int, k: int, device) -> list[ScaledWeight]:
     return weights
 
 
+@pytest.fixture(params=["one order", "fastest"])
+def products(request, monkeypatch):
+    """The products with bits that depend on no other token, and those of workers by default."""
+    if request.param == "fastest":
+        monkeypatch.setattr(linear, "WIDEN_TOKENS", 17)
+        monkeypatch.setattr(linear, "WIDEN_TOKENS_HOPPER", 17)
+        return linear, linear
+    return scaled, grouped
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "k", "features"), SHAPES)
 class TestScaled:
-    def test_scaled_linear(self, tokens, k, features, dtype, device):
+    def test_scaled_linear(self, tokens, k, features, dtype, device, products):
         x = draw(tokens, k, device=device).to(dtype)
         bias = draw(features, device=device).to(dtype)
         for weight in scaled_weights(features, k, device):
             given = reference.quantize(x, weight.input_format)
             for added in (None, bias):
                 with poisoned_outputs():
-                    out = scaled.scaled_linear(given, weight, added)
+                    out = products[0].scaled_linear(given, weight, added)
                 expected = reference.scaled_linear(given, weight, added)
                 assert_near(out, expected, TOLERANCE[dtype])
 
-    def test_scaled_linear_add(self, tokens, k, features, dtype, device):
+    def test_scaled_linear_add(self, tokens, k, features, dtype, device, products):
         x = draw(tokens, k, device=device).to(dtype)
         residual = draw(tokens, features, device=device).to(dtype)
         for weight in scaled_weights(features, k, device):
             given = reference.quantize(x, weight.input_format)
             stream = residual.clone()
-            assert scaled.scaled_linear_add(given, weight, stream) is stream
+            assert products[0].scaled_linear_add(given, weight, stream) is stream
             expected = reference.scaled_linear_add(given, weight, residual.clone())
             assert_near(stream, expected, 2 * TOLERANCE[dtype])
 
@@ -144,22 +154,22 @@ def grouped_weights(features: int, k: int, dtype, device) -> list[GroupedWeight]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "k", "features"), SHAPES)
 class TestGrouped:
-    def test_grouped_linear(self, tokens, k, features, dtype, device):
+    def test_grouped_linear(self, tokens, k, features, dtype, device, products):
         x = draw(tokens, k, device=device).to(dtype)
         bias = draw(features, device=device).to(dtype)
         for weight in grouped_weights(features, k, dtype, device):
             for added in (None, bias):
                 with poisoned_outputs():
-                    out = grouped.grouped_linear(x, weight, added)
+                    out = products[1].grouped_linear(x, weight, added)
                 expected = reference.grouped_linear(x, weight, added)
                 assert_near(out, expected, TOLERANCE[dtype])
 
-    def test_grouped_linear_add(self, tokens, k, features, dtype, device):
+    def test_grouped_linear_add(self, tokens, k, features, dtype, device, products):
         x = draw(tokens, k, device=device).to(dtype)
         residual = draw(tokens, features, device=device).to(dtype)
         for weight in grouped_weights(features, k, dtype, device):
             stream = residual.clone()
-            assert grouped.grouped_linear_add(x, weight, stream) is stream
+            assert products[1].grouped_linear_add(x, weight, stream) is stream
             expected = reference.grouped_linear_add(x, weight, residual.clone())
             assert_near(stream, expected, 2 * TOLERANCE[dtype])
 
@@ -202,6 +212,52 @@ class TestARowDoesNotDependOnTheOthers:
             whole = grouped.grouped_linear(x, weight)
             assert torch.equal(grouped.grouped_linear(x[:tokens], weight), whole[:tokens])
             assert torch.equal(grouped.grouped_linear(x, weight, tiles=SMALL), whole)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
+@pytest.mark.parametrize("tokens", [2, 100, 128, 300, 1500])
+@pytest.mark.parametrize(("k", "features"), [(4096, 6144), (14336, 4096), (256, 80)])
+def test_hoppers_kernels_have_the_bits_of_the_plain_ones(tokens, k, features, device):
+    dtype = torch.bfloat16
+    x, bias = (draw(*shape, device=device).to(dtype) for shape in ((tokens, k), (features,)))
+    residual = draw(tokens, features, device=device).to(dtype)
+    wide = draw(features, k, device=device) / k**0.5
+    eight = scaled_weight(wide, (1, k), torch.float8_e4m3fn)
+    given = reference.quantize(x, eight.input_format)
+    for shape in hopper.SHAPES:
+        for added in (None, bias):
+            out = torch.full_like(residual, torch.nan)
+            hopper.multiply(given, eight, out, added, shape=shape)
+            assert torch.equal(out, scaled.scaled_linear(given, eight, added, tiles=SMALL))
+        stream = residual.clone()
+        hopper.multiply(given, eight, stream, add=True, shape=shape)
+        expected = scaled.scaled_linear_add(given, eight, residual.clone(), tiles=SMALL)
+        assert torch.equal(stream, expected)
+    for symmetric in (True, False):
+        four = quantize_weight(wide, GroupedScheme(4, 128, symmetric, False), dtype)
+        assert isinstance(four, GroupedWeight)
+        for added in (None, bias):
+            out = torch.full_like(residual, torch.nan)
+            grouped_hopper.multiply(x, four, out, added)
+            assert torch.equal(out, grouped.grouped_linear(x, four, added, tiles=SMALL))
+        stream = residual.clone()
+        grouped_hopper.multiply(x, four, stream, add=True)
+        expected = grouped.grouped_linear_add(x, four, residual.clone(), tiles=SMALL)
+        assert torch.equal(stream, expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "features", "expected"),
+    [
+        (128, 4096, (1, False)),
+        (256, 28672, (2, False)),
+        (128, 28672, (2, True)),
+        (8192, 6144, (2, False)),
+    ],
+)
+def test_hoppers_tiles_fill_the_multiprocessors(tokens, features, expected):
+    shape = hopper.choose_shape(tokens, features, 132)
+    assert (shape.halves, shape.beside) == expected
 
 
 @pytest.mark.parametrize("eight", EIGHT_BITS, ids=str)

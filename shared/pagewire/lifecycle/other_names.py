@@ -7,6 +7,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from pagewire.lifecycle.metrics import StepCounter
+
 
 @dataclass(frozen=True, slots=True)
 class SameAs:
@@ -17,7 +19,7 @@ class SameAs:
     """
 
     name: str
-    source: MetricWrapperBase
+    source: MetricWrapperBase | StepCounter
     labels: Mapping[str, str] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
     note: str = ""

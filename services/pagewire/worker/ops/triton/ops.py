@@ -24,10 +24,10 @@ from pagewire.worker.ops.triton.norm import rms_norm as rms_norm
 from pagewire.worker.ops.triton.quantize import norm_quantize as norm_quantize
 from pagewire.worker.ops.triton.quantize import quantize as quantize
 from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_quantize
-from pagewire.worker.ops.triton.quantized.grouped import grouped_linear as grouped_linear
-from pagewire.worker.ops.triton.quantized.grouped import grouped_linear_add as grouped_linear_add
-from pagewire.worker.ops.triton.quantized.scaled import scaled_linear as scaled_linear
-from pagewire.worker.ops.triton.quantized.scaled import scaled_linear_add as scaled_linear_add
+from pagewire.worker.ops.triton.quantized.linear import grouped_linear as grouped_linear
+from pagewire.worker.ops.triton.quantized.linear import grouped_linear_add as grouped_linear_add
+from pagewire.worker.ops.triton.quantized.linear import scaled_linear as scaled_linear
+from pagewire.worker.ops.triton.quantized.linear import scaled_linear_add as scaled_linear_add
 from pagewire.worker.ops.triton.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
 from pagewire.worker.ops.triton.sampling import sample as sample

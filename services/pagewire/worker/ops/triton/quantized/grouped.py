@@ -10,34 +10,41 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.quantized import grouped_hopper
 from pagewire.worker.ops.triton.quantized.store import store_tile
 from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
 
 
 @triton.jit
-def _widened(
-    values,  # [ROWS, WIDTH] uint8
+def scales_of(
     scales,  # [ROWS, 1], the row's first scale
     zeros,  # [ROWS, 1], the row's first zero point
-    column,  # [1, WIDTH]
+    column,  # of the first weight: an integer
+    place,  # [1, WIDTH], columns behind it
     groups,
-    dtype: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """Load the scales and zero points of WIDTH columns, `[ROWS, 1]` if they are of one group."""
+    at = column // GROUP if GROUP % WIDTH == 0 else (column + place) // GROUP
+    at = tl.minimum(at, groups - 1)  # columns that fill the last run have no group
+    scale = tl.load(scales + at)
+    return scale, tl.load(zeros + at) if ZEROS else scale
+
+
+@triton.jit
+def widened(
+    values,  # [ROWS, WIDTH] uint8
+    scale,
+    zero,
+    dtype: tl.constexpr,
     MIDDLE: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """Return the weights of some columns, rounded to `dtype`."""
-    if GROUP % WIDTH == 0:
-        at = tl.min(column, 1, keep_dims=True) // GROUP  # [1, 1]: one group
-    else:
-        at = column // GROUP
-    # Columns that fill the last run have no group.
-    scale = tl.load(scales + tl.minimum(at, groups - 1)).to(tl.float32)
-    if ZEROS:
-        zero = tl.load(zeros + tl.minimum(at, groups - 1)).to(tl.float32)
-        return ((values.to(tl.float32) - zero) * scale).to(dtype)
-    return ((values.to(tl.float32) - MIDDLE) * scale).to(dtype)
+    """Return weights, rounded to `dtype`."""
+    middle = zero.to(tl.float32) if ZEROS else MIDDLE
+    return ((values.to(tl.float32) - middle) * scale.to(tl.float32)).to(dtype)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -66,9 +73,9 @@ def _grouped_kernel(
 ):
     """Multiply ROWS weight rows by BLOCK_T tokens, a run of columns at a time.
 
-    Weights are widened in registers: a run of four bits gives its first half, then its second one.
-    Programs with the same weight rows are neighbours. The grid is `[features / ROWS * tokens /
-    BLOCK_T]`.
+    The scales of a run are loaded one step ahead. Weights are widened in registers: a run of four
+    bits gives its first half, then its second one. Programs with the same weight rows are
+    neighbours. The grid is `[features / ROWS * tokens / BLOCK_T]`.
     """
     WIDTH: tl.constexpr = RUN // 2 if BITS == 4 else RUN
     MIDDLE: tl.constexpr = 8.0 if BITS == 4 else 128.0
@@ -89,23 +96,30 @@ def _grouped_kernel(
         gdc_launch_dependents()
 
     acc = tl.zeros((ROWS, BLOCK_T), tl.float32)
+    next_scale, next_zero = scales_of(scales, zeros, 0, place, groups, GROUP, WIDTH, ZEROS)
+    if BITS == 4 and GROUP < RUN:
+        next_high = scales_of(scales, zeros, WIDTH, place, groups, GROUP, WIDTH, ZEROS)
     for start in tl.range(0, K, RUN, num_stages=STAGES):
         column = start + place
+        scale, zero = next_scale, next_zero
+        next_scale, next_zero = scales_of(
+            scales, zeros, start + RUN, place, groups, GROUP, WIDTH, ZEROS
+        )
         x = tl.load(x_tile + start, mask=here & (column < K), other=0.0)
         if BITS == 4:
             both = tl.load(values + start // 2)
-            w = _widened(
-                both & 15, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS
-            )
+            w = widened(both & 15, scale, zero, dtype, MIDDLE, ZEROS)
             acc = tl.dot(w, x.T, acc, input_precision="ieee")
-            column += WIDTH
-            x = tl.load(x_tile + start + WIDTH, mask=here & (column < K), other=0.0)
-            w = _widened(
-                both >> 4, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS
-            )
+            if GROUP < RUN:  # the second half has other scales
+                scale, zero = next_high
+                next_high = scales_of(
+                    scales, zeros, start + RUN + WIDTH, place, groups, GROUP, WIDTH, ZEROS
+                )
+            x = tl.load(x_tile + start + WIDTH, mask=here & (column + WIDTH < K), other=0.0)
+            w = widened(both >> 4, scale, zero, dtype, MIDDLE, ZEROS)
         else:
             whole = tl.load(values + start, mask=column < K, other=0)
-            w = _widened(whole, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS)
+            w = widened(whole, scale, zero, dtype, MIDDLE, ZEROS)
         acc = tl.dot(w, x.T, acc, input_precision="ieee")
     store_tile(
         out_ptr, bias_ptr, acc, output, tl.trans(token), tokens, features, ADD=ADD, BIAS=BIAS
@@ -146,7 +160,10 @@ def _launch(
         return out
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    tiles = tiles or choose_tiles(tokens, x.element_size())
+    if tiles is None and grouped_hopper.is_supported(x, weight):
+        grouped_hopper.multiply(x, weight, out, bias, add=add)
+        return out
+    tiles = tiles or choose_tiles(tokens, features, x.element_size())
     pdl = dependent_launch(x.device)
     _grouped_kernel[(cdiv(features, tiles.rows) * cdiv(tokens, tiles.tokens),)](
         x,

@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.quantized import hopper
 from pagewire.worker.ops.triton.quantized.store import store_tile
 from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
 
@@ -126,7 +127,10 @@ def _launch(
         return out
     blocked = weight.block[1] < k
     assert not blocked or weight.block[1] == BLOCK_K
-    tiles = tiles or choose_tiles(tokens)
+    if tiles is None and hopper.is_supported(x, weight):
+        hopper.multiply(x, weight, out, bias, add=add)
+        return out
+    tiles = tiles or choose_tiles(tokens, features)
     pdl = dependent_launch(x.values.device)
     _scaled_kernel[(cdiv(features, tiles.rows) * cdiv(tokens, tiles.tokens),)](
         x.values,

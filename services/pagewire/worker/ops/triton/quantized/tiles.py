@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,17 @@ class Tiles:
     stages: int
 
 
-def choose_tiles(tokens: int, item_size: int = 2) -> Tiles:
-    """Choose tiles that hold all tokens, up to 128; they have not been measured yet.
+def choose_tiles(tokens: int, features: int, item_size: int = 2) -> Tiles:
+    """Choose tiles that hold all tokens, up to 128, for a weight with so many rows.
 
     `item_size` is the bytes of an input. Inputs in float32 get tiles that fit shared memory.
+    Measured on an H200 (`benchmarks/kernels/quantized.py`): where there are few programs, each must
+    have more loads in flight.
     """
     if item_size == 4:
         return Tiles(rows=64, tokens=16, warps=4, stages=2)
-    if tokens <= 64:
-        return Tiles(rows=64, tokens=max(16, next_power_of_2(tokens)), warps=4, stages=4)
-    return Tiles(rows=128, tokens=128, warps=8, stages=3)
+    if tokens > 256:
+        return Tiles(rows=128, tokens=128, warps=8, stages=4)
+    width = min(128, max(16, next_power_of_2(tokens)))
+    programs = cdiv(features, 64) * cdiv(tokens, width)
+    return Tiles(rows=64, tokens=width, warps=4, stages=5 if programs <= 176 else 3)

@@ -1,0 +1,140 @@
+"""The Gluon kernels of quantized weights and the products with one token compile for Hopper as
+intended, on any machine. Run as a script, this file prints the launches as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput, ScaledWeight
+from support.kernels.clean_process import report_of
+
+SHARED_LIMIT = 227 * 1024
+# The residual's addresses of the largest tile.
+SPILLED_LIMIT = 16
+K, FEATURES = 4096, 6144
+TOKENS = (128, 640, 8192)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def eight_bits(tokens: int) -> tuple[QuantizedInput, ScaledWeight]:
+    fp8, scales = torch.float8_e4m3fn, meta(FEATURES, 1, dtype=torch.float32)
+    weight = ScaledWeight(meta(FEATURES, K, dtype=fp8), scales, (1, K), None)
+    given = meta(tokens, 1, dtype=torch.float32)
+    return QuantizedInput(meta(tokens, K, dtype=fp8), given, torch.bfloat16), weight
+
+
+def four_bits(zeros: bool) -> GroupedWeight:
+    groups = K // 128
+    return GroupedWeight(
+        values=meta(FEATURES, K // 2, dtype=torch.uint8),
+        scales=meta(FEATURES, groups),
+        zeros=meta(FEATURES, groups, dtype=torch.uint8) if zeros else None,
+        order=None,
+        bits=4,
+        group=128,
+        columns=K,
+    )
+
+
+def scaled(tokens: int, add: bool) -> None:
+    from pagewire.worker.ops.triton.quantized import hopper
+
+    hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES), add=add)
+
+
+def grouped(tokens: int, zeros: bool) -> None:
+    from pagewire.worker.ops.triton.quantized import grouped_hopper
+
+    grouped_hopper.multiply(meta(tokens, K), four_bits(zeros), meta(tokens, FEATURES))
+
+
+def vector(bits: int) -> None:
+    from pagewire.worker.ops.triton.quantized import linear
+
+    if bits == 8:
+        linear.scaled_linear(*eight_bits(1))
+    else:
+        linear.grouped_linear(meta(1, K), four_bits(True))
+
+
+SCALED = {f"FP8, {n} tokens, add {add}": (scaled, n, add) for n in TOKENS for add in (False, True)}
+GROUPED = {
+    f"4 bits, {n} tokens, zeros {zeros}": (grouped, n, zeros)
+    for n in (8, 64, 256)
+    for zeros in (False, True)
+}
+VECTOR = {f"one token, {bits} bits": (vector, bits) for bits in (8, 4)}
+
+
+def compile_cases() -> dict[str, list[dict]]:
+    """Compile the launches of every case; return the counts that are tested."""
+    from pagewire.worker.ops.triton.quantized import grouped_hopper, hopper
+    from pagewire.worker.ops.triton.quantized import vector as vectors
+    from support.kernels.cross_compile import Launch, counts_of_cases
+
+    for module in (grouped_hopper, hopper, vectors):
+        module.dependent_launch = lambda device: True
+    hopper.multiprocessors = lambda device: 132
+
+    def count(launch: Launch) -> dict[str, int]:
+        return {
+            "threads": launch.threads,
+            "resident": launch.resident,
+            "wgmma": launch.count("wgmma.mma_async"),
+            "tensor copies": launch.count("cp.async.bulk.tensor"),
+            "waits": launch.count("griddepcontrol.wait"),
+            "wide loads": sum(
+                "ld.global" in line and ".v4" in line for line in launch.ptx.splitlines()
+            ),
+        }
+
+    return counts_of_cases(SCALED | GROUPED | VECTOR, count)
+
+
+@pytest.fixture(scope="module")
+def launches() -> dict[str, list[dict]]:
+    return report_of(Path(__file__))
+
+
+@pytest.mark.parametrize("case", SCALED | GROUPED | VECTOR)
+def test_fits_the_multiprocessor_and_waits(case, launches):
+    [launch] = launches[case]
+    assert launch["shared"] <= SHARED_LIMIT
+    assert launch["spilled"] <= (SPILLED_LIMIT if "add True" in case else 0)
+    assert launch["waits"] == 1
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_two_consumers_add_sums_of_128_products(case, launches):
+    [launch] = launches[case]
+    assert launch["threads"] == 3 * 128
+    assert launch["tensor copies"] == 2
+    # Two consumers; 64 or 128 tokens each; four instructions of 32 products.
+    halves = 1 if case.startswith("FP8, 128 ") else 2
+    assert launch["wgmma"] == 2 * halves * 4
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_several_programs_widen_at_once(case, launches):
+    [launch] = launches[case]
+    assert launch["resident"] >= (2 if "256" in case else 3)
+    assert launch["tensor copies"] == 3
+    assert launch["wgmma"] == 8
+
+
+@pytest.mark.parametrize("case", VECTOR)
+def test_weights_of_one_token_are_read_16_bytes_at_a_time(case, launches):
+    [launch] = launches[case]
+    assert launch["wide loads"] > 0
+    assert launch["wgmma"] == 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_cases()))
