@@ -81,7 +81,8 @@ class Decoder:
         factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         self._embedding_multiplier = None if factor == 1 else float(factor)
         # What a layer computes around attention.
-        self._latent = None
+        self._form: FusedLayer | GeneralLayer
+        self._latent: LatentLayer | None = None
         if config.latent is not None:
             self._form = self._latent = LatentLayer(config, config.latent, ops)
         else:
@@ -186,7 +187,11 @@ class Decoder:
         """
         if self._latent is not None:
             attended = self._latent.attend(
-                self.weights.layers[-1], queries, cache.keys[-1], block_tables, decode=(slots, lengths)
+                self.weights.layers[-1],
+                queries,
+                cache.keys[-1],
+                block_tables,
+                decode=(slots, lengths),
             )
         else:
             attended = self.ops.decode_attention(

@@ -26,7 +26,9 @@ class KVCache:
     a latent vector and a rotated key for each token. It is both `keys` and `values`.
     """
 
-    storage: Tensor  # [2 * layers or layers, num_blocks, kv_heads, block_size, head_dim], keys first
+    storage: (
+        Tensor  # [2 * layers or layers, num_blocks, kv_heads, block_size, head_dim], keys first
+    )
     keys: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
     values: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
 

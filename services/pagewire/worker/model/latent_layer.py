@@ -50,6 +50,7 @@ class LatentLayer(FusedLayer):
         projected = ops.norm_linear(residual, None, self._eps, weights.qkv)
         first, latent = projected[:, :-width], projected[:, -width:]
         if weights.query_up is not None:
+            assert isinstance(weights.query_up, Tensor)
             normed = ops.rms_norm(first, weights.q_norm, LATENT_NORM_EPS)
             flat = None if out is None else out.flatten(1)
             first = ops.linear(normed, weights.query_up, out=flat)
@@ -96,7 +97,7 @@ class LatentLayer(FusedLayer):
         Returns:
             `[tokens, heads, value_dim]`.
         """
-        assert weights.kv_up is not None
+        assert isinstance(weights.kv_up, Tensor)
         ops, latent = self._ops, self._latent
         # [heads, plain_dim + value_dim, rank]
         up = weights.kv_up.unflatten(0, (self._heads, -1))

@@ -117,8 +117,8 @@ def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) ->
 def _place_rotated(latent: LatentConfig, layer: LayerWeights, order: Tensor) -> None:
     """Brings the rotated values of queries and keys into `order` in place: their last rows."""
     assert isinstance(layer.qkv, Tensor)  # quantized weights are refused
-    first = layer.qkv[: -latent.cached_dim]
-    queries = first if layer.query_up is None else layer.query_up
+    queries = layer.qkv[: -latent.cached_dim] if layer.query_up is None else layer.query_up
+    assert isinstance(queries, Tensor)
     rotated = latent.rotated_dim
     heads = queries.unflatten(0, (-1, latent.query_dim))[:, -rotated:]
     heads.copy_(heads[:, order.to(heads.device)])

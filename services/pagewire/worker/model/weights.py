@@ -53,9 +53,9 @@ class LayerWeights:
     shared_down: Tensor | None = None  # [hidden, intermediate]
     shared_gate: Tensor | None = None  # [1, hidden]
     # Of latent attention, see `LatentConfig` for the sizes.
-    query_up: Tensor | None = None  # [heads * query_dim, query_rank], from compressed queries
+    query_up: LinearWeight | None = None  # [heads * query_dim, query_rank], from compressed queries
     # [heads * (plain_dim + value_dim), rank], of each head the rows of keys, then those of values
-    kv_up: Tensor | None = None
+    kv_up: LinearWeight | None = None
 
     def norms(self) -> tuple[Tensor | None, ...]:
         """The weights of all norms."""
@@ -171,7 +171,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             down_bias=vector(config.mlp_bias),
             mlp_norm=norm(behind),
             **beside_experts(number),
-            **{name: matrices[name] for name in ("query_up", "kv_up") if name in matrices},
+            query_up=matrices.get("query_up"),
+            kv_up=matrices.get("kv_up"),
         )
 
     hidden = config.hidden_size

@@ -30,7 +30,7 @@ LAYER_NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "output": "self_attn.o_proj",
-    # Of latent attention: `q` is one matrix, or `query_down`, a norm and `query_up`. `kv_down` gives
+    # Of latent attention: queries are `q`, or `query_down`, a norm and `query_up`. `kv_down` gives
     # the latent vector and the key that is rotated, `kv_up` keys and values of all heads.
     "query_down": "self_attn.q_a_proj",
     "query_up": "self_attn.q_b_proj",

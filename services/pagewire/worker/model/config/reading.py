@@ -72,9 +72,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
             f"num_key_value_heads {kv_heads}"
         )
     hidden = positive(raw, "hidden_size")
-    head_dim = (
-        latent.rotated_dim if latent else positive(raw, "head_dim", default=hidden // heads)
-    )
+    head_dim = latent.rotated_dim if latent else positive(raw, "head_dim", default=hidden // heads)
     windows = read_windows(raw, family)
     ropes = read_layer_ropes(raw, family, windows)
     _check_ropes(ropes, head_dim)

@@ -74,9 +74,7 @@ class LatentOps(Protocol):
             `[tokens, heads, out_features]` in the dtype of `x`, contiguous.
         """
 
-    def plan_latent_decode(
-        self, lengths: Tensor, heads: int, rank: int, dtype: torch.dtype
-    ) -> Any:
+    def plan_latent_decode(self, lengths: Tensor, heads: int, rank: int, dtype: torch.dtype) -> Any:
         """Return the `plan` of `latent_decode_attention` for these lengths.
 
         Args:

@@ -43,10 +43,12 @@ SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 class GraphBackend(EagerBackend):
     """See `Backend`. It needs a GPU and the triton operations."""
 
+    prefix_groups = True
+
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(decoder, limits, dtype)
-        # Latent attention reads each row by itself.
-        self.prefix_groups = decoder.config.latent is None
+        if decoder.config.latent is not None:  # each row reads its own positions
+            self.prefix_groups = False
         self._buckets = row_buckets(limits)
         self._staging = Staging(NUM_INPUTS * self._buckets[-1])
         self._inputs = torch.zeros(

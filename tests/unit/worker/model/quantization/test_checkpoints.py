@@ -16,6 +16,7 @@ from pagewire.worker.model.config import parse_model_config, read_model_config
 from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops.contract.quantized import GroupedWeight, ScaledWeight
 from support.models.expert_variants import EXPERT_VARIANTS
+from support.models.latent_variants import LATENT_VARIANTS
 from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.quantized_models import (
     Format,
@@ -48,7 +49,8 @@ MORE_SIZES = {
     "granite-4": {"shared_intermediate_size": 256},
     "phi3-longrope": {"num_attention_heads": 8},
 }
-DENSE = [name for name in VARIANTS if name not in EXPERT_VARIANTS]
+WITH_EXPERTS = EXPERT_VARIANTS | LATENT_VARIANTS
+DENSE = [name for name in VARIANTS if name not in WITH_EXPERTS]
 RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "head_dim": 32}
 
 
@@ -183,7 +185,7 @@ def test_the_text_part_of_a_multi_modal_checkpoint(tmp_path: Path, model_type: s
     assert error(our_logits(tmp_path), logits_of(model)) < 1e-4
 
 
-@pytest.mark.parametrize("variant", EXPERT_VARIANTS)
+@pytest.mark.parametrize("variant", WITH_EXPERTS)
 def test_experts_are_refused(tmp_path: Path, variant: str) -> None:
     save_model(tmp_path, variant)
     config = json.loads((tmp_path / "config.json").read_text())

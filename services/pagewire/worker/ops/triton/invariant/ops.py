@@ -1,7 +1,8 @@
 """Operations with one order of addition: this module implements `contract.ops.Ops`.
 
 `layer_norm`, `activate`, `soft_cap` and those of experts, of latent attention and of quantized
-weights are the usual ones, which were not compared by bits. Workers refuse models that need them (`startup.one_answer`).
+weights are the usual ones, which were not compared by bits. Workers refuse models that need them
+(`startup.one_answer`).
 """
 
 from pagewire.worker.ops.triton.activation import activate as activate

@@ -218,7 +218,7 @@ def _latent_decode_kernel(
     at = head[:, None] * RANK + dim[None, :]  # [BLOCK_H, RANK]
     while unit < stop:
         first = head_tile * GROUP
-        segment = row.to(tl.int64) * (TILES * GROUP) + first if PLANNED else first
+        segment = row * (TILES * GROUP) + first
         q = tl.load(absorbed_ptr + segment * RANK + at, mask=present, other=0.0)
         of_row = rotated_ptr + row * row_stride + (first + head[:, None]) * head_stride
         q_rotated = tl.load(of_row + rotated_dim[None, :], mask=present, other=0.0)

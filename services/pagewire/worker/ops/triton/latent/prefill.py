@@ -156,9 +156,7 @@ def _latent_prefill_kernel(
     q = tl.load(absorbed_ptr + at, mask=present, other=0.0)
     of_token = (token.to(tl.int64) * row_stride + head * head_stride)[:, None]
     rotated_dim = tl.arange(0, ROTATED)
-    q_rotated = tl.load(
-        rotated_ptr + of_token + rotated_dim[None, :], mask=present, other=0.0
-    )
+    q_rotated = tl.load(rotated_ptr + of_token + rotated_dim[None, :], mask=present, other=0.0)
 
     highest = tl.full([ROWS], LOWEST, tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
@@ -166,7 +164,7 @@ def _latent_prefill_kernel(
     at_position = tl.arange(0, TILE)
     block = lookup(table_ptr, at_position, length, BLOCK_SIZE)
     # One loop with masks for all tiles: a second one without would spill registers.
-    for _ in range(0, last_position // TILE + 1):
+    for _ in range(last_position // TILE + 1):
         cached = (at_position < length)[:, None]
         offset = at_position % BLOCK_SIZE
         line = (block.to(tl.int64) * BLOCK_SIZE + offset) * (RANK + ROTATED)

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.norm import inverse_rms
 
 _HEADS = 8  # of queries, for one program
 
@@ -107,7 +106,7 @@ def _latent_write_kernel(
         source = latent_ptr + token * latent_stride
         x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
         weight = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        x = x * inverse_rms(x, eps, RANK, 0) * weight
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / RANK + eps) * weight
         tl.store(to + column, x.to(cache_ptr.dtype.element_ty), mask=inside)
         first = tl.load(source + RANK + half).to(tl.float32)
         second = tl.load(source + RANK + HALF + half).to(tl.float32)
