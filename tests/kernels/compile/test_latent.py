@@ -58,10 +58,12 @@ def write(tokens: int, heads: int, dtype: torch.dtype) -> None:
 CASES = {
     "decode one row": (decode, 1, 16, HALF),
     "decode 16 heads": (decode, 64, 16, HALF),
+    "decode 20 heads": (decode, 64, 20, HALF),
     "decode 128 heads": (decode, 64, 128, HALF),
     "decode many rows": (decode, 400, 128, HALF),
     "decode float32": (decode, 64, 16, FLOAT),
     "prefill 16 heads": (prefill, 8192, 16, HALF),
+    "prefill 20 heads": (prefill, 8192, 20, HALF),
     "prefill 128 heads": (prefill, 2048, 128, HALF),
     "prefill float32": (prefill, 512, 16, FLOAT),
     "write one token": (write, 1, 16, HALF),

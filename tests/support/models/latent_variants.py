@@ -73,4 +73,15 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_interleave": False,
         },
     ),
+    "glm4-moe-lite": (
+        "glm4_moe_lite",
+        {
+            **_SIZES,
+            "q_lora_rank": 28,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "youtu": ("youtu", {**_SIZES, "q_lora_rank": 28}),
 }

@@ -62,6 +62,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "deepseek_v3": {"n_group": 2, "topk_group": 2},  # the experts of some changes form no 8 groups
+    # Its default, which only dummy weights have, depends on the hidden size in transformers.
+    "youtu": {"initializer_range": 0.02},
 }
 
 

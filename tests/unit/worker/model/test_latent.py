@@ -148,6 +148,13 @@ def test_sizes_that_the_kernels_do_not_read_are_refused(
         parsed(V3, **changes).with_heads_for_kernels()
 
 
+@pytest.mark.parametrize("types", [["dense"], ["dense", "moe"], ["sparse"] * 3])
+def test_kinds_of_layers_that_cannot_be_are_refused(types: list[str]) -> None:
+    flash = {"architectures": ["Glm4MoeLiteForCausalLM"], "topk_group": 1, "n_group": 1}
+    with pytest.raises(SetupError, match=r"mlp_layer_types is .* for each of 2 layers"):
+        parsed(V3, **flash, num_hidden_layers=2, mlp_layer_types=types)
+
+
 @pytest.mark.parametrize("name", ["fp8", "int8"])
 def test_quantization_at_loading_is_refused(name: Any) -> None:
     with pytest.raises(SetupError, match=f"--quantization {name}: layers with .* deepseek_v3 has"):
@@ -177,8 +184,8 @@ def test_dummy_weights_are_those_of_a_checkpoint(tmp_path: Path, variant: str) -
     weights = dummy_weights(config, torch.float32, CPU, seed=3)
     parameters = sum(p.numel() for p in hf.parameters())
     corrections = sum(layer.correction is not None for layer in weights.layers)
-    assert config.experts is not None
-    assert weights.nbytes == 4 * (parameters + corrections * config.experts.count)
+    experts = 0 if config.experts is None else config.experts.count
+    assert weights.nbytes == 4 * (parameters + corrections * experts)
     for layer in weights.layers:
         assert all(norm is None or norm.eq(1).all() for norm in layer.norms())
         assert isinstance(layer.kv_up, torch.Tensor)

@@ -27,8 +27,9 @@ class ExpertKeys:
     shared_size_key: str | None = None
     shared_count_key: str | None = None
     # Layers without experts: those of `decoder_sparse_step` and `mlp_only_layers`, or the first
-    # `first_k_dense_replace`.
-    dense_layers: Literal["none", "step", "first"] = "none"
+    # `first_k_dense_replace`, or those that `mlp_layer_types` calls dense, which are the first one
+    # if that key is missing.
+    dense_layers: Literal["none", "step", "first", "types"] = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,14 @@ def _sparse_layers(raw: Mapping[str, Any], keys: ExpertKeys) -> tuple[bool, ...]
                 f"config.json: first_k_dense_replace is {first!r}; it must be a number of layers"
             )
         return tuple(layer >= first for layer in range(layers))
+    if keys.dense_layers == "types":
+        types = raw.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
+        if len(types) != layers or set(types) - {"dense", "sparse"}:
+            raise SetupError(
+                f"config.json: mlp_layer_types is {types!r}; it must be a list of dense or sparse "
+                f"for each of {layers} layers"
+            )
+        return tuple(kind == "sparse" for kind in types)
     step, dense = positive(raw, "decoder_sparse_step", default=1), raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise SetupError(f"config.json: mlp_only_layers is {dense!r}; it must be a list of layers")

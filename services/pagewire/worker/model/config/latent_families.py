@@ -1,7 +1,10 @@
 """The families with latent attention: rows of the table of families."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from pagewire.worker.model.config.experts import ExpertKeys
-from pagewire.worker.model.config.family import Family, WeightNames
+from pagewire.worker.model.config.family import Activation, Family, WeightNames
 
 _NAMES = WeightNames(
     parts={
@@ -13,6 +16,7 @@ _NAMES = WeightNames(
     },
     later_layers=True,
 )
+_SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 _SIZES = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -21,12 +25,53 @@ _SIZES = {
     "v_head_dim": 128,
 }
 
+_SIGMOID_EXPERTS = ExpertKeys(
+    default_count=256,
+    count_keys=("n_routed_experts", "num_local_experts"),
+    intermediate_size_key="moe_intermediate_size",
+    renormalize="norm_topk_prob",
+    scoring="sigmoid",
+    scaled=True,
+    grouped="yes",
+    shared_size_key="moe_intermediate_size",
+    shared_count_key="n_shared_experts",
+    dense_layers="first",
+)
+_DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    interleaved="rope_interleave",
+    activations=_SILU,
+    latent=True,
+    experts=_SIGMOID_EXPERTS,
+    names=_NAMES,
+    defaults={
+        **_SIZES,
+        "max_position_embeddings": 4096,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "rope_interleave": True,
+    },
+    only={
+        "attention_bias": False,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+    },
+)
+
 LATENT_FAMILIES = (
     Family(
         "deepseek_v2",
         "DeepseekV2ForCausalLM",
         interleaved=True,
-        activations={"silu": "silu", "swish": "silu"},
+        activations=_SILU,
         latent=True,
         experts=ExpertKeys(
             default_count=64,
@@ -55,43 +100,40 @@ LATENT_FAMILIES = (
             "moe_layer_freq": 1,
         },
     ),
-    Family(
-        "deepseek_v3",
-        "DeepseekV3ForCausalLM",
-        interleaved="rope_interleave",
-        activations={"silu": "silu", "swish": "silu"},
-        latent=True,
-        experts=ExpertKeys(
-            default_count=256,
-            count_keys=("n_routed_experts", "num_local_experts"),
-            intermediate_size_key="moe_intermediate_size",
-            renormalize="norm_topk_prob",
-            scoring="sigmoid",
-            scaled=True,
-            grouped="yes",
-            shared_size_key="moe_intermediate_size",
-            shared_count_key="n_shared_experts",
-            dense_layers="first",
-        ),
-        names=_NAMES,
+    _DEEPSEEK_V3,
+    replace(
+        _DEEPSEEK_V3,
+        model_type="glm4_moe_lite",
+        architecture="Glm4MoeLiteForCausalLM",
+        experts=replace(_SIGMOID_EXPERTS, default_count=64, dense_layers="types"),
         defaults={
             **_SIZES,
-            "max_position_embeddings": 4096,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 2048,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
             "n_shared_experts": 1,
-            "n_group": 8,
-            "topk_group": 4,
-            "routed_scaling_factor": 2.5,
-            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 1.8,
             "norm_topk_prob": True,
             "rope_interleave": True,
         },
-        only={
-            "attention_bias": False,
-            "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc",
-            "moe_layer_freq": 1,
+    ),
+    Family(
+        "youtu",
+        "YoutuForCausalLM",
+        interleaved="rope_interleave",
+        activations=_SILU,
+        latent=True,
+        names=_NAMES,
+        defaults={
+            **_SIZES,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "rope_interleave": True,
         },
+        only={"attention_bias": False},
     ),
 )
