@@ -58,6 +58,7 @@ def write(tokens: int, heads: int, dtype: torch.dtype) -> None:
 CASES = {
     "decode one row": (decode, 1, 16, HALF),
     "decode 16 heads": (decode, 64, 16, HALF),
+    "decode few rows": (decode, 2, 16, HALF),
     "decode 20 heads": (decode, 64, 20, HALF),
     "decode 128 heads": (decode, 64, 128, HALF),
     "decode many rows": (decode, 400, 128, HALF),

@@ -139,7 +139,7 @@ def latent_decode_attention(
         lengths,
         plan,
         config.min_share,
-        MergeConfig(8, 1) if rows == 1 else MergeConfig(4, 2 if heads % 2 == 0 else 1),
+        _merge_config(rows, heads, group, programs),
         HEAD_DIM=rank,
         KV_HEADS=heads // group,
         GROUP=group,
@@ -151,6 +151,14 @@ def latent_decode_attention(
         PDL=False,
     )
     return out
+
+
+def _merge_config(rows: int, heads: int, group: int, programs: int) -> MergeConfig:
+    """Choose how the pieces of `programs` are merged: more at a time if segments have many."""
+    pieces = programs // (rows * (heads // group)) + 2  # of one segment, approximately
+    if pieces > 8:
+        return MergeConfig(step=8, heads=1)
+    return MergeConfig(step=4, heads=2 if heads % 2 == 0 else 1)
 
 
 @triton.jit(do_not_specialize=["min_share"])
