@@ -22,13 +22,11 @@ class KVCache:
     Keys and values are views of `storage`, so that one operation copies a block in all layers.
     Block 0 is scratch. Every value is finite; `ops/reference/attention.py` says why.
 
-    With latent attention a layer has one tensor `[num_blocks, 1, block_size, rank + rotated_dim]`,
-    a latent vector and a rotated key for each token. It is both `keys` and `values`.
+    With latent attention a layer has one tensor instead of two, both `keys` and `values`:
+    `[num_blocks, 1, block_size, rank + rotated_dim]`, a latent vector and a rotated key a token.
     """
 
-    storage: (
-        Tensor  # [2 * layers or layers, num_blocks, kv_heads, block_size, head_dim], keys first
-    )
+    storage: Tensor  # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first
     keys: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
     values: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
 

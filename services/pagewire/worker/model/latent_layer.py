@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.config.latent import LATENT_NORM_EPS, LatentConfig
-from pagewire.worker.model.fused_layer import FusedLayer
+from pagewire.worker.model.fused_layer import FusedLayer, is_fused
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops import Ops
 
@@ -24,6 +24,7 @@ class LatentLayer(FusedLayer):
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, ops: Ops) -> None:
         super().__init__(config, ops)
+        assert is_fused(config)  # the table has no other families with latent attention
         self._latent = latent
         self._heads = config.num_heads
         self._scale = config.attention_scale

@@ -150,7 +150,7 @@ def test_sizes_that_the_kernels_do_not_read_are_refused(
 
 @pytest.mark.parametrize("types", [["dense"], ["dense", "moe"], ["sparse"] * 3])
 def test_kinds_of_layers_that_cannot_be_are_refused(types: list[str]) -> None:
-    flash = {"architectures": ["Glm4MoeLiteForCausalLM"], "topk_group": 1, "n_group": 1}
+    flash = {"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1}
     with pytest.raises(SetupError, match=r"mlp_layer_types is .* for each of 2 layers"):
         parsed(V3, **flash, num_hidden_layers=2, mlp_layer_types=types)
 

@@ -120,6 +120,8 @@ LATENT_FAMILIES = (
             "norm_topk_prob": True,
             "rope_interleave": True,
         },
+        # `mlp_layer_types` says which layers are dense.
+        only={**_DEEPSEEK_V3.only, "first_k_dense_replace": 1},
     ),
     Family(
         "youtu",
