@@ -41,7 +41,7 @@ def sequences(wanted: bool = True) -> list[Sequence]:
 
 
 @pytest.mark.parametrize(("chunk", "run_ahead"), [(9, 3), (1000, 1)])
-@pytest.mark.parametrize("variant", ["llama", "qwen3-tied", "gemma2", "cohere2"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied", "gemma2", "cohere2", "deepseek-v2"])
 async def test_values_equal_those_of_transformers(
     tmp_path: Path, variant: str, chunk: int, run_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

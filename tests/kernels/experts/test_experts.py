@@ -33,6 +33,9 @@ ROUTINGS = {
     "one of one": Routing(experts=1, top_k=1),
     "sigmoid": Routing(experts=7, top_k=3, scoring="sigmoid", renormalize=False),
     "groups": Routing(experts=24, top_k=4, scoring="sigmoid", groups=6, top_groups=2, scale=2.5),
+    "groups by their best": Routing(
+        experts=12, top_k=3, renormalize=False, groups=4, top_groups=2, scale=16.0
+    ),
 }
 # tokens, experts, top_k: one token, tiles that are not full, more experts than pairs.
 SIZES = [(1, 8, 2), (7, 3, 1), (19, 5, 3), (40, 2, 2)]
@@ -284,13 +287,12 @@ def test_without_tokens_nothing_runs(device):
     ("wrong", "message"),
     [
         ({"experts": 4, "top_k": 5}, "top_k 5 is not in 1 to 4"),
-        ({"experts": 4, "top_k": 2, "groups": 2}, "groups 2 need sigmoid"),
+        ({"experts": 6, "groups": 6}, "6 experts do not form 6 groups"),
         ({"experts": 9, "groups": 4}, "9 experts do not form 4 groups"),
         ({"experts": 8, "groups": 4, "top_groups": 5}, "top_groups 5 is not in 1 to 4"),
         ({"experts": 8, "groups": 4, "top_k": 3}, "1 groups have fewer than top_k 3"),
     ],
 )
 def test_a_routing_that_cannot_be_is_refused(wrong, message):
-    scoring = "softmax" if "sigmoid" in message else "sigmoid"
     with pytest.raises(ValueError, match=message):
-        Routing(**{"top_k": 1, "scoring": scoring} | wrong)
+        Routing(**{"top_k": 1, "scoring": "sigmoid"} | wrong)

@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from support.models.expert_variants import EXPERT_VARIANTS
+from support.models.latent_variants import LATENT_VARIANTS
 
 VOCAB = 199
 
@@ -151,6 +152,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     **EXPERT_VARIANTS,
+    **LATENT_VARIANTS,
 }
 
 # Multi-modal model types, and the variant that is the language model of each.

@@ -10,8 +10,9 @@ import torch
 
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
 from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
+from pagewire.bench.kernels.latent_cases import LatentCaseMaker
 from pagewire.bench.kernels.quantized import QuantizedCases
-from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS, Sizes
+from pagewire.bench.kernels.shapes import EXPERT_MODELS, LATENT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import Name, load_ops
 
@@ -44,12 +45,15 @@ def bench_kernels(
 ) -> Iterator[Result]:
     """Time all cases of a model by `ops` on a GPU, one after another.
 
-    `model` is one of MODELS, or one of EXPERT_MODELS for the operations of its experts.
+    `model` is one of MODELS, or one of EXPERT_MODELS or LATENT_MODELS for the operations of its
+    experts or of its latent attention.
     """
     torch.manual_seed(0)
-    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker]
+    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker | LatentCaseMaker]
     if model in EXPERT_MODELS:
         makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
+    elif model in LATENT_MODELS:
+        makers = [LatentCaseMaker(LATENT_MODELS[model], Sizes(), device)]
     else:
         makers = [CaseMaker(MODELS[model], Sizes(), device, ops=ops)]
         if ops == "triton":  # the mode --batch-invariant has no quantized weights

@@ -48,6 +48,22 @@ EXPERT_MODELS = {"qwen3-30b-a3b": ExpertShapes(2048, 768, experts=128, top_k=8)}
 
 
 @dataclass(frozen=True, slots=True)
+class LatentShapes:
+    """The sizes of a layer with latent attention."""
+
+    heads: int
+    plain: int  # values of a query that are not rotated
+    rank: int  # values of a latent vector
+    rotated: int  # values of a rotated key
+
+
+LATENT_MODELS = {
+    "deepseek-v2-lite": LatentShapes(16, plain=128, rank=512, rotated=64),
+    "deepseek-v3": LatentShapes(128, plain=128, rank=512, rotated=64),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPrefix:
     """Sequences in groups with a common prefix."""
 

@@ -20,7 +20,10 @@ _HEADER = (
 def kernels(
     model: Annotated[
         str,
-        typer.Option(help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b."),
+        typer.Option(
+            help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b, or, for "
+            "latent attention, deepseek-v2-lite and deepseek-v3."
+        ),
     ] = "qwen3-0.6b",
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Leave out torch.compile, which takes minutes.")
@@ -36,17 +39,18 @@ def kernels(
     copy or of a GEMM on the same GPU. A reference that reads its inputs on the host runs without a
     graph and is not compiled ("-").
     """
-    from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS
+    from pagewire.bench.kernels.shapes import EXPERT_MODELS, LATENT_MODELS, MODELS
 
-    known = (*MODELS, *EXPERT_MODELS)
+    known = (*MODELS, *EXPERT_MODELS, *LATENT_MODELS)
     if model not in known:
         raise typer.BadParameter(
             f"{model!r} is none of the known shapes; give {', '.join(known[:-1])} or {known[-1]}",
             param_hint="--model",
         )
-    if batch_invariant and model in EXPERT_MODELS:
+    if batch_invariant and model not in MODELS:
         raise typer.BadParameter(
-            f"the mode does not take models with experts, as {model}; leave it out",
+            f"the mode does not take models with experts or latent attention, as {model}; leave it "
+            "out",
             param_hint="--batch-invariant",
         )
     require_gpu()

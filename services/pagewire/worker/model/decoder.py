@@ -14,6 +14,7 @@ from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.fused_layer import FusedLayer, is_fused
 from pagewire.worker.model.general_layer import GeneralLayer
 from pagewire.worker.model.kv_cache import KVCache
+from pagewire.worker.model.latent_layer import LatentLayer
 from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
@@ -80,7 +81,12 @@ class Decoder:
         factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         self._embedding_multiplier = None if factor == 1 else float(factor)
         # What a layer computes around attention.
-        self._form = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
+        self._form: FusedLayer | GeneralLayer
+        self._latent: LatentLayer | None = None
+        if config.latent is not None:
+            self._form = self._latent = LatentLayer(config, config.latent, ops)
+        else:
+            self._form = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
 
     def with_sample_layers(self) -> "Decoder":
         """A decoder with only one layer of each kind (`ModelConfig.sample_layers`)."""
@@ -111,7 +117,7 @@ class Decoder:
     ) -> Tensor:
         """The final residual stream `[rows, hidden]` of some tokens of `body`.
 
-        `residual [tokens, hidden]` and `queries [tokens, heads, head_dim]`, as `body` left them,
+        `residual [tokens, hidden]` and `queries [tokens, heads, query_dim]`, as `body` left them,
         stay unchanged.
         """
         if not len(sampled.rows):
@@ -179,16 +185,25 @@ class Decoder:
         Returns:
             `residual`.
         """
-        attended = self.ops.decode_attention(
-            queries,
-            cache.keys[-1],
-            cache.values[-1],
-            block_tables,
-            slots,
-            lengths,
-            self._scale,
-            **self._options[-1],
-        )
+        if self._latent is not None:
+            attended = self._latent.attend(
+                self.weights.layers[-1],
+                queries,
+                cache.keys[-1],
+                block_tables,
+                decode=(slots, lengths),
+            )
+        else:
+            attended = self.ops.decode_attention(
+                queries,
+                cache.keys[-1],
+                cache.values[-1],
+                block_tables,
+                slots,
+                lengths,
+                self._scale,
+                **self._options[-1],
+            )
         self._form.after_attention(self.weights.layers[-1], attended, residual)
         return residual
 
@@ -199,6 +214,10 @@ class Decoder:
 
         `queries` are rows of the result of `body`, those of `prefill` one after the other.
         """
+        if self._latent is not None:
+            return self._latent.attend(
+                self.weights.layers[-1], queries, cache.keys[-1], block_tables, prefill
+            )
         return self.ops.prefill_attention(
             queries,
             cache.keys[-1],
@@ -242,6 +261,9 @@ class Decoder:
         if not batch.num_decodes:
             return batch
         config = self.config
+        if self._latent is not None:
+            plan = self._latent.plan(batch.decode_lengths, self.weights.embedding.dtype)
+            return replace(batch, plans={None: plan})
         plans = {
             window: self.ops.plan_decode(
                 batch.decode_lengths,
@@ -291,6 +313,16 @@ class Decoder:
     ) -> Tensor:
         """Attention of all tokens of a batch: `[tokens, heads, head_dim]`, as `queries`."""
         keys, values, decodes = cache.keys[layer], cache.values[layer], batch.num_decodes
+        if self._latent is not None:
+            return self._latent.attend(
+                self.weights.layers[layer],
+                queries,
+                keys,
+                block_tables,
+                batch.prefill,
+                (batch.slots[:decodes], batch.decode_lengths) if decodes else None,
+                batch.plans.get(None),
+            )
         out = torch.empty_like(queries)
         if batch.prefill is not None:
             self.ops.prefill_attention(

@@ -1,5 +1,6 @@
 """The paged KV cache on the device, and how many blocks fit into memory."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ class KVCache:
 
     Keys and values are views of `storage`, so that one operation copies a block in all layers.
     Block 0 is scratch. Every value is finite; `ops/reference/attention.py` says why.
+
+    With latent attention a layer has one tensor instead of two, both `keys` and `values`:
+    `[num_blocks, 1, block_size, rank + rotated_dim]`, a latent vector and a rotated key a token.
     """
 
     storage: Tensor  # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first
@@ -33,7 +37,7 @@ class KVCache:
 
     def scrub(self, blocks: Tensor) -> None:
         """Makes all values of `blocks [n]` (integers on the device) finite, as nan_to_num does."""
-        for tensor in (*self.keys, *self.values):
+        for tensor in self.storage:
             tensor[blocks] = torch.nan_to_num(tensor[blocks])
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
@@ -52,17 +56,20 @@ def empty_cache(
     model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     """A cache in which every value is 0."""
-    layers = model.num_layers
-    shape = (2 * layers, num_blocks, model.num_kv_heads, block_size, model.served_head_dim)
-    storage = lazy_zeros(shape, dtype, device)
+    storage = lazy_zeros(_storage_shape(model, num_blocks, block_size), dtype, device)
     tensors = storage.unbind()
-    return KVCache(storage, tensors[:layers], tensors[layers:])
+    return KVCache(storage, tensors[: model.num_layers], tensors[-model.num_layers :])
+
+
+def _storage_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    if model.latent is not None:
+        return model.num_layers, num_blocks, 1, block_size, model.latent.cached_dim
+    return 2 * model.num_layers, num_blocks, model.num_kv_heads, block_size, model.served_head_dim
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: keys and values of all layers."""
-    values = 2 * model.num_layers * model.num_kv_heads * block_size * model.served_head_dim
-    return int(values * dtype.itemsize)
+    """Bytes of one block: what all layers cache of its tokens."""
+    return math.prod(_storage_shape(model, 1, block_size)) * dtype.itemsize
 
 
 def blocks_in(available: int, size: int, name: str) -> int:

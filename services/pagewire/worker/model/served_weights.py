@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.config.latent import LatentConfig
 from pagewire.worker.model.rotary_table import rotary_order
 from pagewire.worker.model.weights import LayerWeights, Weights
 from pagewire.worker.ops.contract.quantized import LinearWeight, ScaledWeight, tensors_of
@@ -81,6 +82,9 @@ def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) ->
     order = rotary_order(config.ropes[number], config)
     if order is None:
         return layer
+    if config.latent is not None:
+        _place_rotated(config.latent, layer, order)
+        return layer
     order, size = order.to(tensors_of(layer.qkv)[0].device), config.head_dim
     rotated = (config.num_heads + config.num_kv_heads) * size
     if config.served_head_dim == size:
@@ -108,6 +112,18 @@ def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) ->
         qkv_bias=None if layer.qkv_bias is None else projected(layer.qkv_bias),
         output=_placed(layer.output.t(), in_order, size).t().contiguous(),
     )
+
+
+def _place_rotated(latent: LatentConfig, layer: LayerWeights, order: Tensor) -> None:
+    """Brings the rotated values of queries and keys into `order` in place: their last rows."""
+    assert isinstance(layer.qkv, Tensor)  # quantized weights are refused
+    queries = layer.qkv[: -latent.cached_dim] if layer.query_up is None else layer.query_up
+    assert isinstance(queries, Tensor)
+    rotated = latent.rotated_dim
+    heads = queries.unflatten(0, (-1, latent.query_dim))[:, -rotated:]
+    heads.copy_(heads[:, order.to(heads.device)])
+    key = layer.qkv[-rotated:]
+    key.copy_(key[order.to(key.device)])
 
 
 def _placed(tensor: Tensor, order: Tensor, size: int) -> Tensor:

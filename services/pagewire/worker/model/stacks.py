@@ -25,11 +25,7 @@ def layer_name(config: ModelConfig, number: int) -> str:
 def layer_stacks(config: ModelConfig, number: int) -> dict[str, Stack]:
     """The projections of each matrix of `LayerWeights`, but for those of experts."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    stacks = {
-        "qkv": _stack(config, "qkv", {"q": query, "k": key, "v": key}, hidden),
-        "output": _stack(config, "output", {"output": hidden}, query),
-    }
+    stacks = _attention_stacks(config, hidden)
     if config.experts is not None and config.experts.layers[number]:
         return stacks
     up = {"gate": inner, "up": inner} if config.gated else {"up": inner}
@@ -37,6 +33,27 @@ def layer_stacks(config: ModelConfig, number: int) -> dict[str, Stack]:
         "gate_up": _stack(config, "gate_up", up, hidden),
         "down": _stack(config, "down", {"down": hidden}, inner),
     }
+
+
+def _attention_stacks(config: ModelConfig, hidden: int) -> dict[str, Stack]:
+    latent, heads = config.latent, config.num_heads
+    if latent is None:
+        query, key = heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return {
+            "qkv": _stack(config, "qkv", {"q": query, "k": key, "v": key}, hidden),
+            "output": _stack(config, "output", {"output": hidden}, query),
+        }
+    query, value = heads * latent.query_dim, heads * latent.value_dim
+    first = {"q": query} if latent.query_rank is None else {"query_down": latent.query_rank}
+    up = {"kv_up": heads * latent.plain_dim + value}
+    stacks = {
+        "qkv": _stack(config, "qkv", {**first, "kv_down": latent.cached_dim}, hidden),
+        "kv_up": _stack(config, "kv_up", up, latent.rank),
+        "output": _stack(config, "output", {"output": hidden}, value),
+    }
+    if latent.query_rank is not None:
+        stacks["query_up"] = _stack(config, "query_up", {"query_up": query}, latent.query_rank)
+    return stacks
 
 
 def _stack(config: ModelConfig, whole: str, rows: Mapping[str, int], columns: int) -> Stack:

@@ -75,7 +75,7 @@ def _projections(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields name and tensor of each plain matrix, and of each bias."""
     for field, stack in layer_stacks(config, number).items():
-        weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias")
+        weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias", None)
         for suffix, whole in (("weight", weight), ("bias", bias)):
             if isinstance(whole, Tensor):
                 for name, part in zip(stack.names, whole.split(list(stack.rows)), strict=True):

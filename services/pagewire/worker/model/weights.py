@@ -23,6 +23,10 @@ class LayerWeights:
     of the next matrix. So `served_weights` multiplies `input_norm` and `post_norm` into that matrix
     where it can, and both exist only while weights are loaded. Experts and quantized matrices keep
     the norm before them.
+
+    With latent attention `qkv` stacks the projection of queries, or the one that compresses them,
+    and that of the latent vector and the rotated key. `q_norm` and `k_norm` are of compressed
+    queries and of latent vectors.
     """
 
     input_norm: Tensor | None  # [hidden], before attention
@@ -48,6 +52,10 @@ class LayerWeights:
     shared_gate_up: Tensor | None = None  # [2 * intermediate, hidden], of the shared expert
     shared_down: Tensor | None = None  # [hidden, intermediate]
     shared_gate: Tensor | None = None  # [1, hidden]
+    # Of latent attention, see `LatentConfig` for the sizes.
+    query_up: LinearWeight | None = None  # [heads * query_dim, query_rank], from compressed queries
+    # [heads * (plain_dim + value_dim), rank], of each head the rows of keys, then those of values
+    kv_up: LinearWeight | None = None
 
     def norms(self) -> tuple[Tensor | None, ...]:
         """The weights of all norms."""
@@ -141,7 +149,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         return matrices
 
     def layer(number: int) -> LayerWeights:
-        per_head = config.qk_norm == "head"
+        q_normed, k_normed = _normed_sizes(config)
         before_mlp = config.block in ("pre", "sandwich")
         behind = config.block in ("post", "sandwich")
         matrices = projections(number)
@@ -149,8 +157,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             input_norm=norm(config.block != "post"),
             qkv=matrices["qkv"],
             qkv_bias=vector(config.qkv_bias, config.qkv_size),
-            q_norm=norm(config.qk_norm is not None, config.head_dim if per_head else query),
-            k_norm=norm(config.qk_norm is not None, config.head_dim if per_head else key),
+            q_norm=norm(q_normed > 0, q_normed),
+            k_norm=norm(k_normed > 0, k_normed),
             output=matrices["output"],
             output_bias=vector(config.output_bias),
             post_norm=norm(before_mlp),
@@ -163,10 +171,11 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             down_bias=vector(config.mlp_bias),
             mlp_norm=norm(behind),
             **beside_experts(number),
+            query_up=matrices.get("query_up"),
+            kv_up=matrices.get("kv_up"),
         )
 
     hidden = config.hidden_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     embedding = empty(config.vocab_size, hidden)
     return Weights(
         embedding=embedding,
@@ -175,6 +184,17 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         head=embedding if config.tied_head else matrix("", head_stack(config)),
         norm_bias=vector(config.norm_bias),
     )
+
+
+def _normed_sizes(config: ModelConfig) -> tuple[int, int]:
+    """How many values the norms of queries and of keys have; 0 for no norm."""
+    if config.latent is not None:
+        return config.latent.query_rank or 0, config.latent.rank
+    if config.qk_norm is None:
+        return 0, 0
+    if config.qk_norm == "head":
+        return config.head_dim, config.head_dim
+    return config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
 
 def _norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

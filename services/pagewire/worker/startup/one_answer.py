@@ -51,6 +51,7 @@ def _unlike_llama(model: ModelConfig, longest: int) -> str | None:
     """What a model has whose bits may depend on the batch, or None; the first of several."""
     windows = [window for window in model.windows if window is not None and window < longest]
     found = {
+        "latent attention": model.latent is not None,
         "experts": model.experts is not None,
         "quantized weights": model.quantization is not None,
         # A window that no sequence exceeds is none.

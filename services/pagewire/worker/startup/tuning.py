@@ -42,6 +42,7 @@ def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False
         changed += choose(_plain(layer.gate_up for layer in dense), tokens)
     changed += choose(_plain(layer.shared_gate_up for layer in layers), tokens)
     changed += choose(_plain(layer.shared_down for layer in layers), tokens)
+    changed += choose(_plain(layer.query_up for layer in layers), tokens)
     if batch_invariant or not config.qkv_bias:
         changed += choose(_plain(layer.qkv for layer in layers), tokens)
     if batch_invariant:

@@ -60,6 +60,10 @@ NEEDED: dict[str, dict[str, Any]] = {
         "layer_types": ["attention"] * 4,
         "position_embedding_type": "rope",
     },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_v3": {"n_group": 2, "topk_group": 2},  # the experts of some changes form no 8 groups
+    # Its default, which only dummy weights have, depends on the hidden size in transformers.
+    "youtu": {"initializer_range": 0.02},
 }
 
 
@@ -78,7 +82,7 @@ def of_transformers(folder: Path, raw: dict[str, Any], family: Family) -> dict[s
     layers = config.num_hidden_layers
     heads = config.num_attention_heads
     return {
-        "num_kv_heads": config.num_key_value_heads,
+        "num_kv_heads": 1 if family.latent else config.num_key_value_heads,
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
         "norm_eps": next(getattr(config, name) for name in eps if hasattr(config, name)),
         "max_position_embeddings": config.max_position_embeddings,
@@ -95,12 +99,13 @@ def of_experts(config: Any, keys: ExpertKeys | None) -> tuple[Any, ...] | None:
     """Number, choices, intermediate size, renormalization and shared size of the experts."""
     if keys is None:
         return None
+    shared = getattr(config, keys.shared_count_key) if keys.shared_count_key else 1
     return (
         getattr(config, keys.count_keys[0]),
         config.num_experts_per_tok,
         getattr(config, keys.intermediate_size_key),
         getattr(config, "norm_topk_prob", True),
-        getattr(config, keys.shared_size_key) if keys.shared_size_key else None,
+        shared * getattr(config, keys.shared_size_key) if keys.shared_size_key else None,
     )
 
 
@@ -154,6 +159,8 @@ def is_refused(family: Family, changes: dict[str, Any]) -> bool:
             or (scaling and "rope_type" not in scaling)
         ):
             return True
+    if family.latent and "num_key_value_heads" in changes:
+        return True
     return "partial_rotary_factor" in changes and not family.partial_rotary
 
 

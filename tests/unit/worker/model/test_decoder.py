@@ -18,9 +18,10 @@ from support.models.plain_logits import DEVICE, error, load_decoder, prompt_logi
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
 PROMPTS, LENGTH = 6, 50
-# Our error as a multiple of theirs, at most. It is 0.90 to 1.01 by seed and variant; only the
-# variant here is above 1 with the seed of the test.
-NOISE = {"ernie": 1.01}
+# Our error as a multiple of theirs, at most. It is 0.90 to 1.01 by seed and variant, and 0.85 to
+# 1.10 with latent attention, whose absorbed form rounds at other places. Only the variants here are
+# above 1 with the seed of the test.
+NOISE = {"ernie": 1.01, "deepseek-v2-lite": 1.1}
 
 
 def median_error(found: list[Tensor], exact: list[Tensor]) -> float:

@@ -39,7 +39,10 @@ def angles_of(hf: Any, layer: int, positions: int) -> tuple[torch.Tensor, torch.
     rotary, at = hf.model.rotary_emb, torch.arange(positions)[None]
     if isinstance(rotary.rope_type, dict):
         return rotary(torch.zeros(1), at, hf.config.layer_types[layer])
-    return rotary(torch.zeros(1), at)
+    angles = rotary(torch.zeros(1), at)
+    if isinstance(angles, torch.Tensor):  # DeepSeek V2 has complex numbers
+        return angles.real, angles.imag
+    return angles
 
 
 def test_long_sequences_have_the_long_factors_of_longrope(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pagewire.worker.model.quantization.scheme import Quantization
 from pagewire.worker.startup import loading
 from pagewire.worker.startup.loading import load_worker
 from pagewire.worker.startup.one_answer import check_one_answer
+from support.models.latent_variants import LATENT_VARIANTS
 from support.models.tiny_models import VARIANTS, save_model
 
 GPU = torch.device("cuda")
@@ -51,6 +52,7 @@ REFUSED = {
         "layers that were not compared by bits",
     ),
     "gemma3": "a sliding window of 24 tokens",
+    **dict.fromkeys(LATENT_VARIANTS, "latent attention"),
 }
 TAKEN = {
     "llama", "llama-tied", "llama-biased", "llama-rope3", "llama-linear", "llama-dynamic",

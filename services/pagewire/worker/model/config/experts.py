@@ -17,15 +17,19 @@ class ExpertKeys:
     intermediate_size_key: str = "intermediate_size"  # of one expert
     # Whether the weights of a token's experts add up to 1.
     renormalize: bool | str = True
-    # `sigmoid` is DeepSeek-V3's: a correction of each expert, groups, and `routed_scaling_factor`.
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # `sigmoid` has a correction of each expert
+    scaled: bool = False  # weights are multiplied by `routed_scaling_factor`
+    # Whether experts form the groups of `n_group` and `topk_group`; `by_method`: if `topk_method`
+    # is `group_limited_greedy`, not if it is `greedy`.
+    grouped: Literal["no", "yes", "by_method"] = "no"
     # Intermediate size of an expert that sees every token, beside those that are chosen. It has a
     # gate, unless `shared_count_key` says how many such experts there are.
     shared_size_key: str | None = None
     shared_count_key: str | None = None
     # Layers without experts: those of `decoder_sparse_step` and `mlp_only_layers`, or the first
-    # `first_k_dense_replace`.
-    dense_layers: Literal["none", "step", "first"] = "none"
+    # `first_k_dense_replace`, or those that `mlp_layer_types` calls dense, which are the first one
+    # if that key is missing.
+    dense_layers: Literal["none", "step", "first", "types"] = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,16 @@ def read_experts(raw: Mapping[str, Any], keys: ExpertKeys | None) -> ExpertsConf
         raise SetupError(
             f"config.json: num_experts_per_tok {top_k} is above the number of experts, {count}"
         )
-    sigmoid = keys.scoring == "sigmoid"
-    groups, top_groups = _groups(raw, count, top_k) if sigmoid else (1, 1)
+    groups, top_groups = (1, 1)
+    if _is_grouped(raw, keys):
+        groups, top_groups = _groups(raw, keys, count, top_k)
     return ExpertsConfig(
         count=count,
         top_k=top_k,
         intermediate_size=positive(raw, keys.intermediate_size_key),
         renormalize=flag(raw, keys.renormalize),
         scoring=keys.scoring,
-        scale=number(raw, "routed_scaling_factor", default=1.0) if sigmoid else 1.0,
+        scale=number(raw, "routed_scaling_factor", default=1.0) if keys.scaled else 1.0,
         groups=groups,
         top_groups=top_groups,
         shared_size=_shared_size(raw, keys),
@@ -75,12 +80,25 @@ def read_experts(raw: Mapping[str, Any], keys: ExpertKeys | None) -> ExpertsConf
     )
 
 
-def _groups(raw: Mapping[str, Any], count: int, top_k: int) -> tuple[int, int]:
+def _is_grouped(raw: Mapping[str, Any], keys: ExpertKeys) -> bool:
+    if keys.grouped != "by_method":
+        return keys.grouped == "yes"
+    method = raw.get("topk_method")
+    if method not in (None, "greedy", "group_limited_greedy"):
+        raise SetupError(
+            f"config.json: topk_method is {method!r}; supported are greedy and group_limited_greedy"
+        )
+    return method == "group_limited_greedy"
+
+
+def _groups(raw: Mapping[str, Any], keys: ExpertKeys, count: int, top_k: int) -> tuple[int, int]:
     """The number of groups of experts, and how many of them a token chooses from."""
     groups, top_groups = positive(raw, "n_group", 1), positive(raw, "topk_group", 1)
-    if groups > 1 and (count % groups or count < 2 * groups):
+    least = 2 if keys.scoring == "sigmoid" else 1  # a group counts by so many of its experts
+    if groups > 1 and (count % groups or count < least * groups):
         raise SetupError(
-            f"config.json: n_group {groups} does not cut {count} experts to groups of 2 or more"
+            f"config.json: n_group {groups} does not cut {count} experts to groups of {least} or "
+            "more"
         )
     if top_groups > groups or top_k > top_groups * (count // groups):
         raise SetupError(
@@ -116,6 +134,14 @@ def _sparse_layers(raw: Mapping[str, Any], keys: ExpertKeys) -> tuple[bool, ...]
                 f"config.json: first_k_dense_replace is {first!r}; it must be a number of layers"
             )
         return tuple(layer >= first for layer in range(layers))
+    if keys.dense_layers == "types":
+        types = raw.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
+        if len(types) != layers or set(types) - {"dense", "sparse"}:
+            raise SetupError(
+                f"config.json: mlp_layer_types is {types!r}; it must be a list of dense or sparse "
+                f"for each of {layers} layers"
+            )
+        return tuple(kind == "sparse" for kind in types)
     step, dense = positive(raw, "decoder_sparse_step", default=1), raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise SetupError(f"config.json: mlp_only_layers is {dense!r}; it must be a list of layers")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pagewire.worker.model.config.expert_families import EXPERT_FAMILIES
 from pagewire.worker.model.config.family import Family, WeightNames
+from pagewire.worker.model.config.latent_families import LATENT_FAMILIES
 from pagewire.worker.model.config.multi_modal import LANGUAGE_MODEL, NOT_TEXT
 from pagewire.worker.model.config.other_families import OTHER_FAMILIES
 
@@ -220,4 +221,5 @@ FAMILIES = (
     ),
     *OTHER_FAMILIES,
     *EXPERT_FAMILIES,
+    *LATENT_FAMILIES,
 )

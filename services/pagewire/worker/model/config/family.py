@@ -30,6 +30,12 @@ LAYER_NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "output": "self_attn.o_proj",
+    # Of latent attention: queries are `q`, or `query_down`, a norm and `query_up`. `kv_down` gives
+    # the latent vector and the key that is rotated, `kv_up` keys and values of all heads.
+    "query_down": "self_attn.q_a_proj",
+    "query_up": "self_attn.q_b_proj",
+    "kv_down": "self_attn.kv_a_proj_with_mqa",
+    "kv_up": "self_attn.kv_b_proj",
     "attended_norm": "post_attention_layernorm",
     "post_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -121,7 +127,7 @@ class Family:
     # Layers with RoPE are all, or those for which the list `no_rope_layers` has not 0, or those
     # with a window (all, if `sliding_window` is null, by `windowed_if_any`), or all if
     # `position_embedding_type` is `rope`.
-    interleaved: bool = False
+    interleaved: bool | str = False
     partial_rotary: bool = False  # `partial_rotary_factor` may be below 1
     rotary_layers: Literal[
         "all", "no_rope_layers", "windowed", "windowed_if_any", "position_embedding_type"
@@ -153,6 +159,7 @@ class Family:
     # Keys that the family's config.json has instead of the usual ones.
     aliases: Mapping[str, str] = field(default_factory=dict)
     experts: ExpertKeys | None = None  # instead of the MLP, in some layers or in all
+    latent: bool = False  # latent attention, see `LatentConfig`
     text_config: bool = False  # the language model is described by the object `text_config`
     names: WeightNames = WeightNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)

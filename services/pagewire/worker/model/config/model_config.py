@@ -12,6 +12,7 @@ from pagewire.worker.model.config.family import (
     QKNorm,
     WeightNames,
 )
+from pagewire.worker.model.config.latent import LatentConfig
 from pagewire.worker.model.config.rope import RopeConfig
 from pagewire.worker.model.quantization.scheme import Quantization, Scheme
 
@@ -21,7 +22,11 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of one model, as the decoder needs it. `Family` explains the kinds."""
+    """The configuration of one model, as the decoder needs it. `Family` explains the kinds.
+
+    With `latent`, a head is what is rotated of it: `head_dim` counts these values, of which all
+    query heads share one key, so that `num_kv_heads` is 1.
+    """
 
     family: str
     vocab_size: int
@@ -58,11 +63,17 @@ class ModelConfig:
     dtype: str
     initializer_range: float
     quantization: Quantization | None = None
+    latent: LatentConfig | None = None  # latent attention, or None for attention over whole heads
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.windows)
+
+    @property
+    def query_dim(self) -> int:
+        """Values of a query head on the device, as `Decoder.body` returns them."""
+        return self.served_head_dim if self.latent is None else self.latent.query_dim
 
     @property
     def qkv_size(self) -> int:
@@ -89,6 +100,11 @@ class ModelConfig:
                 f"{named}: layers with experts, as {self.family} has, cannot be quantized; use "
                 "this model in bfloat16, float16 or float32"
             )
+        if self.latent is not None:
+            raise SetupError(
+                f"{named}: layers with latent attention, as {self.family} has, cannot be "
+                "quantized; use this model in bfloat16, float16 or float32"
+            )
 
     def with_heads_for_kernels(self) -> "ModelConfig":
         """The same model with heads padded to a size that the Triton kernels read.
@@ -96,6 +112,9 @@ class ModelConfig:
         Zeros change no score and no output. SetupError if heads are too large, or if they are
         normalized, for the zeros would count in the mean, or if weights are quantized.
         """
+        if self.latent is not None:
+            self.latent.check_kernels()
+            return self
         served = max(MIN_HEAD_DIM, 1 << (self.head_dim - 1).bit_length())
         if served > MAX_HEAD_DIM:
             raise SetupError(

@@ -15,6 +15,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.experts import read_experts
 from pagewire.worker.model.config.families import FAMILIES
 from pagewire.worker.model.config.family import Activation, Family
+from pagewire.worker.model.config.latent import latent_scale, read_latent
 from pagewire.worker.model.config.layer_kinds import read_layer_ropes, read_windows
 from pagewire.worker.model.config.model_config import ModelConfig
 from pagewire.worker.model.config.rope import RopeConfig
@@ -63,14 +64,15 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     raw = {**family.defaults, **given}
     _refuse_unsupported(raw, family)
     heads = positive(raw, "num_attention_heads")
-    kv_heads = positive(raw, "num_key_value_heads", default=heads)
+    latent = read_latent(raw, heads) if family.latent else None
+    kv_heads = 1 if latent else positive(raw, "num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise SetupError(
             f"config.json: num_attention_heads {heads} is not a multiple of "
             f"num_key_value_heads {kv_heads}"
         )
     hidden = positive(raw, "hidden_size")
-    head_dim = positive(raw, "head_dim", default=hidden // heads)
+    head_dim = latent.rotated_dim if latent else positive(raw, "head_dim", default=hidden // heads)
     windows = read_windows(raw, family)
     ropes = read_layer_ropes(raw, family, windows)
     _check_ropes(ropes, head_dim)
@@ -96,10 +98,12 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         gated=family.gated,
         experts=read_experts(raw, family.experts),
         ropes=ropes,
-        interleaved=family.interleaved,
+        interleaved=flag(raw, family.interleaved),
         numbers=tuple(range(len(windows))),
         windows=windows,
-        attention_scale=_attention_scale(raw, family, head_dim),
+        attention_scale=latent_scale(latent, ropes[0])
+        if latent
+        else _attention_scale(raw, family, head_dim),
         attention_soft_cap=_soft_cap(raw, family, "attn_logit_softcapping"),
         logit_soft_cap=_soft_cap(raw, family, "final_logit_softcapping"),
         embedding_multiplier=math.sqrt(hidden)
@@ -113,6 +117,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         dtype=_dtype(raw),
         initializer_range=float(raw.get("initializer_range", 0.02)),
         quantization=parse_quantization(raw),
+        latent=latent,
     )
     if model.quantization is not None:
         method = model.quantization.method

@@ -31,6 +31,7 @@ class RopeConfig:
     original_max_position_embeddings: int = 0
     partial: float = 1.0  # the fraction of each head that is rotated
     attention_factor: float = 1.0  # multiplies cosines and sines
+    score_factor: float = 1.0  # multiplies the scores of latent attention
     beta_fast: float = 32.0  # of yarn
     beta_slow: float = 1.0
     truncate: bool = True
@@ -96,6 +97,11 @@ def _parse(raw: Mapping[str, Any], family: Family, parameters: Parameters) -> Ro
         parameters = {**trained, **parameters}
         if length is not None:
             parameters = {**parameters, "original_max_position_embeddings": length}
+    if family.latent and kind not in ("default", "yarn") and parameters.get("mscale_all_dim"):
+        raise SetupError(
+            f"config.json: the RoPE parameter mscale_all_dim is {parameters['mscale_all_dim']!r} "
+            f"with RoPE of type {kind!r}; for {family.architecture} it is supported with yarn"
+        )
     match kind:
         case "default":
             return RopeConfig("default", theta, partial=partial)
@@ -104,7 +110,7 @@ def _parse(raw: Mapping[str, Any], family: Family, parameters: Parameters) -> Ro
         case "llama3":
             return _llama3(theta, partial, parameters)
         case "yarn":
-            return _yarn(raw, theta, partial, parameters)
+            return _yarn(raw, family, theta, partial, parameters)
         case "longrope":
             return _longrope(raw, theta, partial, parameters)
     raise SetupError(
@@ -125,12 +131,17 @@ def _llama3(theta: float, partial: float, parameters: Parameters) -> RopeConfig:
     )
 
 
-def _yarn(raw: Mapping[str, Any], theta: float, partial: float, given: Parameters) -> RopeConfig:
+def _yarn(
+    raw: Mapping[str, Any], family: Family, theta: float, partial: float, given: Parameters
+) -> RopeConfig:
     original = _original(given)
     factor = _factor(raw, given, original)
     attention = given.get("attention_factor")
     if attention is None:
         attention = _yarn_attention(factor, given.get("mscale"), given.get("mscale_all_dim"))
+    scores = 1.0
+    if family.latent and given.get("mscale_all_dim"):
+        scores = _yarn_scale(factor, given["mscale_all_dim"]) ** 2
     return RopeConfig(
         "yarn",
         theta,
@@ -138,6 +149,7 @@ def _yarn(raw: Mapping[str, Any], theta: float, partial: float, given: Parameter
         original_max_position_embeddings=original,
         partial=partial,
         attention_factor=float(attention),
+        score_factor=scores,
         beta_fast=float(given.get("beta_fast") or 32),
         beta_slow=float(given.get("beta_slow") or 1),
         truncate=bool(given.get("truncate", True)),
@@ -146,13 +158,13 @@ def _yarn(raw: Mapping[str, Any], theta: float, partial: float, given: Parameter
 
 def _yarn_attention(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
     """The factor of cosines and sines (Peng et al., 2023, "YaRN"; DeepSeek-AI for the `mscale`)."""
-
-    def scale(by: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
-
     if mscale and mscale_all_dim:
-        return scale(mscale) / scale(mscale_all_dim)
-    return scale(1.0)
+        return _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all_dim)
+    return _yarn_scale(factor, 1.0)
+
+
+def _yarn_scale(factor: float, by: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
 
 def _longrope(

@@ -28,8 +28,9 @@ class Routing:
     `renormalize` divides the weights by their sum over the chosen experts. With `softmax` this is
     the softmax over the chosen experts only. `scale` multiplies the weights at the end.
 
-    With `sigmoid`, experts may form `groups` of equal size. A token then chooses among the experts
-    of `top_groups` groups: those with the largest sums of their two best experts.
+    Experts may form `groups` of equal size. A token then chooses among the experts of `top_groups`
+    groups: with `sigmoid` those with the largest sums of their two best experts, with `softmax`
+    those with the best experts (DeepSeek-AI, 2024, "DeepSeek-V2", section 2.2.2).
 
     Raises:
         ValueError: the numbers do not fit together.
@@ -48,9 +49,8 @@ class Routing:
             raise ValueError(f"top_k {self.top_k} is not in 1 to {self.experts}, the experts")
         if self.groups == 1:
             return
-        if self.scoring != "sigmoid":
-            raise ValueError(f"groups {self.groups} need sigmoid scoring, not {self.scoring}")
-        if self.groups < 1 or self.experts % self.groups or self.experts < 2 * self.groups:
+        least = 2 if self.scoring == "sigmoid" else 1
+        if self.groups < 1 or self.experts % self.groups or self.experts < least * self.groups:
             raise ValueError(f"{self.experts} experts do not form {self.groups} groups")
         if not 1 <= self.top_groups <= self.groups:
             raise ValueError(f"top_groups {self.top_groups} is not in 1 to {self.groups}")

@@ -8,6 +8,7 @@ from pagewire.worker.ops.contract.activation import ActivationOps
 from pagewire.worker.ops.contract.attention import AttentionOps
 from pagewire.worker.ops.contract.blocks import BlockOps
 from pagewire.worker.ops.contract.experts import ExpertOps
+from pagewire.worker.ops.contract.latent import LatentOps
 from pagewire.worker.ops.contract.linear import LinearOps
 from pagewire.worker.ops.contract.norm import NormOps
 from pagewire.worker.ops.contract.quantized import QuantizedOps
@@ -24,6 +25,7 @@ class Ops(
     QuantizedOps,
     RopeOps,
     AttentionOps,
+    LatentOps,
     SamplingOps,
     StepOps,
     BlockOps,

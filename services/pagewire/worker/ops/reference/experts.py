@@ -32,7 +32,8 @@ def route(x: Tensor, router: Tensor, routing: Routing, correction: Tensor | None
 def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
     """The scores `[tokens, experts]`, with minus infinity outside the best groups."""
     grouped = choice.unflatten(1, (routing.groups, -1))  # [tokens, groups, experts of a group]
-    best = grouped.topk(2, dim=2).values.sum(2)
+    counted = 2 if routing.scoring == "sigmoid" else 1
+    best = grouped.topk(counted, dim=2).values.sum(2)
     groups = best.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
     outside = torch.ones_like(best, dtype=torch.bool).scatter_(1, groups, False)
     kept: Tensor = grouped.masked_fill(outside[:, :, None], -torch.inf)

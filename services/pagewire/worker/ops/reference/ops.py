@@ -15,6 +15,13 @@ from pagewire.worker.ops.reference.experts import (
 )
 from pagewire.worker.ops.reference.experts import route as route
 from pagewire.worker.ops.reference.experts import sort_by_expert as sort_by_expert
+from pagewire.worker.ops.reference.latent import latent_decode_attention as latent_decode_attention
+from pagewire.worker.ops.reference.latent import (
+    latent_prefill_attention as latent_prefill_attention,
+)
+from pagewire.worker.ops.reference.latent import latent_rope_kv_write as latent_rope_kv_write
+from pagewire.worker.ops.reference.latent import multiply_heads as multiply_heads
+from pagewire.worker.ops.reference.latent import plan_latent_decode as plan_latent_decode
 from pagewire.worker.ops.reference.linear import linear as linear
 from pagewire.worker.ops.reference.linear import linear_add as linear_add
 from pagewire.worker.ops.reference.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul

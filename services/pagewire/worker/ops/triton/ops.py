@@ -13,6 +13,11 @@ from pagewire.worker.ops.triton.experts import experts_down as experts_down
 from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as experts_gate_up_silu_mul
 from pagewire.worker.ops.triton.experts import route as route
 from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
+from pagewire.worker.ops.triton.latent import latent_decode_attention as latent_decode_attention
+from pagewire.worker.ops.triton.latent import latent_prefill_attention as latent_prefill_attention
+from pagewire.worker.ops.triton.latent import latent_rope_kv_write as latent_rope_kv_write
+from pagewire.worker.ops.triton.latent import multiply_heads as multiply_heads
+from pagewire.worker.ops.triton.latent import plan_latent_decode as plan_latent_decode
 from pagewire.worker.ops.triton.linear import linear as linear
 from pagewire.worker.ops.triton.linear import linear_add as linear_add
 from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate_up_silu_mul

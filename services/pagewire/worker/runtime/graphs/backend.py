@@ -47,6 +47,8 @@ class GraphBackend(EagerBackend):
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(decoder, limits, dtype)
+        if decoder.config.latent is not None:  # each row reads its own positions
+            self.prefix_groups = False
         self._buckets = row_buckets(limits)
         self._staging = Staging(NUM_INPUTS * self._buckets[-1])
         self._inputs = torch.zeros(
@@ -55,9 +57,12 @@ class GraphBackend(EagerBackend):
         # Keys: number of rows, whether any row is filtered (see `DevicePlan`) or None for a graph
         # that does not sample, whether rows share prefixes.
         self._captured: dict[tuple[int, bool | None, bool], CapturedStep] = {}
-        self._shared_buckets = [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
-        self._shared_buckets.append(self._buckets[-1])
-        self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
+        self._shared_buckets: list[int] = []
+        self._shared: SharedPrefixes | None = None
+        if self.prefix_groups:
+            self._shared_buckets += [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
+            self._shared_buckets.append(self._buckets[-1])
+            self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
         self._logits = embedding.new_empty(self._buckets[-1], decoder.config.vocab_size)
@@ -147,11 +152,11 @@ class GraphBackend(EagerBackend):
         """Queues a decode step; without its sampling if it has constrained rows."""
         decodes = plan.num_decodes
         filtered = plan.filtered if plan.masks is None else None
-        groups = plan.groups if plan.masks is None else ()
+        groups = plan.groups if plan.masks is None and self._shared is not None else ()
         buckets = self._shared_buckets if groups else self._buckets
         rows = buckets[bisect_left(buckets, decodes)]
         captured = self._captured[rows, filtered, bool(groups)]
-        if groups:
+        if groups and self._shared is not None:
             self._shared.copy(groups, plan.decode_slots, rows)
         writes = plan.writes
         if plan.starts is not None or (writes is not None and len(writes.slots) > rows):
@@ -215,7 +220,7 @@ class GraphBackend(EagerBackend):
             num_decodes=len(slots),
             decode_lengths=lengths,
             prefill=None,
-            shared=self._shared.items(rows) if shared else None,
+            shared=self._shared.items(rows) if shared and self._shared is not None else None,
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])

@@ -81,10 +81,10 @@ class MixedGraphs:
         self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
         self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
         tokens = limits.max_num_batched_tokens
-        # The residual stream [tokens, hidden] and the queries [tokens, heads, head_dim] between
+        # The residual stream [tokens, hidden] and the queries [tokens, heads, query_dim] between
         # body and head; they stay until the next launch.
         self.residual = weights.embedding.new_zeros(tokens, config.hidden_size)
-        self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.served_head_dim)
+        self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.query_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
         # Keys: number of rows, and whether any is filtered or None for heads that do not sample.
         self._heads: dict[tuple[int, bool | None], CapturedStep] = {}

@@ -16,6 +16,7 @@ from pagewire.worker.model.config import parse_model_config, read_model_config
 from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops.contract.quantized import GroupedWeight, ScaledWeight
 from support.models.expert_variants import EXPERT_VARIANTS
+from support.models.latent_variants import LATENT_VARIANTS
 from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.quantized_models import (
     Format,
@@ -48,7 +49,8 @@ MORE_SIZES = {
     "granite-4": {"shared_intermediate_size": 256},
     "phi3-longrope": {"num_attention_heads": 8},
 }
-DENSE = [name for name in VARIANTS if name not in EXPERT_VARIANTS]
+NOT_QUANTIZED = EXPERT_VARIANTS | LATENT_VARIANTS
+DENSE = [name for name in VARIANTS if name not in NOT_QUANTIZED]
 RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "head_dim": 32}
 
 
@@ -183,14 +185,15 @@ def test_the_text_part_of_a_multi_modal_checkpoint(tmp_path: Path, model_type: s
     assert error(our_logits(tmp_path), logits_of(model)) < 1e-4
 
 
-@pytest.mark.parametrize("variant", EXPERT_VARIANTS)
-def test_experts_are_refused(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize("variant", NOT_QUANTIZED)
+def test_experts_and_latent_attention_are_refused(tmp_path: Path, variant: str) -> None:
     save_model(tmp_path, variant)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = awq(32).config
     (tmp_path / "config.json").write_text(json.dumps(config))
     family = parse_model_config(config | {"quantization_config": None}).family
-    with pytest.raises(SetupError, match=f"'awq': layers with experts, as {family} has, .* in bf"):
+    part = "latent attention" if variant == "youtu" else "experts"
+    with pytest.raises(SetupError, match=f"'awq': layers with {part}, as {family} has, .* in bf"):
         read_model_config(tmp_path)
 
 

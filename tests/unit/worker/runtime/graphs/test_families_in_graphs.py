@@ -13,10 +13,11 @@ from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 COUNT = 24
 WINDOWED = ["gemma2", "gemma3", "cohere2", "olmo3"]
 WITH_EXPERTS = ["qwen3-moe-mixed", "qwen2-moe", "olmoe", "glm4-moe"]
+WITH_LATENT_ATTENTION = ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the real graphs are tested there")
-@pytest.mark.parametrize("variant", [*WINDOWED, *WITH_EXPERTS])
+@pytest.mark.parametrize("variant", [*WINDOWED, *WITH_EXPERTS, *WITH_LATENT_ATTENTION])
 async def test_greedy_tokens_are_those_of_transformers(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,7 @@ def _choose_kernel(
     choice = tl.where(choice > LOWEST, choice, LOWEST)
     choice = tl.where(real, choice, float("-inf"))
     if GROUPS > 1:
-        choice = _in_best_groups(choice, column, EXPERTS // GROUPS, GROUPS, TOP_GROUPS)
+        choice = _in_best_groups(choice, column, EXPERTS // GROUPS, GROUPS, TOP_GROUPS, SIGMOID)
 
     place = tl.arange(0, BLOCK_TOP_K)
     chosen = tl.zeros((BLOCK_TOP_K,), tl.int32)
@@ -127,15 +127,21 @@ def _in_best_groups(
     SIZE: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """Return `choice` with minus infinity outside the groups with the best two experts."""
+    """Return `choice` with minus infinity outside the best groups.
+
+    A group counts by the sum of its two best experts with PAIRS, else by its best one.
+    """
     group = column // SIZE
     sums = tl.full(choice.shape, float("-inf"), tl.float32)  # of the group of each column
     for g in tl.static_range(GROUPS):
         inside = tl.where(group == g, choice, float("-inf"))
-        first = tl.argmax(inside, 0)
-        second = tl.max(tl.where(column == first, float("-inf"), inside), 0)
-        sums = tl.where(group == g, tl.max(inside, 0) + second, sums)
+        counted = tl.max(inside, 0)
+        if PAIRS:
+            first = tl.argmax(inside, 0)
+            counted += tl.max(tl.where(column == first, float("-inf"), inside), 0)
+        sums = tl.where(group == g, counted, sums)
     kept = tl.full(choice.shape, float("-inf"), tl.float32)
     for _ in tl.static_range(TOP_GROUPS):
         best = tl.argmax(sums, 0) // SIZE

@@ -1,7 +1,8 @@
 """Operations with one order of addition: this module implements `contract.ops.Ops`.
 
-`layer_norm`, `activate`, `soft_cap` and those of experts and of quantized weights are the usual
-ones, which were not compared by bits. Workers refuse models that need them (`startup.one_answer`).
+`layer_norm`, `activate`, `soft_cap` and those of experts, of latent attention and of quantized
+weights are the usual ones, which were not compared by bits. Workers refuse models that need them
+(`startup.one_answer`).
 """
 
 from pagewire.worker.ops.triton.activation import activate as activate
@@ -32,6 +33,11 @@ from pagewire.worker.ops.triton.invariant.sampling import sample as sample
 from pagewire.worker.ops.triton.invariant.shared_prefix import (
     shared_prefix_limits as shared_prefix_limits,
 )
+from pagewire.worker.ops.triton.latent import latent_decode_attention as latent_decode_attention
+from pagewire.worker.ops.triton.latent import latent_prefill_attention as latent_prefill_attention
+from pagewire.worker.ops.triton.latent import latent_rope_kv_write as latent_rope_kv_write
+from pagewire.worker.ops.triton.latent import multiply_heads as multiply_heads
+from pagewire.worker.ops.triton.latent import plan_latent_decode as plan_latent_decode
 from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
 from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
 from pagewire.worker.ops.triton.quantize import norm_quantize as norm_quantize
