@@ -187,6 +187,7 @@ class Decoder:
             slots,
             lengths,
             self._scale,
+            scales=cache.scales[-1],
             **self._options[-1],
         )
         self._form.after_attention(self.weights.layers[-1], attended, residual)
@@ -209,6 +210,7 @@ class Decoder:
             prefill.lengths,
             self._scale,
             prefill.longest,
+            scales=cache.scales[-1],
             **self._options[-1],
         )
 
@@ -283,6 +285,7 @@ class Decoder:
             block_tables,
             cache.keys[layer],
             cache.values[layer],
+            cache.scales[layer],
             out,
         )
 
@@ -290,7 +293,8 @@ class Decoder:
         self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """Attention of all tokens of a batch: `[tokens, heads, head_dim]`, as `queries`."""
-        keys, values, decodes = cache.keys[layer], cache.values[layer], batch.num_decodes
+        keys, values, scales = cache.keys[layer], cache.values[layer], cache.scales[layer]
+        decodes = batch.num_decodes
         out = torch.empty_like(queries)
         if batch.prefill is not None:
             self.ops.prefill_attention(
@@ -303,6 +307,7 @@ class Decoder:
                 batch.prefill.lengths,
                 self._scale,
                 batch.prefill.longest,
+                scales=scales,
                 out=out,
                 **self._options[layer],
             )
@@ -315,6 +320,7 @@ class Decoder:
                 batch.slots[:decodes],
                 batch.decode_lengths,
                 self._scale,
+                scales=scales,
                 shared=batch.shared,
                 plan=batch.plans[self.windows[layer]],
                 beside_prefill=batch.prefill is not None,

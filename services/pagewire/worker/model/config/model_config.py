@@ -58,6 +58,7 @@ class ModelConfig:
     dtype: str
     initializer_range: float
     quantization: Quantization | None = None
+    fp8_kv: bool = False  # keys and values are stored in FP8, with scales
 
     @property
     def num_layers(self) -> int:

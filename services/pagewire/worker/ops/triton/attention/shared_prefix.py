@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.shared_prefix import (
     ITEM_FIELDS,
     MAX_RANGES,
@@ -71,6 +72,7 @@ def attend_shared_prefixes(
     shared: SharedPrefixItems,
     scale: float,
     *,
+    scales: KVScales | None = None,
     soft_cap: float | None = None,
 ) -> Pieces:
     """Return the pieces of all ranges; the arguments are those of `decode_attention`."""
@@ -95,6 +97,8 @@ def attend_shared_prefixes(
         shared.num_items,
         shared.items,
         shared.entries,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale_log2,
         block_tables.stride(0),
         HEAD_DIM=head_dim,
@@ -106,6 +110,7 @@ def attend_shared_prefixes(
         RANGES=MAX_RANGES,
         FIELDS=ITEM_FIELDS,
         CAP_SCALE=cap_scale,
+        FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -127,6 +132,8 @@ def _shared_prefix_kernel(
     num_items_ptr,
     items_ptr,  # [items, FIELDS]
     entries_ptr,
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     table_stride,
     HEAD_DIM: tl.constexpr,
@@ -138,6 +145,7 @@ def _shared_prefix_kernel(
     RANGES: tl.constexpr,
     FIELDS: tl.constexpr,
     CAP_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -177,8 +185,8 @@ def _shared_prefix_kernel(
         out, highest, norm = attend_tiles(
             out, highest, norm,
             q, k_ptr, v_ptr, table_ptr, head, query, scale_log2, end,
-            begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE,
-            PRECISION,
+            begin // TILE, end // TILE, k_scales_ptr, v_scales_ptr,
+            HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE, FP8, PRECISION,
         )  # fmt: skip
 
         piece = (row * (RANGES + 1) + ordinal) * HEADS + query_head
