@@ -47,9 +47,7 @@ def decode(
     if rows > 1 and not options:
         items = (meta(1, dtype=INT), meta(8, 6, dtype=INT), meta(32 * rows, dtype=INT))
         shared = SharedPrefixItems(*items, *of_rows)
-    ops.decode_attention(
-        q, cache, cache, tables, *of_rows, 0.1, shared=shared, **scales, **options
-    )
+    ops.decode_attention(q, cache, cache, tables, *of_rows, 0.1, shared=shared, **scales, **options)
 
 
 def decode_with_options(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
@@ -100,12 +98,17 @@ CASES: dict[str, Case] = {
     "decode of large heads": (decode, 64, 8, 4, 256),
     "decode with a window and a soft cap": (decode_with_options, 64, 32, 8, 128),
     "decode in one order": (decode_invariant, 64, 32, 8, 128),
+    "decode of small heads in one order": (decode_invariant, 64, 14, 2, 64),
+    "decode of large heads in one order": (decode_invariant, 64, 8, 4, 256),
     "prefill": (prefill, 8192, 32, 8, 128),
     "prefill of short chunks": (prefill, 64, 16, 8, 128),
     "prefill of small heads": (prefill, 8192, 14, 2, 64),
     "prefill of large heads": (prefill, 8192, 8, 4, 256),
     "prefill with a window and a soft cap": (prefill_with_options, 8192, 32, 8, 128),
+    "prefill of large heads with both": (prefill_with_options, 8192, 8, 4, 256),
     "prefill in one order": (prefill_invariant, 8192, 32, 8, 128),
+    "prefill of small heads in one order": (prefill_invariant, 8192, 14, 2, 64),
+    "prefill of large heads in one order": (prefill_invariant, 8192, 8, 4, 256),
     "rope": (rope, 4096, 32, 8, 128),
     "rope of few tokens": (rope, 1, 16, 8, 128),
 }
@@ -146,6 +149,46 @@ def compile_cases() -> dict[str, list[dict]]:
 @pytest.fixture(scope="module")
 def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_the_multiprocessor(case, launches):
+    for launch in launches[case]:
+        assert launch["shared"] <= SHARED_LIMIT, launch
+        # The merge and the plan read no cache; their own tests say what they need.
+        if launch["kernel"] not in ("_merge_kernel", "_plan_kernel"):
+            assert launch["spilled"] == 0, launch
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cache_is_converted_in_registers(case, launches):
+    """Attention widens what it has loaded as FP8; RoPE rounds what it stores."""
+    for launch in launches[case]:
+        if launch["kernel"] in ("_merge_kernel", "_plan_kernel"):
+            continue
+        stores = case.startswith("rope")
+        assert (launch["to_fp8"] > 0) == stores, launch
+        assert (launch["from_fp8"] > 0) == (not stores), launch
+        assert stores or launch["async_copies"] >= 8, launch
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "order" not in case])
+def test_matrix_instructions_are_those_of_plain_caches(case, launches):
+    for launch in launches[case]:
+        if launch["kernel"] in ("_prefill_kernel", "_shared_prefix_kernel"):
+            assert launch["wgmma"] > 0 == launch["mma"], launch
+        if launch["kernel"] == "decode_kernel":
+            assert launch["mma"] > 0 == launch["wgmma"], launch
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("decode") and "order" not in c])
+def test_all_programs_of_decode_run_at_once(case, launches):
+    from pagewire.worker.ops.triton.attention.decode import decode_config
+
+    _, rows, query_heads, kv_heads, head_dim = CASES[case]
+    config = decode_config(torch.bfloat16, head_dim, query_heads // kv_heads, rows)
+    (launch,) = (one for one in launches[case] if one["kernel"] == "decode_kernel")
+    assert launch["resident"] >= config.programs
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ def prefill_attention(
     if config is None and plain and hopper.is_supported(q, k_cache, chunks, max_query_length):
         hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
         return out
-    config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
+    config = config or prefill_config(
+        q.dtype, head_dim, group * max_query_length, fp8=scales is not None
+    )
     tile_rows = max(config.rows, next_power_of_2(group))
     tile_tokens = tile_rows // group
     scale_log2, cap_scale = score_scales(scale, soft_cap)
@@ -131,13 +133,20 @@ def padded_chunks(chunks: int) -> int:
     return max(256, next_power_of_2(chunks))
 
 
-def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
+def prefill_config(
+    dtype: torch.dtype, head_dim: int, rows: int, *, fp8: bool = False
+) -> PrefillConfig:
     """Choose tiles, the fastest of `benchmarks/kernels/attention.py --sweep` on an H200.
 
-    `rows` is tokens of the longest chunk times query heads of a group.
+    `rows` is tokens of the longest chunk times query heads of a group. Caches in FP8 need more
+    registers, for the conversion of keys and values; their tiles were not measured yet.
     """
     if dtype == torch.float32:
         return PrefillConfig(rows=16, tile=16, warps=4, stages=1)
+    if fp8 and head_dim > 128:
+        return PrefillConfig(rows=128, tile=16, warps=8, stages=2)
+    if fp8:
+        return PrefillConfig(rows=64, tile=64, warps=4, stages=3)
     if head_dim > 128:
         return PrefillConfig(rows=128, tile=32, warps=8, stages=2)
     if rows <= 1024:  # few tokens: smaller tiles keep more multiprocessors busy

@@ -9,7 +9,7 @@ two-level scheme of "cascade inference" (Ye et al., 2024, FlashInfer).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -56,12 +56,18 @@ def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
     return max(1, _config(dtype, head_dim).rows // group)
 
 
-def _config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
+def _config(dtype: torch.dtype, head_dim: int, *, fp8: bool = False) -> PrefillConfig:
     """Return the tiles of a long prefill.
 
-    An item has many rows, or else its time is the time to read its KV, whatever the tile.
+    An item has many rows, or else its time is the time to read its KV, whatever the tile. The rows
+    of a tile do not depend on `fp8`, so that items have the same limits.
     """
-    return prefill_config(dtype, head_dim, rows=2**16)
+    config = prefill_config(dtype, head_dim, rows=2**16)
+    if not fp8 or dtype == torch.float32:
+        return config
+    if head_dim > 128:
+        return replace(config, tile=16)
+    return replace(config, registers=None)
 
 
 def attend_shared_prefixes(
@@ -79,7 +85,7 @@ def attend_shared_prefixes(
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
-    config = _config(q.dtype, head_dim)
+    config = _config(q.dtype, head_dim, fp8=scales is not None)
     scale_log2, cap_scale = score_scales(scale, soft_cap)
     pdl = dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}

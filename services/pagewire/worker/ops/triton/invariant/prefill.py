@@ -71,7 +71,7 @@ def prefill_attention(
     chunks = slots.shape[0]
     group = query_heads // kv_heads
     out = torch.empty_like(q) if out is None else out
-    config = config or prefill_config(q.dtype, head_dim)
+    config = config or prefill_config(q.dtype, head_dim, fp8=scales is not None)
     tile_rows = max(config.rows, next_power_of_2(group))
     pdl = dependent_launch(q.device)
     # One more than the tiles of chunks: the tokens after the last chunk count as one more chunk.
@@ -110,7 +110,7 @@ def prefill_attention(
     return out
 
 
-def prefill_config(dtype: torch.dtype, head_dim: int) -> SegmentPrefillConfig:
+def prefill_config(dtype: torch.dtype, head_dim: int, *, fp8: bool = False) -> SegmentPrefillConfig:
     """Choose tiles; not measured on a GPU yet.
 
     A program holds the sums of a segment and of all segments before it, twice the registers of
@@ -120,6 +120,8 @@ def prefill_config(dtype: torch.dtype, head_dim: int) -> SegmentPrefillConfig:
         return SegmentPrefillConfig(rows=16, warps=4, stages=1)
     if head_dim > 128:
         return SegmentPrefillConfig(rows=32, warps=8, stages=2)  # 64 rows spill registers
+    if fp8:
+        return SegmentPrefillConfig(rows=32, warps=4, stages=2)
     return SegmentPrefillConfig(rows=64, warps=4, stages=3)
 
 

@@ -87,7 +87,7 @@ def attend_shared_segments(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=4 if head_dim <= 128 else 8,
-        num_stages=1 if q.dtype == torch.float32 else 2,
+        num_stages=1 if q.dtype == torch.float32 or (scales is not None and head_dim > 128) else 2,
         launch_pdl=pdl,
         enable_fp_fusion=False,
     )
