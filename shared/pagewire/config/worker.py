@@ -50,8 +50,8 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "Type of weights and KV cache, unless they are quantized; `auto` takes the model's own on a "
-        "GPU and float32 on a CPU.",
+        "Type of weights and KV cache where they are not quantized; `auto` takes the model's own "
+        "on a GPU and float32 on a CPU.",
     )
     batch_invariant: bool = setting(
         False,

@@ -235,10 +235,13 @@ def _store_fp8(
 ):
     """Store the two halves of heads as FP8 numbers, and a scale for each head.
 
-    `to [tokens, heads, 1]` are the offsets of heads. Values that are not finite stay so.
+    `to [tokens, heads, 1]` are the offsets of heads. A head with a value that is not finite
+    gets NaN as its scale.
     """
     highest = tl.maximum(tl.max(tl.abs(first), 2), tl.max(tl.abs(second), 2))[:, :, None]
     scale = tl.maximum(tl.div_rn(highest, highest * 0 + LARGEST), LEAST)
+    # The maximum leaves NaN out. The sum is 0, or NaN if any value is not finite.
+    scale += tl.sum(first * 0.0 + second * 0.0, 2)[:, :, None]
     tl.store(scales_ptr + to // HEAD_DIM, scale, mask=present)
     wide = tl.broadcast_to(scale, first.shape)
     first = tl.div_rn(first, wide)
