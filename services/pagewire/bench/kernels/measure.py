@@ -10,6 +10,7 @@ import torch
 
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
 from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
+from pagewire.bench.kernels.fp8_kv import Fp8KvCases
 from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
@@ -47,11 +48,14 @@ def bench_kernels(
     `model` is one of MODELS, or one of EXPERT_MODELS for the operations of its experts.
     """
     torch.manual_seed(0)
-    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker]
+    makers: list[CaseMaker | Fp8KvCases | QuantizedCases | ExpertCaseMaker]
     if model in EXPERT_MODELS:
         makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
     else:
-        makers = [CaseMaker(MODELS[model], Sizes(), device, ops=ops)]
+        makers = [
+            CaseMaker(MODELS[model], Sizes(), device, ops=ops),
+            Fp8KvCases(MODELS[model], Sizes(), device, ops=ops),
+        ]
         if ops == "triton":  # the mode --batch-invariant has no quantized weights
             makers.append(QuantizedCases(MODELS[model], Sizes(), device))
     for name, make in (case for maker in makers for case in maker.all()):
