@@ -156,6 +156,7 @@ def _load(
         _describe(device),
         uses_triton=kernels == "triton",
         batch_invariant=config.batch_invariant,
+        fp8_kv=model.fp8_kv,
     )
 
 
