@@ -169,7 +169,9 @@ def test_the_cache_is_converted_in_registers(case, launches):
         stores = case.startswith("rope")
         assert (launch["to_fp8"] > 0) == stores, launch
         assert (launch["from_fp8"] > 0) == (not stores), launch
-        assert stores or launch["async_copies"] >= 8, launch
+        # Shared segments of heads of 256 have one stage: two would spill registers.
+        one_stage = launch["kernel"] == "_shared_segment_kernel" and "large heads" in case
+        assert stores or one_stage or launch["async_copies"] >= 8, launch
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "order" not in case])
