@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
 from prometheus_client import REGISTRY
 
 from pagewire.config import SchedulerConfig
@@ -70,9 +71,10 @@ async def scheduler(address: str) -> AsyncIterator[Scheduler]:
 
 
 @contextmanager
-def worker(folder: Path, num_blocks: int, host_gb: float) -> Iterator[WorkerProcess]:
+def worker(folder: Path, num_blocks: int, host_gb: float, kv: str) -> Iterator[WorkerProcess]:
     folder.mkdir(exist_ok=True)
     settings = {"num_blocks": num_blocks, "num_slots": 8, "max_model_len": 160}
+    settings |= {"kv_cache_dtype": kv}
     with worker_process(folder, EMBEDDED, host_memory_gb=host_gb, **settings) as process:
         yield process
 
@@ -84,12 +86,13 @@ async def undisturbed(address: str) -> list[bytes]:
         return answers
 
 
-async def test_preemption_and_host_memory_do_not_change_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+async def test_preemption_and_host_memory_do_not_change_answers(tmp_path: Path, kv: str) -> None:
     with ExitStack() as stack:
         # All are started before the first is used: they load their models side by side.
-        ample = stack.enter_context(worker(tmp_path / "ample", AMPLE, 0.0))
+        ample = stack.enter_context(worker(tmp_path / "ample", AMPLE, 0.0, kv))
         tight = {
-            host_gb: stack.enter_context(worker(tmp_path / f"tight-{host_gb}", TIGHT, host_gb))
+            host_gb: stack.enter_context(worker(tmp_path / f"tight-{host_gb}", TIGHT, host_gb, kv))
             for host_gb in (0.0, HOST_GB)
         }
         want = await undisturbed(ample.address)
@@ -110,9 +113,10 @@ async def test_preemption_and_host_memory_do_not_change_answers(tmp_path: Path) 
                     await made.settled()
 
 
-async def test_a_worker_is_killed_with_blocks_in_host_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+async def test_a_worker_is_killed_with_blocks_in_host_memory(tmp_path: Path, kv: str) -> None:
     with ExitStack() as stack:
-        first = stack.enter_context(worker(tmp_path, TIGHT, HOST_GB))
+        first = stack.enter_context(worker(tmp_path, TIGHT, HOST_GB, kv))
         async with scheduler(first.address) as made:
             want = await made.all()
             before = metric("loaded_blocks_total")
@@ -123,6 +127,6 @@ async def test_a_worker_is_killed_with_blocks_in_host_memory(tmp_path: Path) -> 
             await eventually(lambda: not made.engine.load().ready_workers, 10)
             assert metric("host_blocks", state="total") == 0
             first.socket.unlink(missing_ok=True)
-            stack.enter_context(worker(tmp_path, TIGHT, HOST_GB))
+            stack.enter_context(worker(tmp_path, TIGHT, HOST_GB, kv))
             assert await asyncio.wait_for(answers, 120) == want
             await made.settled()

@@ -109,9 +109,15 @@ def run(
     asyncio.run(on_a_worker())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bits_do_not_depend_on_the_batch(tmp_path: Path, family: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype", "kv"),
+    [
+        *((family, dtype, "auto") for family in FAMILIES for dtype in ("bfloat16", "float16")),
+        ("llama", "bfloat16", "fp8"),
+        ("qwen3", "float16", "fp8"),
+    ],
+)
+def test_bits_do_not_depend_on_the_batch(tmp_path: Path, family: str, dtype: str, kv: str) -> None:
     save_model(tmp_path, family, **SIZES)
     wanted, others = requests()
 
@@ -127,7 +133,7 @@ def test_bits_do_not_depend_on_the_batch(tmp_path: Path, family: str, dtype: str
             assert different(found, alone) == [], chunk
         assert different(await preempted_answers(driver, wanted, COUNT // 2), alone) == []
 
-    run(tmp_path, check, dtype=dtype, batch_invariant=True)
+    run(tmp_path, check, dtype=dtype, kv_cache_dtype=kv, batch_invariant=True)
 
 
 def with_prefix(shared: int) -> list[Wanted]:
@@ -138,10 +144,11 @@ def with_prefix(shared: int) -> list[Wanted]:
     return [Wanted(prefix + request.prompt, COUNT, request.sampling) for request in own]
 
 
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_bits_do_not_depend_on_what_is_cached_or_shared(
-    tmp_path: Path, family: str, dtype: str
+    tmp_path: Path, family: str, dtype: str, kv: str
 ) -> None:
     """Prefixes of whole segments and a part of one, and of more than are read as shared."""
     save_model(tmp_path, family, **SIZES)
@@ -158,7 +165,7 @@ def test_bits_do_not_depend_on_what_is_cached_or_shared(
                 )
                 assert different(found, alone) == [], f"{shared} shared, grouped: {grouped}"
 
-    run(tmp_path, check, dtype=dtype, batch_invariant=True)
+    run(tmp_path, check, dtype=dtype, kv_cache_dtype=kv, batch_invariant=True)
 
 
 def test_two_workers_give_the_same_bits(tmp_path: Path) -> None:

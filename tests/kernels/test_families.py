@@ -1,5 +1,6 @@
 """Whole models on the kernels: layers of every form give the logits of the reference operations."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ PROMPTS = ([7, 90, 12, 180, 3, 44] * 5, [5, 6])  # the first is longer than the 
 LENGTHS = [len(prompt) for prompt in PROMPTS]
 
 
-def logits(folder: Path, ops: Name, device: torch.device) -> Tensor:
+def logits(folder: Path, ops: Name, device: torch.device, fp8_kv: bool = False) -> Tensor:
     """The logits `[2 * prompts, vocab]` of prefill and of a decode step."""
-    config = read_model_config(folder).with_heads_for_kernels()
+    config = replace(read_model_config(folder).with_heads_for_kernels(), fp8_kv=fp8_kv)
     weights = load_weights(folder, config, torch.float32, device)
     tables = rope_tables(config, 64, device)
     decoder = Decoder(config, weights, load_ops(ops), tables)
@@ -82,6 +83,18 @@ def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
     with torch.inference_mode():
         expected = logits(tmp_path, "torch", device)
         assert_near(logits(tmp_path, "triton", device), expected, 1e-5)
+
+
+@pytest.mark.parametrize("variant", ["llama-general", "gemma2", "exaone4-window", "starcoder2"])
+def test_logits_with_an_fp8_cache(tmp_path, variant, device):
+    """Few keys and values are rounded otherwise; all of them differ from those of plain caches."""
+    save_model(tmp_path, variant, num_hidden_layers=2)
+    with torch.inference_mode():
+        plain = logits(tmp_path, "torch", device)
+        expected = logits(tmp_path, "torch", device, fp8_kv=True)
+        change = float((expected - plain).norm() / plain.norm())
+        assert 1e-4 < change < 0.1
+        assert_near(logits(tmp_path, "triton", device, fp8_kv=True), expected, 0.2 * change)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 
 from pagewire.bench.kernels import measure as timed
 from pagewire.bench.kernels.cases import Case, CaseMaker
+from pagewire.bench.kernels.fp8_kv import Fp8KvCases
 from pagewire.bench.kernels.measure import Result, measure
 from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import MODELS, Shapes, SharedPrefix, Sizes
@@ -31,13 +32,17 @@ SIZES = Sizes(
     rotated_bytes=0,
 )
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-MAKERS = (CaseMaker, QuantizedCases)
+MAKERS = (CaseMaker, Fp8KvCases, QuantizedCases)
 CASES = {
     name: make
     for maker in MAKERS
     for name, make in maker(SHAPES, SIZES, DEVICE, torch.float32).all()
 }
-INVARIANT = dict(CaseMaker(SHAPES, SIZES, DEVICE, torch.float32, "invariant").all())
+INVARIANT = {
+    name: make
+    for maker in (CaseMaker, Fp8KvCases)
+    for name, make in maker(SHAPES, SIZES, DEVICE, torch.float32, "invariant").all()
+}
 CEILINGS = Ceilings(copy_tb_per_s=4.0, matmul_tflop_per_s=800.0)
 
 
@@ -67,7 +72,9 @@ def test_a_case_of_the_invariant_kernels_computes_the_reference(name: str) -> No
     references = copy.deepcopy(case).calls(load_ops("torch"))
     for kernel, reference in zip(case.calls(load_ops("invariant")), references, strict=True):
         # Weights of attention are rounded to multiples of 2^-17.
-        assert_near(kernel(), reference(), 2e-5 if "attention" in name else 1e-5)
+        assert_near(
+            kernel(), reference(), 2e-5 if "attention" in name or "from FP8" in name else 1e-5
+        )
 
 
 def test_work_counts_each_byte_and_operation_once() -> None:
@@ -76,6 +83,9 @@ def test_work_counts_each_byte_and_operation_once() -> None:
     assert work["SiLU*mul, 5 tokens"] == 5 * (2 * 96 + 96) * 4
     query = 4 * 32 * 4
     assert work["decode attention, 1 x 70"] == 2 * 70 * 2 * 32 * 4 + 2 * query
+    assert work["decode from FP8 KV, 1 x 70"] == 2 * 70 * 2 * (32 + 4) + 2 * query
+    rope = work["QK-norm + RoPE + KV write, 5 tokens"]
+    assert work["QK-norm + RoPE + FP8 KV write, 5 tokens"] == rope - 5 * 4 * (4 * 32 - 36)
     shared = work["decode attention, 5 rows in 2 groups of 64, 16 own"]
     assert shared == 2 * (2 * 64 + 5 * 16) * 2 * 32 * 4 + 2 * 5 * query
     assert work["prefill attention, 1 x 20"] == 4 * 210 * 4 * 32
@@ -95,7 +105,7 @@ def test_inputs_outgrow_the_cache() -> None:
 def test_every_model_has_a_case_of_each_kernel() -> None:
     for shapes in MODELS.values():
         names = [name for maker in MAKERS for name, _ in maker(shapes, Sizes(), DEVICE).all()]
-        assert len(set(names)) == 20 + 22
+        assert len(set(names)) == 20 + 9 + 22
         assert max(map(len, names)) <= 58, "the table's first column"
 
 

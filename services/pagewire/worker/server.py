@@ -181,8 +181,8 @@ def _report(
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0
     log.info(
-        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB, %d blocks "
-        "in the host's memory, %d slots, up to %d tokens a sequence, started in %.1f s: %s",
+        "ready on %s: %s, %s on %s, weights %.3f GB, %d blocks of %d tokens in %.3f GB%s, %d "
+        "blocks in the host's memory, %d slots, up to %d tokens a sequence, started in %.1f s: %s",
         address,
         served_name(config.model, config.served_model_name),
         loaded.dtype,
@@ -191,6 +191,7 @@ def _report(
         limits.num_blocks,
         limits.block_size,
         backend.kv_cache_bytes / 1e9,
+        " of FP8" if loaded.fp8_kv else "",
         limits.host_blocks,
         limits.num_slots,
         limits.max_model_len,

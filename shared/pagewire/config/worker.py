@@ -50,7 +50,8 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "Type of weights and KV cache; `auto` takes the model's own on a GPU and float32 on a CPU.",
+        "Type of weights and KV cache where they are not quantized; `auto` takes the model's own "
+        "on a GPU and float32 on a CPU.",
     )
     batch_invariant: bool = setting(
         False,
@@ -65,6 +66,12 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "none",
         "Quantize plain weights while they are loaded, all linear layers but the head. Quantized "
         "checkpoints need no setting.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+        "auto",
+        "Type of keys and values in the KV cache. `fp8` stores them in eight bits with a scale for "
+        "each token and head, so that about twice the tokens fit. `auto` is the type of --dtype, "
+        "or FP8 where the checkpoint has a kv_cache_scheme.",
     )
     tune_experts: bool = setting(
         False,

@@ -15,12 +15,16 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["a folder in four bits", "FP8 while loading"])
+@pytest.mark.parametrize(
+    "kind", ["a folder in four bits", "FP8 while loading", "KV in FP8", "all in FP8"]
+)
 def test_the_embedded_model_answers(tmp_path: Path, kind: str) -> None:
     model, settings = resolve_model("embedded"), dict[str, Any]()
-    if kind == "FP8 while loading":
-        settings = {"quantization": "fp8"}
-    else:
+    if kind in ("KV in FP8", "all in FP8"):
+        settings["kv_cache_dtype"] = "fp8"
+    if kind in ("FP8 while loading", "all in FP8"):
+        settings["quantization"] = "fp8"
+    if kind == "a folder in four bits":
         quantize_folder(model, tmp_path / "small", "int4", 128)
         model = tmp_path / "small"
     with LLM(model, **settings) as llm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: torch.device)
     return config, dummy_weights(config, DTYPE, device, seed=1)
 
 
-def test_kernels_with_one_order_pass(model: Model) -> None:
-    check_invariance(*model, block_size=16, dtype=DTYPE)
+@pytest.mark.parametrize("fp8_kv", [False, True])
+def test_kernels_with_one_order_pass(model: Model, fp8_kv: bool) -> None:
+    config, weights = model
+    check_invariance(replace(config, fp8_kv=fp8_kv), weights, block_size=16, dtype=DTYPE)
 
 
 def test_a_gemm_with_another_order_is_named(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +60,20 @@ def test_a_gemm_with_another_order_is_named(model: Model, monkeypatch: pytest.Mo
         check_invariance(*model, block_size=16, dtype=DTYPE)
 
 
+@pytest.mark.parametrize("fp8_kv", [False, True])
 def test_attention_with_another_order_is_named(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch, fp8_kv: bool
 ) -> None:
     attend = invariance.decode_attention
 
-    def other_order(*arguments: object) -> torch.Tensor:
-        out = attend(*arguments)
+    def other_order(*arguments: object, **options: object) -> torch.Tensor:
+        assert (options["scales"] is not None) == fp8_kv
+        out = attend(*arguments, **options)
         out[2] = out[2].nextafter(torch.zeros_like(out[2]))
         return out
 
     monkeypatch.setattr(invariance, "decode_attention", other_order)
     position = invariance._POSITIONS[2]
+    config, weights = model
     with pytest.raises(SetupError, match=f"decode attention at position {position} adds"):
-        check_invariance(*model, block_size=16, dtype=DTYPE)
+        check_invariance(replace(config, fp8_kv=fp8_kv), weights, block_size=16, dtype=DTYPE)

@@ -10,6 +10,7 @@ import torch
 
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
 from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
+from pagewire.bench.kernels.fp8_kv import Fp8KvCases
 from pagewire.bench.kernels.latent_cases import LatentCaseMaker
 from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import EXPERT_MODELS, LATENT_MODELS, MODELS, Sizes
@@ -49,13 +50,16 @@ def bench_kernels(
     experts or of its latent attention.
     """
     torch.manual_seed(0)
-    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker | LatentCaseMaker]
+    makers: list[CaseMaker | Fp8KvCases | QuantizedCases | ExpertCaseMaker | LatentCaseMaker]
     if model in EXPERT_MODELS:
         makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
     elif model in LATENT_MODELS:
         makers = [LatentCaseMaker(LATENT_MODELS[model], Sizes(), device)]
     else:
-        makers = [CaseMaker(MODELS[model], Sizes(), device, ops=ops)]
+        makers = [
+            CaseMaker(MODELS[model], Sizes(), device, ops=ops),
+            Fp8KvCases(MODELS[model], Sizes(), device, ops=ops),
+        ]
         if ops == "triton":  # the mode --batch-invariant has no quantized weights
             makers.append(QuantizedCases(MODELS[model], Sizes(), device))
     for name, make in (case for maker in makers for case in maker.all()):

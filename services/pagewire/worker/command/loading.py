@@ -41,6 +41,8 @@ def load_command(config: WorkerConfig) -> LoadedWorker:
         raise SetupError("--host-memory-gb has no use with --backend command; leave it out")
     if config.quantization != "none":
         raise SetupError("--quantization has no use with --backend command; leave it out")
+    if config.kv_cache_dtype != "auto":
+        raise SetupError("--kv-cache-dtype has no use with --backend command; leave it out")
     if config.batch_invariant:
         raise SetupError("--batch-invariant has no use with --backend command; leave it out")
     if config.tune_experts:

@@ -28,6 +28,8 @@ INDEX = "model.safetensors.index.json"
 
 # Tensors that older exporters stored although the configuration determines them.
 _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+# Static scales of a KV cache in FP8, which the worker replaces by its own (`fp8.take_kv_cache`).
+_KV_SCALES = (".self_attn.k_scale", ".self_attn.v_scale")
 
 
 def load_weights(
@@ -138,6 +140,9 @@ class _Names:
         if name.endswith(_DERIVED):
             return True
         if self._config.tied_head and name.startswith("lm_head.") and not name.endswith(".bias"):
+            return True
+        quantization = self._config.quantization
+        if quantization is not None and quantization.fp8_kv and name.endswith(_KV_SCALES):
             return True
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         later = layer is not None and int(layer[1]) >= self._config.num_layers

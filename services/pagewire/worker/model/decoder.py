@@ -202,6 +202,7 @@ class Decoder:
                 slots,
                 lengths,
                 self._scale,
+                scales=cache.scales[-1],
                 **self._options[-1],
             )
         self._form.after_attention(self.weights.layers[-1], attended, residual)
@@ -228,6 +229,7 @@ class Decoder:
             prefill.lengths,
             self._scale,
             prefill.longest,
+            scales=cache.scales[-1],
             **self._options[-1],
         )
 
@@ -305,6 +307,7 @@ class Decoder:
             block_tables,
             cache.keys[layer],
             cache.values[layer],
+            cache.scales[layer],
             out,
         )
 
@@ -312,7 +315,8 @@ class Decoder:
         self, layer: int, queries: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """Attention of all tokens of a batch: `[tokens, heads, head_dim]`, as `queries`."""
-        keys, values, decodes = cache.keys[layer], cache.values[layer], batch.num_decodes
+        keys, values, scales = cache.keys[layer], cache.values[layer], cache.scales[layer]
+        decodes = batch.num_decodes
         if self._latent is not None:
             return self._latent.attend(
                 self.weights.layers[layer],
@@ -335,6 +339,7 @@ class Decoder:
                 batch.prefill.lengths,
                 self._scale,
                 batch.prefill.longest,
+                scales=scales,
                 out=out,
                 **self._options[layer],
             )
@@ -347,6 +352,7 @@ class Decoder:
                 batch.slots[:decodes],
                 batch.decode_lengths,
                 self._scale,
+                scales=scales,
                 shared=batch.shared,
                 plan=batch.plans[self.windows[layer]],
                 beside_prefill=batch.prefill is not None,

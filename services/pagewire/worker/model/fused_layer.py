@@ -6,6 +6,7 @@ from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.expert_mlp import ExpertMlp
 from pagewire.worker.model.weights import LayerWeights, Weights
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.contract.blocks import KVScales
 
 
 class FusedLayer:
@@ -29,12 +30,13 @@ class FusedLayer:
         block_tables: Tensor,
         keys: Tensor,
         values: Tensor,
+        scales: KVScales | None,
         out: Tensor | None,
     ) -> Tensor:
         """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`.
 
-        `residual [tokens, hidden]` stays unchanged; `keys` and `values` are those of the layer's
-        cache. The other tensors are as in `RopeOps.qk_norm_rope_kv_write`.
+        `residual [tokens, hidden]` stays unchanged; `keys`, `values` and `scales` are those of the
+        layer's cache. The other tensors are as in `RopeOps.qk_norm_rope_kv_write`.
         """
         assert isinstance(weights.qkv, Tensor)
         return self._ops.norm_qkv_rope_kv_write(
@@ -50,6 +52,7 @@ class FusedLayer:
             block_tables,
             keys,
             values,
+            scales=scales,
             out=out,
         )
 

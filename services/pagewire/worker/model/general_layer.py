@@ -10,6 +10,7 @@ from pagewire.worker.model.expert_mlp import ExpertMlp
 from pagewire.worker.model.linear import linear, linear_add, norm_linear
 from pagewire.worker.model.weights import LayerWeights, Weights
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
 
 
@@ -39,6 +40,7 @@ class GeneralLayer:
         block_tables: Tensor,
         keys: Tensor,
         values: Tensor,
+        scales: KVScales | None,
         out: Tensor | None,
     ) -> Tensor:
         """See `FusedLayer.queries`."""
@@ -48,13 +50,20 @@ class GeneralLayer:
         folded = self._config.norms_folded and self._config.qk_norm != "projection"
         if folded and isinstance(weights.qkv, Tensor):
             return ops.norm_qkv_rope_kv_write(
-                residual, eps, weights.qkv, weights.qkv_bias, *norms, *where, out=out
+                residual,
+                eps,
+                weights.qkv,
+                weights.qkv_bias,
+                *norms,
+                *where,
+                scales=scales,
+                out=out,
             )
         before = weights.input_norm, weights.input_norm_bias
         qkv = self._projected(residual, *before, weights.qkv, weights.qkv_bias)
         if self._config.qk_norm == "projection":
             self._norm_projections(weights, qkv)
-        return ops.qk_norm_rope_kv_write(qkv, *norms, eps, *where, out=out)
+        return ops.qk_norm_rope_kv_write(qkv, *norms, eps, *where, scales=scales, out=out)
 
     def after_attention(self, weights: LayerWeights, attended: Tensor, residual: Tensor) -> None:
         """See `FusedLayer.after_attention`."""

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.ops.contract.blocks import KVScales
 
 # Copies go through temporary memory of some MiB a block, and the cache leaves little memory free.
 MAX_BLOCKS_A_COPY = 16
+# The bits of NaN in E4M3, but for the sign.
+_FP8_NAN = 0x7F
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +29,34 @@ class KVCache:
     `[num_blocks, 1, block_size, rank + rotated_dim]`, a latent vector and a rotated key a token.
     """
 
-    storage: Tensor  # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first
+    # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first; uint8 if in FP8, because
+    # torch does not index FP8 tensors on every device.
+    storage: Tensor
     keys: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
     values: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
+    # [2 * layers, num_blocks, kv_heads, block_size] float32, the scales of an FP8 cache.
+    scale_storage: Tensor | None
+    scales: tuple[KVScales | None, ...]  # by layer; None if not in FP8
+
+    @property
+    def storages(self) -> tuple[Tensor, ...]:
+        """All that belongs to blocks, each `[2 * layers, num_blocks, ...]`."""
+        scales = self.scale_storage
+        return (self.storage,) if scales is None else (self.storage, scales)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return int(self.storage.nbytes)
+        return sum(storage.nbytes for storage in self.storages)
 
     def scrub(self, blocks: Tensor) -> None:
-        """Makes all values of `blocks [n]` (integers on the device) finite, as nan_to_num does."""
-        for tensor in self.storage:
-            tensor[blocks] = torch.nan_to_num(tensor[blocks])
+        """Makes all values of `blocks [n]` (integers on the device) finite, as nan_to_num does.
+
+        FP8 numbers that are NaN, and scales that are not finite, become 0.
+        """
+        for storage in self.storages:
+            for part in storage:
+                part[blocks] = _finite(part[blocks], storage is self.scale_storage)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copies blocks `sources [n]` to `targets [n]`. No block may be in both.
@@ -48,17 +66,34 @@ class KVCache:
         """
         for begin in range(0, len(sources), MAX_BLOCKS_A_COPY):
             end = begin + MAX_BLOCKS_A_COPY
-            values = torch.nan_to_num(self.storage[:, sources[begin:end]])
-            self.storage[:, targets[begin:end]] = values
+            for storage in self.storages:
+                copied = storage[:, sources[begin:end]]
+                storage[:, targets[begin:end]] = _finite(copied, storage is self.scale_storage)
+
+
+def _finite(tensor: Tensor, scales: bool) -> Tensor:
+    """`tensor` without NaN and infinity; uint8 are the bits of FP8 numbers."""
+    if tensor.dtype == torch.uint8:
+        return tensor.masked_fill((tensor & _FP8_NAN) == _FP8_NAN, 0)
+    # The largest float32 would make FP8 numbers infinite.
+    return tensor.nan_to_num(posinf=0.0, neginf=0.0) if scales else tensor.nan_to_num()
 
 
 def empty_cache(
     model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """A cache in which every value is 0."""
-    storage = lazy_zeros(_storage_shape(model, num_blocks, block_size), dtype, device)
-    tensors = storage.unbind()
-    return KVCache(storage, tensors[: model.num_layers], tensors[-model.num_layers :])
+    """A cache in which every value is 0; in `dtype`, unless the model's cache is in FP8."""
+    layers, shape = model.num_layers, _storage_shape(model, num_blocks, block_size)
+    if not model.fp8_kv:
+        storage = lazy_zeros(shape, dtype, device)
+        tensors = storage.unbind()
+        return KVCache(storage, tensors[:layers], tensors[-layers:], None, (None,) * layers)
+    storage = lazy_zeros(shape, torch.uint8, device)
+    tensors = storage.view(torch.float8_e4m3fn).unbind()
+    scale_storage = lazy_zeros(shape[:-1], torch.float32, device)
+    parts = scale_storage.unbind()
+    scales = tuple(KVScales(*pair) for pair in zip(parts[:layers], parts[layers:], strict=True))
+    return KVCache(storage, tensors[:layers], tensors[layers:], scale_storage, scales)
 
 
 def _storage_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:
@@ -68,8 +103,11 @@ def _storage_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tupl
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: what all layers cache of its tokens."""
-    return math.prod(_storage_shape(model, 1, block_size)) * dtype.itemsize
+    """Bytes of one block: what all layers cache of its tokens, with the scales if in FP8."""
+    *vectors, size = _storage_shape(model, 1, block_size)
+    if model.fp8_kv:
+        return math.prod(vectors) * (size + torch.float32.itemsize)
+    return math.prod(vectors) * size * dtype.itemsize
 
 
 def blocks_in(available: int, size: int, name: str) -> int:

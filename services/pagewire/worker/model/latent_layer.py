@@ -10,6 +10,7 @@ from pagewire.worker.model.config.latent import LATENT_NORM_EPS, LatentConfig
 from pagewire.worker.model.fused_layer import FusedLayer, is_fused
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.contract.blocks import KVScales
 
 if TYPE_CHECKING:
     from pagewire.worker.model.decoder import Prefill
@@ -39,11 +40,12 @@ class LatentLayer(FusedLayer):
         block_tables: Tensor,
         keys: Tensor,
         values: Tensor,
+        scales: KVScales | None,
         out: Tensor | None,
     ) -> Tensor:
         """Writes the latent vectors of a layer and returns its queries, as `FusedLayer.queries`.
 
-        `keys` is the layer's cache; `values` is the same.
+        `keys` is the layer's cache; `values` is the same, and there are no scales.
         """
         assert isinstance(weights.qkv, Tensor)
         assert weights.k_norm is not None

@@ -107,6 +107,7 @@ class LoadedWorker:
     device: str
     uses_triton: bool
     batch_invariant: bool = False
+    fp8_kv: bool = False
 
 
 def non_finite(index: int) -> str:

@@ -17,32 +17,39 @@ from pagewire.worker.runtime.upload import upload
 class HostCache:
     """Host blocks, each with the keys and values of all layers in contiguous memory.
 
-    For a GPU the memory is pinned: kernels read and write it directly.
+    The scales of an FP8 cache lie in memory of their own, in the same way. For a GPU the memory is
+    pinned: kernels read and write it directly.
     """
 
     def __init__(self, cache: KVCache, num_blocks: int, ops: Ops) -> None:
         """Allocates the memory; SetupError if that fails."""
         self._device = cache.storage.device
         self._copy_blocks = ops.copy_blocks
-        self._blocks = cache.storage.flatten(2)  # [2 * layers, blocks, values]
-        parts, _, values = self._blocks.shape
-        size = num_blocks * parts * values * cache.storage.itemsize
-        memory = _pages(size)
-        if self._device.type == "cuda":
-            _pin(memory)
-            # Unpinned before the pages are freed: else the driver would treat the next memory at
-            # this address as pinned.
-            weakref.finalize(self, _unpin, memory.data_ptr()).atexit = False
-        storage = memory.view(cache.storage.dtype).view(num_blocks, parts, values)
-        self._host_blocks = storage.transpose(0, 1)  # [2 * layers, host blocks, values]
+        # Pairs of [2 * layers, blocks, values] on the device and the same of the host's blocks.
+        self._pairs = [
+            (blocks, self._allocated(blocks, num_blocks))
+            for blocks in (storage.flatten(2) for storage in cache.storages)
+        ]
 
     def copy(self, copies: StepHostCopies) -> None:
         """Queues the saves, then the loads, on the current stream."""
         saved, saved_host, loaded_host, loaded = upload(
             self._device, copies.saved, copies.saved_host, copies.loaded_host, copies.loaded
         )
-        self._copy_blocks(self._blocks, saved, self._host_blocks, saved_host)
-        self._copy_blocks(self._host_blocks, loaded_host, self._blocks, loaded)
+        for blocks, host_blocks in self._pairs:
+            self._copy_blocks(blocks, saved, host_blocks, saved_host)
+            self._copy_blocks(host_blocks, loaded_host, blocks, loaded)
+
+    def _allocated(self, blocks: Tensor, num_blocks: int) -> Tensor:
+        """Host memory `[2 * layers, num_blocks, values]` for `blocks [2 * layers, _, values]`."""
+        parts, _, values = blocks.shape
+        memory = _pages(num_blocks * parts * values * blocks.itemsize)
+        if self._device.type == "cuda":
+            _pin(memory)
+            # Unpinned before the pages are freed: else the driver would treat the next memory at
+            # this address as pinned.
+            weakref.finalize(self, _unpin, memory.data_ptr()).atexit = False
+        return memory.view(blocks.dtype).view(num_blocks, parts, values).transpose(0, 1)
 
 
 def _pages(size: int) -> Tensor:

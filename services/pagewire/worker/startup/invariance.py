@@ -11,6 +11,7 @@ from torch import Tensor
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.weights import Weights
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.triton.invariant import linear as gemms
 from pagewire.worker.ops.triton.invariant.decode import decode_attention
 from pagewire.worker.ops.triton.invariant.linear_config import (
@@ -91,16 +92,28 @@ def _attention_difference(
     blocks = -(-_LENGTH // block_size)
     page = (config.num_kv_heads, block_size, config.served_head_dim)
     keys, values = draw(blocks + 1, *page), draw(blocks + 1, *page)
+    scales = None
+    if config.fp8_kv:
+        keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)
+        scales = KVScales(*draw(2, *keys.shape[:3]).float().abs())
     q = draw(_LENGTH, config.num_heads, config.served_head_dim)
     table = int32(*range(blocks, 0, -1))[None]
     scale = config.attention_scale
     expected = prefill_attention(
-        q, keys, values, table, int32(0), int32(0, _LENGTH), int32(_LENGTH), scale, _LENGTH
+        q,
+        keys,
+        values,
+        table,
+        int32(0),
+        int32(0, _LENGTH),
+        int32(_LENGTH),
+        scale,
+        _LENGTH,
+        scales=scales,
     )
     lengths = int32(*(position + 1 for position in _POSITIONS))
-    found = decode_attention(
-        q[[*_POSITIONS]], keys, values, table, torch.zeros_like(lengths), lengths, scale
-    )
+    rows, slots = q[[*_POSITIONS]], torch.zeros_like(lengths)
+    found = decode_attention(rows, keys, values, table, slots, lengths, scale, scales=scales)
     for row, position in enumerate(_POSITIONS):
         if not torch.equal(found[row], expected[position]):
             return position

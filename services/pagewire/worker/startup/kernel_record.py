@@ -59,6 +59,7 @@ def _path(config: WorkerConfig) -> Path | None:
             config.device,
             config.dtype,
             config.quantization,
+            config.kv_cache_dtype,
             config.block_size,
             config.num_slots,
             config.worker_max_num_batched_tokens,

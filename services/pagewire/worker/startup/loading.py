@@ -73,6 +73,7 @@ def _load(
     phases: StartupPhases,
 ) -> LoadedWorker:
     model = with_quantization(read_model_config(folder), config.quantization)
+    model = with_kv_cache(model, config.kv_cache_dtype)
     check_fp8(model, device)
     scores = config.task == "score"
     tokenizer = resolve_tokenizer(config.model, config.tokenizer) if scores else None
@@ -155,6 +156,7 @@ def _load(
         _describe(device),
         uses_triton=kernels == "triton",
         batch_invariant=config.batch_invariant,
+        fp8_kv=model.fp8_kv,
     )
 
 
@@ -203,15 +205,33 @@ def with_quantization(model: ModelConfig, name: Literal["none", "fp8", "int8"]) 
     return replace(model, quantization=online_quantization(name))
 
 
+def with_kv_cache(model: ModelConfig, name: Literal["auto", "fp8"]) -> ModelConfig:
+    """The model with the KV cache of `--kv-cache-dtype`; `auto` is what the checkpoint asks for.
+
+    SetupError for FP8 and a model with latent attention.
+    """
+    if name == "fp8" and model.latent is not None:
+        raise SetupError(
+            f"--kv-cache-dtype fp8: {model.family} has latent attention, whose KV cache is in the "
+            "model's type only; leave --kv-cache-dtype out"
+        )
+    asked = model.quantization is not None and model.quantization.fp8_kv
+    return replace(model, fp8_kv=name == "fp8" or asked)
+
+
 def check_fp8(model: ModelConfig, device: torch.device) -> None:
-    """Raises SetupError if the model has FP8 weights and the GPU cannot multiply them."""
-    if device.type != "cuda" or model.quantization is None or not model.quantization.has_fp8:
+    """Raises SetupError if weights or KV cache are in FP8 and the GPU has no FP8."""
+    weights = model.quantization is not None and model.quantization.has_fp8
+    if device.type != "cuda" or not (weights or model.fp8_kv):
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_CAPABILITY:
+        remedy = "use weights in INT8 or four bits"
+        if not weights:
+            remedy = "leave --kv-cache-dtype out, and use weights without kv_cache_scheme"
         raise SetupError(
             f"{torch.cuda.get_device_name(device)} has compute capability "
-            f"{capability[0]}.{capability[1]}, and FP8 needs 8.9; use weights in INT8 or four bits"
+            f"{capability[0]}.{capability[1]}, and FP8 needs 8.9; {remedy}"
         )
 
 

@@ -13,7 +13,7 @@ from pagewire.worker.model.config.latent import LatentConfig
 from pagewire.worker.model.kv_cache import block_bytes, empty_cache
 from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import dummy_weights
-from pagewire.worker.startup.loading import with_quantization
+from pagewire.worker.startup.loading import with_kv_cache, with_quantization
 from support.models.latent_variants import LATENT_VARIANTS
 from support.models.tiny_models import save_model
 
@@ -193,3 +193,10 @@ def test_dummy_weights_are_those_of_a_checkpoint(tmp_path: Path, variant: str) -
         assert (layer.query_up is None) == (config.latent.query_rank is None)  # type: ignore[union-attr]
     served = served_weights(config, weights)
     assert all(layer.input_norm is None for layer in served.layers)
+
+
+def test_fp8_kv_is_refused_by_name() -> None:
+    model = parse_model_config(V3)
+    with pytest.raises(SetupError, match="--kv-cache-dtype fp8: deepseek_v3 has latent attention"):
+        with_kv_cache(model, "fp8")
+    assert not with_kv_cache(model, "auto").fp8_kv

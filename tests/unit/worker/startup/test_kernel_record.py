@@ -37,6 +37,7 @@ def test_kernels_are_recorded_for_workers_with_the_same(config: WorkerConfig) ->
         {"dtype": "float16"},
         {"host_memory_gb": 1.0},
         {"quantization": "fp8"},
+        {"kv_cache_dtype": "fp8"},
         {"batch_invariant": True},
         {"model": "embedded"},
     ],

@@ -10,12 +10,14 @@ import torch
 from pagewire.config import WorkerConfig
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig, read_model_config
+from pagewire.worker.model.quantization.scheme import Quantization
 from pagewire.worker.startup.loading import (
     check_fp8,
     choose_device,
     choose_dtype,
     choose_ops,
     load_worker,
+    with_kv_cache,
     with_quantization,
 )
 from support.models.tiny_models import save_model
@@ -109,11 +111,42 @@ def test_fp8_needs_a_gpu_that_multiplies_it(
     check_fp8(with_quantization(model, "int8"), device)
     fp8 = with_quantization(model, "fp8")
     check_fp8(fp8, torch.device("cpu"))
+    fp8_kv = with_kv_cache(model, "fp8")
+    check_fp8(fp8_kv, torch.device("cpu"))
     if supported:
         check_fp8(fp8, device)
+        check_fp8(fp8_kv, device)
         return
     with pytest.raises(SetupError, match=r"GPU of the test has compute capability 8\.0, and FP8"):
         check_fp8(fp8, device)
+    with pytest.raises(SetupError, match=r"8\.0, and FP8 needs 8\.9; leave --kv-cache-dtype out"):
+        check_fp8(fp8_kv, device)
+
+
+def test_blocks_in_fp8_are_smaller(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    settings = WorkerConfig(
+        model=str(tmp_path),
+        device="cpu",
+        dtype="bfloat16",
+        cpu_kv_bytes=1 << 20,
+        host_memory_gb=0.001,
+        torch_threads=1,
+    )
+    plain, small = (load_worker(replace(settings, kv_cache_dtype=name)) for name in ("auto", "fp8"))
+    # Heads of 16 values take 32 bytes, or 16 and a scale of 4.
+    for attribute in ("num_blocks", "host_blocks"):
+        ratio = getattr(small.limits, attribute) / getattr(plain.limits, attribute)
+        assert ratio == pytest.approx(32 / 20, rel=0.02)
+    for loaded in (plain, small):
+        assert 0.98 * (1 << 20) < loaded.backend.kv_cache_bytes <= 1 << 20
+        loaded.backend.warm_up()
+
+
+def test_a_checkpoint_may_ask_for_a_cache_in_fp8(model: ModelConfig) -> None:
+    assert not with_kv_cache(model, "auto").fp8_kv
+    asking = replace(model, quantization=Quantization("fp8", (), fp8_kv=True))
+    assert with_kv_cache(asking, "auto").fp8_kv
 
 
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])

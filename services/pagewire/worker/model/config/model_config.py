@@ -64,6 +64,7 @@ class ModelConfig:
     initializer_range: float
     quantization: Quantization | None = None
     latent: LatentConfig | None = None  # latent attention, or None for attention over whole heads
+    fp8_kv: bool = False  # keys and values are stored in FP8, with scales
 
     @property
     def num_layers(self) -> int:

@@ -1,7 +1,7 @@
 """The checkpoints whose quant_method is compressed-tensors. This module needs no torch."""
 
 from pagewire.worker.model.quantization.fields import Fields
-from pagewire.worker.model.quantization.fp8 import BLOCK
+from pagewire.worker.model.quantization.fp8 import BLOCK, take_kv_cache
 from pagewire.worker.model.quantization.grouped import take_group
 from pagewire.worker.model.quantization.scheme import (
     ALL,
@@ -23,8 +23,7 @@ def parse_compressed_tensors(fields: Fields) -> Quantization:
     stored = fields.take_one_of("format", [*FORMATS, MIXED], None)
     # Older exporters call weights frozen that they have stored compressed.
     fields.take_one_of("quantization_status", ["compressed", "frozen"], "compressed")
-    if fields.take("kv_cache_scheme") is not None:
-        raise fields.refused("kv_cache_scheme", "given", "the KV cache is not quantized")
+    fp8_kv = take_kv_cache(fields)
     sparsity = fields.take_object("sparsity_config")
     if sparsity is not None:
         sparsity.take_one_of("format", ["dense"], "dense")
@@ -35,7 +34,7 @@ def parse_compressed_tensors(fields: Fields) -> Quantization:
     rules = tuple(_rule(groups, name, stored) for name in groups.names())
     fields.skip("quant_method", "global_compression_ratio", "version")
     fields.check_all_taken()
-    return Quantization("compressed-tensors", rules, ignored)
+    return Quantization("compressed-tensors", rules, ignored, fp8_kv)
 
 
 def _pattern(name: str) -> Pattern:

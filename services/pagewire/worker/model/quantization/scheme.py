@@ -84,6 +84,7 @@ class Quantization:
     method: Method
     rules: tuple[Rule, ...]
     ignored: tuple[Pattern, ...] = ()
+    fp8_kv: bool = False  # whether the checkpoint asks for a KV cache in FP8
 
     @property
     def has_fp8(self) -> bool:

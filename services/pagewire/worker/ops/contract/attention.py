@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.shared_prefix import PrefixLimits, SharedPrefixItems
 
 
@@ -61,6 +62,7 @@ class AttentionOps(Protocol):
         lengths: Tensor,
         scale: float,
         *,
+        scales: KVScales | None = None,
         shared: SharedPrefixItems | None = None,
         plan: Any = None,
         beside_prefill: bool = False,
@@ -78,6 +80,7 @@ class AttentionOps(Protocol):
             lengths: `[rows]` int32, cached tokens of each row, the new one included. A row of
                 length 0 gives zeros. A negative length leaves the row of `out` unchanged.
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
+            scales: of caches in float8_e4m3fn; None for caches in the dtype of `q`.
             shared: prefixes that rows have in common, which an implementation may read once for
                 all of these rows. The result is the same without them.
             plan: the result of `plan_decode` for these `lengths`, `shared` and `window`, or None.
@@ -107,6 +110,7 @@ class AttentionOps(Protocol):
         scale: float,
         max_query_length: int,
         *,
+        scales: KVScales | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
         out: Tensor | None = None,
@@ -129,7 +133,7 @@ class AttentionOps(Protocol):
                 chunk of length 0 gives zeros: its tokens are padding.
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
             max_query_length: tokens of the longest chunk that is not padding, or more.
-            window, soft_cap: as in `decode_attention`.
+            scales, window, soft_cap: as in `decode_attention`.
             out: `[tokens, query_heads, head_dim]` to write to, or None for a new tensor.
 
         Returns:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pagewire.worker.ops.contract.blocks import KVScales
+
 
 class RopeOps(Protocol):
     """What a layer computes before attention."""
@@ -25,6 +27,7 @@ class RopeOps(Protocol):
         k_cache: Tensor,
         v_cache: Tensor,
         *,
+        scales: KVScales | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Return `qk_norm_rope_kv_write` of `norm_linear(x, None, eps, weight, bias)`.
@@ -35,8 +38,8 @@ class RopeOps(Protocol):
             weight: `[(query_heads + 2 * kv_heads) * head_dim, hidden]`, already multiplied by the
                 weight of the layer's norm.
             bias: `[(query_heads + 2 * kv_heads) * head_dim]` or None.
-            q_norm, k_norm, cos_sin, positions, slots, block_tables, k_cache, v_cache, out: as in
-                `qk_norm_rope_kv_write`.
+            q_norm, k_norm, cos_sin, positions, slots, block_tables, k_cache, v_cache, scales, out:
+                as in `qk_norm_rope_kv_write`.
 
         Returns:
             Queries `[tokens, query_heads, head_dim]` in the dtype of `x`.
@@ -55,6 +58,7 @@ class RopeOps(Protocol):
         k_cache: Tensor,
         v_cache: Tensor,
         *,
+        scales: KVScales | None = None,
         unscaled: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -76,6 +80,8 @@ class RopeOps(Protocol):
                 block 0.
             block_tables: `[slots, max_blocks]` int32.
             k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, written in place.
+            scales: of caches in float8_e4m3fn, written in place; None for other caches. Keys and
+                values are divided by their scale and rounded to the nearest, half to even.
             unscaled: `[tokens, hidden]` or None. If given, `qkv` was computed from `unscaled`
                 instead of its RMSNorm. `qkv` is then first divided by the root mean square of
                 `unscaled`.

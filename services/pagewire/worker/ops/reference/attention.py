@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.shared_prefix import PrefixLimits, SharedPrefixItems
 
 _ANY_ROWS = 1 << 30
@@ -45,6 +46,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
+    scales: KVScales | None = None,
     shared: SharedPrefixItems | None = None,
     plan: Any = None,
     beside_prefill: bool = False,
@@ -60,7 +62,7 @@ def decode_attention(
         return out.masked_fill_((lengths == 0)[:, None, None], 0)
 
     tables = block_tables[slots, : -(-longest // block_size)]  # [rows, blocks]
-    k, v = _gather(k_cache, tables), _gather(v_cache, tables)
+    k, v = _gather_both(k_cache, v_cache, scales, tables)
     # An empty row keeps position 0, so that its softmax is defined; it is zeroed below.
     positions = torch.arange(k.shape[2], device=q.device)
     visible = positions < lengths.clamp(min=1)[:, None]
@@ -68,9 +70,9 @@ def decode_attention(
         visible &= positions >= lengths.clamp(min=1)[:, None] - window
 
     # The query heads of one KV head take the place of a query sequence, which has no causal mask.
-    grouped = q.view(rows, kv_heads, query_heads // kv_heads, head_dim)
+    grouped = q.to(k.dtype).view(rows, kv_heads, query_heads // kv_heads, head_dim)
     mask = visible[:, None, None, :]
-    attended = _attend_masked(grouped, k, v, mask, scale, soft_cap).reshape(q.shape)
+    attended = _attend_masked(grouped, k, v, mask, scale, soft_cap).reshape(q.shape).to(q.dtype)
     attended.masked_fill_((lengths == 0)[:, None, None], 0)
     return torch.where((lengths < 0)[:, None, None], out, attended, out=out)
 
@@ -86,6 +88,7 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    scales: KVScales | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
     out: Tensor | None = None,
@@ -105,11 +108,25 @@ def prefill_attention(
             )
         if begin < end:
             table = block_tables[slot : slot + 1, : -(-length // k_cache.shape[2])]
-            k, v = _gather(k_cache, table)[0], _gather(v_cache, table)[0]
-            out[begin:end] = _attend_chunk(
-                q[begin:end], k[:, :length], v[:, :length], scale, window, soft_cap
-            )
+            k, v = (x[0, :, :length] for x in _gather_both(k_cache, v_cache, scales, table))
+            out[begin:end] = _attend_chunk(q[begin:end].to(k.dtype), k, v, scale, window, soft_cap)
     return out
+
+
+def _gather_both(
+    k_cache: Tensor, v_cache: Tensor, scales: KVScales | None, tables: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Copy keys and values as `_gather` does; those of FP8 caches in float32."""
+    if scales is None:
+        return _gather(k_cache, tables), _gather(v_cache, tables)
+    pairs = ((k_cache, scales.keys), (v_cache, scales.values))
+    k, v = (
+        # As bytes: torch does not index FP8 tensors on every device.
+        _gather(cache.view(torch.uint8), tables).view(cache.dtype).float()
+        * _gather(of_cache[..., None], tables)
+        for cache, of_cache in pairs
+    )
+    return k, v
 
 
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:

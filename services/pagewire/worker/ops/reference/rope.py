@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagewire.worker.ops.contract.blocks import FP8_LARGEST, LEAST_SCALE, KVScales
 from pagewire.worker.ops.reference.linear import norm_linear
 from pagewire.worker.ops.reference.norm import inverse_rms
 
@@ -23,12 +24,12 @@ def norm_qkv_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     qkv = norm_linear(x, None, eps, weight, bias)
-    return qk_norm_rope_kv_write(
-        qkv, q_norm, k_norm, eps, cos_sin, positions, slots, block_tables, k_cache, v_cache, out=out
-    )
+    place = (positions, slots, block_tables, k_cache, v_cache)
+    return qk_norm_rope_kv_write(qkv, q_norm, k_norm, eps, cos_sin, *place, scales=scales, out=out)
 
 
 def qk_norm_rope_kv_write(
@@ -43,6 +44,7 @@ def qk_norm_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     unscaled: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -55,10 +57,26 @@ def qk_norm_rope_kv_write(
 
     blocks = block_tables[slots, positions // block_size]  # [tokens]
     rows = positions % block_size
-    k_cache[blocks, :, rows] = _norm_rotate(k, k_norm, eps, cos, sin).to(k_cache.dtype)
-    v_cache[blocks, :, rows] = v.to(v_cache.dtype)
+    keys = _norm_rotate(k, k_norm, eps, cos, sin)
+    if scales is None:
+        k_cache[blocks, :, rows] = keys.to(k_cache.dtype)
+        v_cache[blocks, :, rows] = v.to(v_cache.dtype)
+    else:
+        _write_fp8(keys, k_cache, scales.keys, blocks, rows)
+        _write_fp8(v.float(), v_cache, scales.values, blocks, rows)
     queries = _norm_rotate(q, q_norm, eps, cos, sin).to(qkv.dtype)
     return queries if out is None else out.copy_(queries)
+
+
+def _write_fp8(x: Tensor, cache: Tensor, scales: Tensor, blocks: Tensor, rows: Tensor) -> None:
+    """Write `[tokens, kv_heads, head_dim]` float32 to the rows of blocks, with their scales."""
+    highest = x.abs().amax(-1)  # [tokens, kv_heads]
+    # By a tensor: on a GPU torch multiplies by the reciprocal of a number.
+    scale = (highest / torch.full_like(highest, FP8_LARGEST)).clamp(min=LEAST_SCALE)
+    scales[blocks, :, rows] = scale
+    values = (x / scale[..., None]).to(cache.dtype)
+    # As bytes: torch does not index FP8 tensors on every device.
+    cache.view(torch.uint8)[blocks, :, rows] = values.view(torch.uint8)
 
 
 def _norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:

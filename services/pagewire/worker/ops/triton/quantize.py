@@ -26,7 +26,7 @@ def _scale_of(magnitude, LARGEST_VALUE: tl.constexpr):
 
 
 @triton.jit
-def _rounded_to_fp8(x):
+def rounded_to_fp8(x):
     """Return float32 values up to 448 rounded to E4M3, half to even, as float32.
 
     For Triton's interpreter only: its conversion to FP8 loses the carry into the exponent.
@@ -101,7 +101,7 @@ def _quantize_kernel(
     if INTEGER:
         scaled = (scaled + _ROUNDING) - _ROUNDING
     elif INTERPRETED:
-        scaled = _rounded_to_fp8(scaled)
+        scaled = rounded_to_fp8(scaled)
     values = scaled.to(values_ptr.dtype.element_ty)
     tl.store(values_ptr + token * WIDTH + column, values, mask=mask)
 

@@ -9,11 +9,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import FP8_LARGEST, LEAST_SCALE, KVScales
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
 from pagewire.worker.ops.triton.norm import inverse_rms, scales_late
+from pagewire.worker.ops.triton.quantize import rounded_to_fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def norm_qkv_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Implement `RopeOps.norm_qkv_rope_kv_write`; `x` is contiguous."""
@@ -59,6 +62,7 @@ def norm_qkv_rope_kv_write(
         block_tables,
         k_cache,
         v_cache,
+        scales=scales,
         unscaled=x if late else None,
         out=out,
         waited_for=isinstance(config, SkinnyConfig),
@@ -77,6 +81,7 @@ def qk_norm_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     unscaled: Tensor | None = None,
     out: Tensor | None = None,
     waited_for: bool = False,
@@ -115,6 +120,8 @@ def qk_norm_rope_kv_write(
         slots,
         block_tables,
         qkv if unscaled is None else unscaled,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         tokens,
         block_tables.stride(0),
         HEAD_DIM=head_dim,
@@ -128,6 +135,10 @@ def qk_norm_rope_kv_write(
         EARLY=unscaled is not None and waited_for,
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,
+        FP8=scales is not None,
+        LARGEST=FP8_LARGEST,
+        LEAST=LEAST_SCALE,
+        INTERPRETED=qkv.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,
         **launch,
@@ -208,6 +219,39 @@ def _store(y_ptr, at, present, first, second, HALF: tl.constexpr):
     tl.store(y_ptr + at + HALF, second.to(y_ptr.dtype.element_ty), mask=present)
 
 
+@triton.jit
+def _store_fp8(
+    y_ptr,
+    scales_ptr,
+    to,
+    dim,
+    present,
+    first,
+    second,
+    HEAD_DIM: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Store the two halves of heads as FP8 numbers, and a scale for each head.
+
+    `to [tokens, heads, 1]` are the offsets of heads. A head with a value that is not finite
+    gets NaN as its scale.
+    """
+    highest = tl.maximum(tl.max(tl.abs(first), 2), tl.max(tl.abs(second), 2))[:, :, None]
+    scale = tl.maximum(tl.div_rn(highest, highest * 0 + LARGEST), LEAST)
+    # The maximum leaves NaN out. The sum is 0, or NaN if any value is not finite.
+    scale += tl.sum(first * 0.0 + second * 0.0, 2)[:, :, None]
+    tl.store(scales_ptr + to // HEAD_DIM, scale, mask=present)
+    wide = tl.broadcast_to(scale, first.shape)
+    first = tl.div_rn(first, wide)
+    second = tl.div_rn(second, wide)
+    if INTERPRETED:
+        first = rounded_to_fp8(first)
+        second = rounded_to_fp8(second)
+    _store(y_ptr, to + dim, present, first, second, HEAD_DIM // 2)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _qk_norm_rope_kv_write_kernel(
     q_ptr,  # [tokens, query_heads, head_dim]
@@ -222,6 +266,8 @@ def _qk_norm_rope_kv_write_kernel(
     slots_ptr,
     tables_ptr,
     unscaled_ptr,  # [tokens, HIDDEN]
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     tokens,
     table_stride,
     HEAD_DIM: tl.constexpr,
@@ -235,6 +281,10 @@ def _qk_norm_rope_kv_write_kernel(
     EARLY: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    FP8: tl.constexpr,  # whether the caches are
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Normalize and rotate queries and keys, and write keys and values to the cache.
@@ -286,7 +336,13 @@ def _qk_norm_rope_kv_write_kernel(
         first, second = _norm_rotate(
             qkv_ptr, at, present, scale, k_norm_ptr, eps, cos, sin, HEAD_DIM, K_NORM
         )
-        _store(k_ptr, to + dim, present, first, second, HALF)
+        if FP8:
+            _store_fp8(
+                k_ptr, k_scales_ptr, to, dim, present, first, second,
+                HEAD_DIM, LARGEST, LEAST, INTERPRETED,
+            )  # fmt: skip
+        else:
+            _store(k_ptr, to + dim, present, first, second, HALF)
     else:
         head = (group - Q_GROUPS - KV_GROUPS) * HEADS + heads
         present = (here[:, None] & (head < KV_HEADS)[None, :])[:, :, None]
@@ -297,4 +353,10 @@ def _qk_norm_rope_kv_write_kernel(
         )  # fmt: skip
         first = tl.load(qkv_ptr + at, mask=present, other=0.0).to(tl.float32) * scale
         second = tl.load(qkv_ptr + at + HALF, mask=present, other=0.0).to(tl.float32) * scale
-        _store(v_ptr, to + dim, present, first, second, HALF)
+        if FP8:
+            _store_fp8(
+                v_ptr, v_scales_ptr, to, dim, present, first, second,
+                HEAD_DIM, LARGEST, LEAST, INTERPRETED,
+            )  # fmt: skip
+        else:
+            _store(v_ptr, to + dim, present, first, second, HALF)

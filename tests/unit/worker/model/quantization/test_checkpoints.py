@@ -136,6 +136,32 @@ def test_quantized_weights_and_inputs(tmp_path: Path, form: str, sizes: dict[str
     assert found < 0.1 * error(plain, meant)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_stored_scales_of_a_cache_belong_to_its_scheme(tmp_path: Path, asked: bool) -> None:
+    """The worker computes its own: with the scheme, the file's are left out, else refused."""
+    model = save_quantized(tmp_path, "llama", ALL_IN_EIGHT_BITS["fp8, channels"], **SIZES)
+    path, config = (
+        tmp_path / "model.safetensors",
+        json.loads((tmp_path / "config.json").read_text()),
+    )
+    scales = {
+        f"model.layers.{layer}.self_attn.{name}_scale": torch.tensor([0.02])
+        for layer in range(config["num_hidden_layers"])
+        for name in "kv"
+    }
+    save_file({**load_file(path), **scales}, path)
+    if not asked:
+        with pytest.raises(SetupError, match=r"self_attn\.k_scale has no place"):
+            our_logits(tmp_path)
+        return
+    config["quantization_config"]["kv_cache_scheme"] = {**FP8, "strategy": "tensor"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert error(our_logits(tmp_path), logits_of(model)) < 0.05
+    quantization = read_model_config(tmp_path).quantization
+    assert quantization is not None
+    assert quantization.fp8_kv
+
+
 @pytest.mark.parametrize("form", ["packed, groups of 32", "gptq, ordered", "awq"])
 @pytest.mark.parametrize("variant", [name for name in DENSE if name != "llama"])
 def test_every_family(tmp_path: Path, variant: str, form: str) -> None:

@@ -1,6 +1,7 @@
 """What a quantization_config may say, and how what is not supported is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def parsed(raw: dict[str, Any]) -> Quantization:
     return found
 
 
+# As compressed-tensors writes it.
+KV = {
+    "num_bits": 8,
+    "type": "float",
+    "symmetric": True,
+    "strategy": "tensor",
+    "dynamic": False,
+    "group_size": None,
+    "actorder": None,
+    "block_structure": None,
+    "observer": "minmax",
+    "observer_kwargs": {},
+}
+
+
 def group(weights: dict[str, Any], inputs: dict[str, Any] | None = None, **more: Any) -> Any:
     return {"targets": ["Linear"], "weights": weights, "input_activations": inputs, **more}
 
@@ -56,6 +72,15 @@ def compressed(kind: str = "float-quantized", **changes: Any) -> dict[str, Any]:
 def packed(**weights: Any) -> dict[str, Any]:
     given = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, **weights}
     return compressed("pack-quantized", config_groups={"group_0": group(given)})
+
+
+@pytest.mark.parametrize("raw", [compressed(), {"quant_method": "fp8"}])
+def test_a_cache_in_fp8_may_be_asked_for(raw: dict[str, Any]) -> None:
+    plain = parse_quantization({"quantization_config": raw})
+    asking = parse_quantization({"quantization_config": {**raw, "kv_cache_scheme": KV}})
+    assert plain is not None
+    assert asking == replace(plain, fp8_kv=True)
+    assert not plain.fp8_kv
 
 
 def test_plain_weights_have_none() -> None:
@@ -157,7 +182,13 @@ def test_layers_are_left_out(raw: dict[str, Any]) -> None:
         ({"quant_method": "fp8", "rotation": "hadamard"}, ["rotation", "hadamard"]),
         (compressed("marlin-24"), ["compressed-tensors", "format", "marlin-24"]),
         (compressed(quantization_status="calibration"), ["quantization_status", "calibration"]),
-        (compressed(kv_cache_scheme={"num_bits": 8}), ["kv_cache_scheme"]),
+        (compressed(kv_cache_scheme={"num_bits": 8}), ["kv_cache_scheme.type", "int"]),
+        (compressed(kv_cache_scheme={**KV, "num_bits": 4}), ["kv_cache_scheme.num_bits", "4"]),
+        (compressed(kv_cache_scheme={**KV, "dynamic": True}), ["kv_cache_scheme.dynamic", "True"]),
+        (compressed(kv_cache_scheme={**KV, "strategy": "attn_head"}), ["strategy", "attn_head"]),
+        (compressed(kv_cache_scheme={**KV, "symmetric": False}), ["kv_cache_scheme.symmetric"]),
+        (compressed(kv_cache_scheme={**KV, "group_size": 64}), ["kv_cache_scheme.group_size"]),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, ["kv_cache_scheme", "static"]),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), ["sparsity_config.format"]),
         (compressed(transform_config={"config_groups": {"u": {}}}), ["transform_config"]),
         (compressed(config_groups=None), ["config_groups"]),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.contract.blocks import RUN
+from pagewire.worker.ops.contract.blocks import RUN, KVScales
 from pagewire.worker.ops.contract.shared_prefix import MAX_RANGES, SharedPrefixItems
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
@@ -66,6 +66,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
+    scales: KVScales | None = None,
     shared: SharedPrefixItems | None = None,
     plan: DecodePlan | None = None,
     beside_prefill: bool = False,
@@ -79,7 +80,7 @@ def decode_attention(
     With a window, each row reads its own positions, shared or not. `config` sets tiles and launch
     options; None chooses them by dtype, head size and rows.
     """
-    check_layout(q, k_cache, v_cache)
+    check_layout(q, k_cache, v_cache, scales)
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
@@ -110,7 +111,7 @@ def decode_attention(
         shared_lengths = counts = lengths
     else:
         ranges = attend_shared_prefixes(
-            q, k_cache, v_cache, block_tables, shared, scale, soft_cap=soft_cap
+            q, k_cache, v_cache, block_tables, shared, scale, scales=scales, soft_cap=soft_cap
         )
         shared_lengths, counts = shared.lengths, shared.counts
     if plan is None:  # the kernels do not read it
@@ -134,12 +135,15 @@ def decode_attention(
         plan.rows,
         plan.units,
         plan.begins,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale_log2,
         config.min_share,
         int(beside_prefill or shared is not None),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
         CAP_SCALE=cap_scale,
+        FP8=scales is not None,
         BLOCK_N=max(8, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.triton.attention.paged import LOWEST, capped, window_begin
+from pagewire.worker.ops.triton.attention.paged import LOWEST, capped, widened, window_begin
 from pagewire.worker.ops.triton.attention.shares import cut
 
 
@@ -151,6 +151,8 @@ def decode_kernel(
     rows_ptr,  # these three are the plan, if PLANNED; see `DecodePlan`
     units_ptr,
     begins_ptr,
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     min_share,  # units
     beside,  # 1 if the preceding kernel runs at the same time, else 0
@@ -165,6 +167,7 @@ def decode_kernel(
     RANGES: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: all positions
     CAP_SCALE: tl.constexpr,  # 0: no soft cap
+    FP8: tl.constexpr,  # whether keys and values are; then they have scales
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -224,6 +227,7 @@ def decode_kernel(
     for _ in range(unit, stop):
         left = (length - position) * HEAD_DIM
         values = ()
+        v_scales = ()
         scores = ()
         for run in tl.static_range(TILE // RUN):
             start = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
@@ -237,7 +241,14 @@ def decode_kernel(
             v = tl.load(
                 v_ptrs + start, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
             )
+            if FP8:
+                of_line = (start + line) // HEAD_DIM  # [RUN]
+                k_scale = tl.load(k_scales_ptr + of_line, mask=valid, other=0.0)
+                v_scales += (tl.load(v_scales_ptr + of_line, mask=valid, other=0.0),)  # type: ignore[assignment]
+                k = k.to(q.dtype)
             of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
+            if FP8:
+                of_run *= k_scale[:, None]
             if CAP_SCALE > 0:
                 of_run = capped(of_run, CAP_SCALE)
             scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
@@ -275,6 +286,9 @@ def decode_kernel(
             weights = tl.exp2(scores[run] * scale_log2 - new_highest[None, :])
             norm += weights
             v = values[run]
+            if FP8:
+                v, v_scale = widened(v, v_scales[run], q)
+                weights *= v_scale[:, None]
             out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
         highest = new_highest
 

@@ -6,11 +6,12 @@ address that is loaded in the same step, the pipeline would need two more stages
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.ops.contract.blocks import RUN
+from pagewire.worker.ops.contract.blocks import RUN, KVScales
 
 # Softmax runs in base 2: scores are multiplied by scale * LOG2_E.
 LOG2_E = 1.4426950408889634
@@ -29,17 +30,26 @@ def score_scales(scale: float, soft_cap: float | None) -> tuple[float, float]:
     return soft_cap * LOG2_E, scale / soft_cap
 
 
-def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+def check_layout(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, scales: KVScales | None = None
+) -> None:
     """Check that the kernels can read tensors of this layout.
 
     Raises:
-        ValueError: a tensor is not contiguous, the head size is not a power of two of at least 16,
+        ValueError: a tensor is not contiguous, only one of the cache's FP8 numbers and their
+            `scales` is given, the head size is not a power of two of at least 16,
             the query heads are not a multiple of the KV heads, or a block is not a multiple of RUN
             positions.
     """
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if not tensor.is_contiguous():
             raise ValueError(f"{name} has strides {tensor.stride()}: pass it contiguous")
+        fp8 = name != "q" and tensor.dtype == torch.float8_e4m3fn
+        if name != "q" and fp8 != (scales is not None):
+            raise ValueError(
+                f"{name} is in {tensor.dtype}, and scales are {'not ' if fp8 else ''}given: pass "
+                "scales with a cache in float8_e4m3fn, and with no other"
+            )
     _, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     if head_dim < 16 or head_dim & (head_dim - 1):
@@ -81,3 +91,22 @@ def lines(
     page = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
     line = page + (position % BLOCK_SIZE) * HEAD_DIM
     return line[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+
+
+@triton.jit
+def scale_lines(block, position, head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the offsets of the scales of one head at `position [TILE]`, in an FP8 cache."""
+    return (block.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+@triton.jit
+def widened(v, scales, like):
+    """Return FP8 values in the type of `like`, and the scales that belong to them.
+
+    Weights are multiplied by the scales. In float16 a power of two passes from values to scales, so
+    that the products do not vanish. Both multiplications are exact.
+    """
+    if like.dtype == tl.float16:
+        return v.to(tl.float16) * 0.00390625, scales * 256.0
+    else:
+        return v.to(like.dtype), scales

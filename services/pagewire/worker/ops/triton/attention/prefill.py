@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
@@ -30,7 +31,9 @@ from pagewire.worker.ops.triton.attention.paged import (
     check_layout,
     lines,
     lookup,
+    scale_lines,
     score_scales,
+    widened,
 )
 
 
@@ -57,6 +60,7 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    scales: KVScales | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
     out: Tensor | None = None,
@@ -65,10 +69,10 @@ def prefill_attention(
     """Implement `AttentionOps.prefill_attention`.
 
     `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
-    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows and
-    no soft cap.
+    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows,
+    no soft cap and no FP8 caches.
     """
-    check_layout(q, k_cache, v_cache)
+    check_layout(q, k_cache, v_cache, scales)
     tokens, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     chunks = slots.shape[0]
@@ -78,7 +82,9 @@ def prefill_attention(
     if config is None and plain and hopper.is_supported(q, k_cache, chunks, max_query_length):
         hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
         return out
-    config = config or prefill_config(q.dtype, head_dim, group * max_query_length)
+    config = config or prefill_config(
+        q.dtype, head_dim, group * max_query_length, fp8=scales is not None
+    )
     tile_rows = max(config.rows, next_power_of_2(group))
     tile_tokens = tile_rows // group
     scale_log2, cap_scale = score_scales(scale, soft_cap)
@@ -96,6 +102,8 @@ def prefill_attention(
         slots,
         query_starts,
         lengths,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale_log2,
         tokens,
         chunks,
@@ -109,6 +117,7 @@ def prefill_attention(
         PADDED_CHUNKS=padded_chunks(chunks + 1),
         WINDOW=window or 0,
         CAP_SCALE=cap_scale,
+        FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -124,13 +133,20 @@ def padded_chunks(chunks: int) -> int:
     return max(256, next_power_of_2(chunks))
 
 
-def prefill_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
+def prefill_config(
+    dtype: torch.dtype, head_dim: int, rows: int, *, fp8: bool = False
+) -> PrefillConfig:
     """Choose tiles, the fastest of `benchmarks/kernels/attention.py --sweep` on an H200.
 
-    `rows` is tokens of the longest chunk times query heads of a group.
+    `rows` is tokens of the longest chunk times query heads of a group. Caches in FP8 need more
+    registers, for the conversion of keys and values; their tiles were not measured yet.
     """
     if dtype == torch.float32:
         return PrefillConfig(rows=16, tile=16, warps=4, stages=1)
+    if fp8 and head_dim > 128:
+        return PrefillConfig(rows=128, tile=16, warps=8, stages=2)
+    if fp8:
+        return PrefillConfig(rows=64, tile=64, warps=4, stages=3)
     if head_dim > 128:
         return PrefillConfig(rows=128, tile=32, warps=8, stages=2)
     if rows <= 1024:  # few tokens: smaller tiles keep more multiprocessors busy
@@ -154,6 +170,8 @@ def attend_tiles(
     length,
     begin,
     end,
+    k_scales_ptr,
+    v_scales_ptr,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -161,6 +179,7 @@ def attend_tiles(
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: all positions
     CAP_SCALE: tl.constexpr,  # 0: no soft cap
+    FP8: tl.constexpr,  # whether keys and values are; then they have scales
     PRECISION: tl.constexpr,
 ):
     """Attend from the queries of a tile to KV tiles `begin` to `end`; return `out, highest, norm`.
@@ -177,7 +196,18 @@ def attend_tiles(
             v = tl.load(v_ptr + line, mask=(at < length)[:, None], other=0.0)
         else:
             v = tl.load(v_ptr + line)
+        if FP8:
+            of_line = scale_lines(block, at, head, KV_HEADS, BLOCK_SIZE)
+            k_scales = tl.load(k_scales_ptr + of_line)
+            if MASKED:
+                v_scales = tl.load(v_scales_ptr + of_line, mask=at < length, other=0.0)
+            else:
+                v_scales = tl.load(v_scales_ptr + of_line)
+            k = k.to(q.dtype)
+            v, v_scales = widened(v, v_scales, q)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+        if FP8:
+            scores *= k_scales[None, :]
         if CAP_SCALE > 0:
             scores = capped(scores, CAP_SCALE)
         if MASKED:
@@ -191,6 +221,8 @@ def attend_tiles(
         norm = norm * decay + tl.sum(weights, 1)
         highest = new_highest
         out = out * decay[:, None]
+        if FP8:
+            weights *= v_scales[None, :]
         out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
         at += TILE
         block = lookup(table_ptr, at, length, BLOCK_SIZE)
@@ -207,6 +239,8 @@ def _prefill_kernel(
     slots_ptr,  # [chunks]
     starts_ptr,  # [chunks + 1]
     lengths_ptr,  # [chunks]
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     tokens,
     chunks,
@@ -220,6 +254,7 @@ def _prefill_kernel(
     PADDED_CHUNKS: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -276,18 +311,20 @@ def _prefill_kernel(
         out, highest, norm = attend_tiles(
             out, highest, norm,
             q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-            begin_tile, whole, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, WINDOW, CAP_SCALE,
-            PRECISION,
+            begin_tile, whole, k_scales_ptr, v_scales_ptr,
+            HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, WINDOW, CAP_SCALE, FP8, PRECISION,
         )  # fmt: skip
     out, highest, norm = attend_tiles(
         out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        whole, diagonal, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE, PRECISION,
+        whole, diagonal, k_scales_ptr, v_scales_ptr,
+        HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE, FP8, PRECISION,
     )  # fmt: skip
     out, highest, norm = attend_tiles(
         out, highest, norm,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length,
-        diagonal, tiles, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, WINDOW, CAP_SCALE, PRECISION,
+        diagonal, tiles, k_scales_ptr, v_scales_ptr,
+        HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, True, WINDOW, CAP_SCALE, FP8, PRECISION,
     )  # fmt: skip
     out = out / norm[:, None]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=present)

@@ -9,7 +9,7 @@ two-level scheme of "cascade inference" (Ye et al., 2024, FlashInfer).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.shared_prefix import (
     ITEM_FIELDS,
     MAX_RANGES,
@@ -55,12 +56,18 @@ def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
     return max(1, _config(dtype, head_dim).rows // group)
 
 
-def _config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:
+def _config(dtype: torch.dtype, head_dim: int, *, fp8: bool = False) -> PrefillConfig:
     """Return the tiles of a long prefill.
 
-    An item has many rows, or else its time is the time to read its KV, whatever the tile.
+    An item has many rows, or else its time is the time to read its KV, whatever the tile. The rows
+    of a tile do not depend on `fp8`, so that items have the same limits.
     """
-    return prefill_config(dtype, head_dim, rows=2**16)
+    config = prefill_config(dtype, head_dim, rows=2**16)
+    if not fp8 or dtype == torch.float32:
+        return config
+    if head_dim > 128:
+        return replace(config, tile=16)
+    return replace(config, registers=None)
 
 
 def attend_shared_prefixes(
@@ -71,13 +78,14 @@ def attend_shared_prefixes(
     shared: SharedPrefixItems,
     scale: float,
     *,
+    scales: KVScales | None = None,
     soft_cap: float | None = None,
 ) -> Pieces:
     """Return the pieces of all ranges; the arguments are those of `decode_attention`."""
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
-    config = _config(q.dtype, head_dim)
+    config = _config(q.dtype, head_dim, fp8=scales is not None)
     scale_log2, cap_scale = score_scales(scale, soft_cap)
     pdl = dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
@@ -95,6 +103,8 @@ def attend_shared_prefixes(
         shared.num_items,
         shared.items,
         shared.entries,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale_log2,
         block_tables.stride(0),
         HEAD_DIM=head_dim,
@@ -106,6 +116,7 @@ def attend_shared_prefixes(
         RANGES=MAX_RANGES,
         FIELDS=ITEM_FIELDS,
         CAP_SCALE=cap_scale,
+        FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -127,6 +138,8 @@ def _shared_prefix_kernel(
     num_items_ptr,
     items_ptr,  # [items, FIELDS]
     entries_ptr,
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     table_stride,
     HEAD_DIM: tl.constexpr,
@@ -138,6 +151,7 @@ def _shared_prefix_kernel(
     RANGES: tl.constexpr,
     FIELDS: tl.constexpr,
     CAP_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -177,8 +191,8 @@ def _shared_prefix_kernel(
         out, highest, norm = attend_tiles(
             out, highest, norm,
             q, k_ptr, v_ptr, table_ptr, head, query, scale_log2, end,
-            begin // TILE, end // TILE, HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE,
-            PRECISION,
+            begin // TILE, end // TILE, k_scales_ptr, v_scales_ptr,
+            HEAD_DIM, KV_HEADS, BLOCK_SIZE, TILE, False, 0, CAP_SCALE, FP8, PRECISION,
         )  # fmt: skip
 
         piece = (row * (RANGES + 1) + ordinal) * HEADS + query_head

@@ -15,10 +15,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.shared_prefix import SharedPrefixItems
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.attention.paged import LOG2_E, check_layout, lines, lookup
+from pagewire.worker.ops.triton.attention.paged import (
+    LOG2_E,
+    check_layout,
+    lines,
+    lookup,
+    scale_lines,
+)
 from pagewire.worker.ops.triton.invariant.decode_merge import Partials, merge_segments
 from pagewire.worker.ops.triton.invariant.decode_plan import (
     UNITS_PER_PROGRAM,
@@ -57,6 +64,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     *,
+    scales: KVScales | None = None,
     shared: SharedPrefixItems | None = None,
     plan: SegmentPlan | None = None,
     beside_prefill: bool = False,
@@ -66,7 +74,7 @@ def decode_attention(
     config: SegmentDecodeConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.decode_attention` without windows, soft caps and `beside_prefill`."""
-    check_layout(q, k_cache, v_cache)
+    check_layout(q, k_cache, v_cache, scales)
     check_options(window, soft_cap)
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
@@ -92,7 +100,9 @@ def decode_attention(
     ranges = partials  # not read without shared prefixes
     shared_lengths = counts = lengths
     if shared is not None:
-        ranges = attend_shared_segments(q, k_cache, v_cache, block_tables, shared, scale)
+        ranges = attend_shared_segments(
+            q, k_cache, v_cache, block_tables, shared, scale, scales=scales
+        )
         shared_lengths, counts = shared.lengths, shared.counts
     _segment_decode_kernel[(programs,)](
         out,
@@ -110,11 +120,14 @@ def decode_attention(
         plan.rows,
         plan.units,
         plan.begins,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale * LOG2_E,
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
         ROWS=max(MIN_ROWS, next_power_of_2(group)),
         TILE=TILE,
+        FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
         num_stages=config.stages,
@@ -197,6 +210,8 @@ def _segment_decode_kernel(
     rows_ptr,
     units_ptr,
     begins_ptr,
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     table_stride,
     HEAD_DIM: tl.constexpr,
@@ -207,6 +222,7 @@ def _segment_decode_kernel(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     RANGES: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -254,6 +270,12 @@ def _segment_decode_kernel(
         here = at < length
         k = tl.load(k_ptr + line, mask=here[:, None], other=0.0)
         v = tl.load(v_ptr + line, mask=here[:, None], other=0.0)
+        k_scales = here  # these two are not read without FP8
+        v_scales = here
+        if FP8:
+            of_line = scale_lines(block, at, head, KV_HEADS, BLOCK_SIZE)
+            k_scales = tl.load(k_scales_ptr + of_line, mask=here, other=0.0)
+            v_scales = tl.load(v_scales_ptr + of_line, mask=here, other=0.0)
 
         ended = step % TILES == TILES - 1
         last = ended & (segment == segments - 1)
@@ -275,7 +297,19 @@ def _segment_decode_kernel(
         block = lookup(table_ptr, at, length, BLOCK_SIZE)
 
         highest, norm, out = attend_tile(
-            highest, norm, out, q, k, v, here[None, :], scale_log2, True, PRECISION
+            highest,
+            norm,
+            out,
+            q,
+            k,
+            v,
+            k_scales,
+            v_scales,
+            here[None, :],
+            scale_log2,
+            True,
+            FP8,
+            PRECISION,
         )
         if ended:
             if whole:

@@ -15,9 +15,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.attention.paged import LOG2_E, check_layout, lines, lookup
+from pagewire.worker.ops.triton.attention.paged import (
+    LOG2_E,
+    check_layout,
+    lines,
+    lookup,
+    scale_lines,
+)
 from pagewire.worker.ops.triton.attention.prefill import padded_chunks
 from pagewire.worker.ops.triton.invariant.segments import (
     SEGMENT,
@@ -50,20 +57,21 @@ def prefill_attention(
     scale: float,
     max_query_length: int,
     *,
+    scales: KVScales | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
     out: Tensor | None = None,
     config: SegmentPrefillConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.prefill_attention` without windows and soft caps."""
-    check_layout(q, k_cache, v_cache)
+    check_layout(q, k_cache, v_cache, scales)
     check_options(window, soft_cap)
     tokens, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     chunks = slots.shape[0]
     group = query_heads // kv_heads
     out = torch.empty_like(q) if out is None else out
-    config = config or prefill_config(q.dtype, head_dim)
+    config = config or prefill_config(q.dtype, head_dim, fp8=scales is not None)
     tile_rows = max(config.rows, next_power_of_2(group))
     pdl = dependent_launch(q.device)
     # One more than the tiles of chunks: the tokens after the last chunk count as one more chunk.
@@ -77,6 +85,8 @@ def prefill_attention(
         slots,
         query_starts,
         lengths,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale * LOG2_E,
         tokens,
         chunks,
@@ -89,6 +99,7 @@ def prefill_attention(
         SEGMENT=SEGMENT,
         TILE=TILE,
         PADDED_CHUNKS=padded_chunks(chunks + 1),
+        FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
@@ -99,7 +110,7 @@ def prefill_attention(
     return out
 
 
-def prefill_config(dtype: torch.dtype, head_dim: int) -> SegmentPrefillConfig:
+def prefill_config(dtype: torch.dtype, head_dim: int, *, fp8: bool = False) -> SegmentPrefillConfig:
     """Choose tiles; not measured on a GPU yet.
 
     A program holds the sums of a segment and of all segments before it, twice the registers of
@@ -109,6 +120,8 @@ def prefill_config(dtype: torch.dtype, head_dim: int) -> SegmentPrefillConfig:
         return SegmentPrefillConfig(rows=16, warps=4, stages=1)
     if head_dim > 128:
         return SegmentPrefillConfig(rows=32, warps=8, stages=2)  # 64 rows spill registers
+    if fp8:
+        return SegmentPrefillConfig(rows=32, warps=4, stages=2)
     return SegmentPrefillConfig(rows=64, warps=4, stages=3)
 
 
@@ -116,12 +129,14 @@ def prefill_config(dtype: torch.dtype, head_dim: int) -> SegmentPrefillConfig:
 def _attend_tiles(
     highest, norm, out, all_highest, all_norm, all_out,
     q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length, begin, end,
+    k_scales_ptr, v_scales_ptr,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SEGMENT: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend to KV tiles `begin` to `end`, and fold each segment that ends there.
@@ -138,9 +153,27 @@ def _attend_tiles(
             v = tl.load(v_ptr + line, mask=(at < length)[:, None], other=0.0)
         else:
             v = tl.load(v_ptr + line)
+        k_scales = at  # these two are not read without FP8
+        v_scales = at
+        if FP8:
+            of_line = scale_lines(block, at, head, KV_HEADS, BLOCK_SIZE)
+            k_scales = tl.load(k_scales_ptr + of_line)
+            v_scales = tl.load(v_scales_ptr + of_line, mask=at < length, other=0.0)
         seen = at[None, :] <= positions[:, None]
         highest, norm, out = attend_tile(
-            highest, norm, out, q, k, v, seen, scale_log2, MASKED, PRECISION
+            highest,
+            norm,
+            out,
+            q,
+            k,
+            v,
+            k_scales,
+            v_scales,
+            seen,
+            scale_log2,
+            MASKED,
+            FP8,
+            PRECISION,
         )
         if tile % TILES == TILES - 1:
             all_highest, all_norm, all_out = fold(
@@ -162,6 +195,8 @@ def _segment_prefill_kernel(
     slots_ptr,  # [chunks]
     starts_ptr,  # [chunks + 1]
     lengths_ptr,  # [chunks]
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     tokens,
     chunks,
@@ -174,6 +209,7 @@ def _segment_prefill_kernel(
     SEGMENT: tl.constexpr,
     TILE: tl.constexpr,
     PADDED_CHUNKS: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -225,12 +261,14 @@ def _segment_prefill_kernel(
     highest, norm, out, all_highest, all_norm, all_out = _attend_tiles(
         highest, norm, out, all_highest, all_norm, all_out,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length, 0, diagonal,
-        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, False, PRECISION,
+        k_scales_ptr, v_scales_ptr,
+        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, False, FP8, PRECISION,
     )  # fmt: skip
     highest, norm, out, all_highest, all_norm, all_out = _attend_tiles(
         highest, norm, out, all_highest, all_norm, all_out,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length, diagonal, tiles,
-        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, True, PRECISION,
+        k_scales_ptr, v_scales_ptr,
+        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, True, FP8, PRECISION,
     )  # fmt: skip
     # The last segment, or one without positions, which changes nothing.
     all_highest, all_norm, all_out = fold(all_highest, all_norm, all_out, highest, norm, out)

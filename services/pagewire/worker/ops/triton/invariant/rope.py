@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.triton import rope
 from pagewire.worker.ops.triton.invariant.linear import norm_linear
 
@@ -25,6 +26,7 @@ def norm_qkv_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Implement `RopeOps.norm_qkv_rope_kv_write`; `x` is contiguous."""
@@ -39,6 +41,7 @@ def norm_qkv_rope_kv_write(
         block_tables,
         k_cache,
         v_cache,
+        scales=scales,
         out=out,
     )
 
@@ -55,6 +58,7 @@ def qk_norm_rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     unscaled: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -70,6 +74,7 @@ def qk_norm_rope_kv_write(
         block_tables,
         k_cache,
         v_cache,
+        scales=scales,
         unscaled=unscaled,
         out=out,
         config=CONFIG,

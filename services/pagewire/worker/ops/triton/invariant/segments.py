@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagewire.worker.ops.triton.attention.paged import LOWEST
+from pagewire.worker.ops.triton.attention.paged import LOWEST, widened
 
 TILE = 64
 SEGMENT = 256
@@ -46,13 +46,21 @@ def attend_tile(
     q,  # [ROWS, head_dim]
     k,  # [TILE, head_dim]
     v,  # [TILE, head_dim], finite also where nothing is seen
+    k_scales,  # [TILE], if FP8
+    v_scales,  # [TILE], finite also where nothing is seen
     seen,  # [ROWS, TILE] or [1, TILE]
     scale_log2,
     MASKED: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Add a tile to its segment; return `highest, norm, out`. Without MASKED every row sees all."""
+    if FP8:
+        k = k.to(q.dtype)
+        v, v_scales = widened(v, v_scales, q)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+    if FP8:
+        scores *= k_scales[None, :]
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
@@ -61,6 +69,8 @@ def attend_tile(
     weights = (weights + _ROUND) - _ROUND
     norm = norm * decay + tl.sum(weights, 1)
     out = out * decay[:, None]
+    if FP8:
+        weights *= v_scales[None, :]
     out = tl.dot(weights.to(v.dtype), v, out, input_precision=PRECISION)
     return new_highest, norm, out
 

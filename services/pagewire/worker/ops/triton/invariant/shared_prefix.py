@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.contract.shared_prefix import (
     ITEM_FIELDS,
     PrefixLimits,
@@ -19,7 +20,7 @@ from pagewire.worker.ops.contract.shared_prefix import (
 )
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.attention.paged import LOG2_E, lines, lookup
+from pagewire.worker.ops.triton.attention.paged import LOG2_E, lines, lookup, scale_lines
 from pagewire.worker.ops.triton.invariant.decode_merge import Partials
 from pagewire.worker.ops.triton.invariant.segments import SEGMENT, TILE, attend_tile, start
 
@@ -50,6 +51,8 @@ def attend_shared_segments(
     block_tables: Tensor,
     shared: SharedPrefixItems,
     scale: float,
+    *,
+    scales: KVScales | None = None,
 ) -> Partials:
     """Return all shared segments, `[rows * MAX_SEGMENTS]`; arguments as in `decode_attention`."""
     rows, query_heads, head_dim = q.shape
@@ -67,6 +70,8 @@ def attend_shared_segments(
         shared.num_items,
         shared.items,
         shared.entries,
+        k_cache if scales is None else scales.keys,
+        v_cache if scales is None else scales.values,
         scale * LOG2_E,
         block_tables.stride(0),
         HEAD_DIM=head_dim,
@@ -78,10 +83,11 @@ def attend_shared_segments(
         TILE=TILE,
         RANGES=MAX_SEGMENTS,
         FIELDS=ITEM_FIELDS,
+        FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=4 if head_dim <= 128 else 8,
-        num_stages=1 if q.dtype == torch.float32 else 2,
+        num_stages=1 if q.dtype == torch.float32 or (scales is not None and head_dim > 128) else 2,
         launch_pdl=pdl,
         enable_fp_fusion=False,
     )
@@ -99,6 +105,8 @@ def _shared_segment_kernel(
     num_items_ptr,
     items_ptr,  # [items, FIELDS]
     entries_ptr,
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
     scale_log2,
     table_stride,
     HEAD_DIM: tl.constexpr,
@@ -110,6 +118,7 @@ def _shared_segment_kernel(
     TILE: tl.constexpr,
     RANGES: tl.constexpr,
     FIELDS: tl.constexpr,
+    FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -149,9 +158,16 @@ def _shared_segment_kernel(
             line = lines(block, at, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
             k = tl.load(k_ptr + line)
             v = tl.load(v_ptr + line)
+            k_scales = at  # these two are not read without FP8
+            v_scales = at
+            if FP8:
+                of_line = scale_lines(block, at, head, KV_HEADS, BLOCK_SIZE)
+                k_scales = tl.load(k_scales_ptr + of_line)
+                v_scales = tl.load(v_scales_ptr + of_line)
             highest, norm, out = attend_tile(
-                highest, norm, out, q, k, v, present[:, None], scale_log2, False, PRECISION
-            )
+                highest, norm, out, q, k, v, k_scales, v_scales, present[:, None], scale_log2,
+                False, FP8, PRECISION,
+            )  # fmt: skip
 
         piece = (row.to(tl.int64) * RANGES + ordinal) * HEADS
         to = (piece + query_head)[:, None] * HEAD_DIM + dim[None, :]
