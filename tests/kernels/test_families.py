@@ -72,6 +72,7 @@ def ints(values: list, device: torch.device) -> Tensor:
         ("starcoder2", {}),
         ("cohere2", {"hidden_size": 48}),
         ("granite", {}),
+        ("gpt-oss", {}),
     ],
 )
 def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):

@@ -29,12 +29,14 @@ class Model:
     experts: int
     top_k: int
     sigmoid: bool = False
+    gpt_oss: bool = False
     dtype: torch.dtype = torch.bfloat16
 
 
 QWEN = Model(hidden=2048, intermediate=768, experts=128, top_k=8)
 MIXTRAL = Model(hidden=4096, intermediate=14336, experts=8, top_k=2)
 DEEPSEEK = Model(hidden=7168, intermediate=2048, experts=256, top_k=8, sigmoid=True)
+GPT_OSS = Model(hidden=2880, intermediate=2880, experts=32, top_k=4, gpt_oss=True)
 FLOATS = replace(QWEN, dtype=FLOAT)
 CASES = {
     "one token": (QWEN, 1),
@@ -46,6 +48,8 @@ CASES = {
     "few experts, 8 tokens": (MIXTRAL, 8),
     "few experts, 8192 tokens": (MIXTRAL, 8192),
     "groups of experts": (DEEPSEEK, 64),
+    "biases and clamps, 64 tokens": (GPT_OSS, 64),
+    "biases and clamps, 8192 tokens": (GPT_OSS, 8192),
     "float32, 64 tokens": (FLOATS, 64),
     "float32, 8192 tokens": (FLOATS, 8192),
 }
@@ -66,7 +70,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def layer(model: Model, tokens: int) -> None:
     """Launch all kernels of a layer."""
-    from pagewire.worker.ops.contract.experts import Routing
+    from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
     from pagewire.worker.ops.triton import experts
 
     hidden, intermediate, count = model.hidden, model.intermediate, model.experts
@@ -79,10 +83,15 @@ def layer(model: Model, tokens: int) -> None:
         correction = meta(count, dtype=FLOAT)
         groups = {"scoring": "sigmoid", "groups": 8, "top_groups": 4}
     routing = Routing(count, model.top_k, **groups)
-    routes = experts.route(x, weight(count, hidden), routing, correction)
+    biases, clamp = [None] * 3, None
+    if model.gpt_oss:
+        biases = [weight(count), weight(count, 2 * intermediate), weight(count, hidden)]
+        clamp = ClampedSwiglu(1.702, 7.0)
+    routes = experts.route(x, weight(count, hidden), routing, correction, biases[0])
     rows = experts.sort_by_expert(routes.experts, count)
-    gated = experts.experts_gate_up_silu_mul(x, weight(count, 2 * intermediate, hidden), rows)
-    parts = experts.experts_down(gated, weight(count, hidden, intermediate), rows)
+    gate_up, down = weight(count, 2 * intermediate, hidden), weight(count, hidden, intermediate)
+    gated = experts.experts_gate_up_silu_mul(x, gate_up, rows, biases[1], clamp)
+    parts = experts.experts_down(gated, down, rows, biases[2])
     experts.add_experts(parts, routes.weights, rows, x, x, weight(tokens, 1))
 
 

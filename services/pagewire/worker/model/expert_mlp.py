@@ -6,7 +6,7 @@ from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.config.experts import ExpertsConfig
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops import Ops
-from pagewire.worker.ops.contract.experts import Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
 
 
 class ExpertMlp:
@@ -27,6 +27,7 @@ class ExpertMlp:
             groups=experts.groups,
             top_groups=experts.top_groups,
         )
+        self._clamp = None if experts.clamp is None else ClampedSwiglu(*experts.clamp)
 
     def add(self, weights: LayerWeights, residual: Tensor) -> None:
         """Adds the weighted experts of each token to `residual [rows, hidden]`, in place."""
@@ -35,10 +36,14 @@ class ExpertMlp:
         assert isinstance(weights.down, Tensor)
         ops = self._ops
         normed = ops.rms_norm(residual, weights.post_norm, self._eps)
-        routes = ops.route(normed, weights.router, self._routing, weights.correction)
+        routes = ops.route(
+            normed, weights.router, self._routing, weights.correction, weights.router_bias
+        )
         rows = ops.sort_by_expert(routes.experts, self._routing.experts)
-        gated = ops.experts_gate_up_silu_mul(normed, weights.gate_up, rows)
-        parts = ops.experts_down(gated, weights.down, rows)
+        gated = ops.experts_gate_up_silu_mul(
+            normed, weights.gate_up, rows, weights.gate_up_bias, self._clamp
+        )
+        parts = ops.experts_down(gated, weights.down, rows, weights.down_bias)
         shared, gate = self._shared(weights, normed)
         ops.add_experts(parts, routes.weights, rows, residual, shared, gate)
 

@@ -39,35 +39,50 @@ def _layer_views(
             yield f"{names.part(part)}.bias", bias
     if layer.correction is not None:
         yield names.part("correction"), layer.correction
-    for name, weight in _expert_views(config, layer):
-        yield f"{name}.weight", weight
+    if layer.sinks is not None:
+        yield names.part("sinks"), layer.sinks
+    yield from _expert_views(config, layer)
     yield from _projections(config, number, layer)
 
 
 def _expert_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
-    """Yields name and weight of each matrix of the MLP of a layer with experts."""
+    """Yields name and tensor of each matrix and bias of the MLP of a layer with experts."""
     if layer.router is None:
         return
+    names = config.names
+    yield f"{names.part('router')}.weight", layer.router
+    if layer.router_bias is not None:
+        yield f"{names.part('router')}.bias", layer.router_bias
+    yield from _routed_views(config, layer)
+    if layer.shared_gate_up is None or layer.shared_down is None:
+        return
+    gate, up = layer.shared_gate_up.chunk(2)
+    yield f"{names.part('shared_gate_proj')}.weight", gate
+    yield f"{names.part('shared_up_proj')}.weight", up
+    yield f"{names.part('shared_down')}.weight", layer.shared_down
+    if layer.shared_gate is not None:
+        yield f"{names.part('shared_gate')}.weight", layer.shared_gate
+
+
+def _routed_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    """Yields name and tensor of the matrices and biases of the experts that are chosen."""
     assert isinstance(layer.gate_up, Tensor)
     assert isinstance(layer.down, Tensor)
-    names = config.names
-    yield names.part("router"), layer.router
-    if "experts_gate_up" in names.parts:
-        yield names.part("experts_gate_up"), layer.gate_up
-        yield names.part("experts_down"), layer.down
+    names, experts = config.names, config.experts
+    if experts is not None and experts.transposed:
+        # Rows of gates and values stay in turns until all are loaded (`served_weights`).
+        for field in ("gate_up", "down"):
+            name = names.part(f"experts_{field}")
+            yield name, getattr(layer, field).transpose(1, 2)
+            yield f"{name}_bias", getattr(layer, f"{field}_bias")
+    elif "experts_gate_up" in names.parts:
+        yield f"{names.part('experts_gate_up')}.weight", layer.gate_up
+        yield f"{names.part('experts_down')}.weight", layer.down
     else:
         for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
             gate, up = gate_up.chunk(2)
             for part, weight in (("gate", gate), ("up", up), ("down", down)):
-                yield names.part(f"expert_{part}").format(expert=expert), weight
-    if layer.shared_gate_up is None or layer.shared_down is None:
-        return
-    gate, up = layer.shared_gate_up.chunk(2)
-    yield names.part("shared_gate_proj"), gate
-    yield names.part("shared_up_proj"), up
-    yield names.part("shared_down"), layer.shared_down
-    if layer.shared_gate is not None:
-        yield names.part("shared_gate"), layer.shared_gate
+                yield f"{names.part(f'expert_{part}').format(expert=expert)}.weight", weight
 
 
 def _projections(

@@ -40,14 +40,16 @@ class LayerWeights:
     input_norm_bias: Tensor | None = None  # [hidden]
     attended_norm: Tensor | None = None  # [hidden], of what attention adds to the residual stream
     post_norm_bias: Tensor | None = None  # [hidden]
-    gate_up_bias: Tensor | None = None  # as many as the rows of `gate_up`
-    down_bias: Tensor | None = None  # [hidden]
+    gate_up_bias: Tensor | None = None  # a value for each row of `gate_up`
+    down_bias: Tensor | None = None  # [hidden], with experts [experts, hidden]
     mlp_norm: Tensor | None = None  # [hidden], of what the MLP adds to the residual stream
     router: Tensor | None = None  # [experts, hidden]; None in a layer without experts
     correction: Tensor | None = None  # [experts] float32, added to the scores that choose
     shared_gate_up: Tensor | None = None  # [2 * intermediate, hidden], of the shared expert
     shared_down: Tensor | None = None  # [hidden, intermediate]
     shared_gate: Tensor | None = None  # [1, hidden]
+    router_bias: Tensor | None = None  # [experts]
+    sinks: Tensor | None = None  # [heads], of attention
 
     def norms(self) -> tuple[Tensor | None, ...]:
         """The weights of all norms."""
@@ -138,7 +140,16 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             matrices["shared_down"] = empty(hidden, shared)
         if experts.shared_gate:
             matrices["shared_gate"] = empty(1, hidden)
+        if experts.bias:
+            matrices["router_bias"] = empty(count)
+            matrices["gate_up_bias"] = empty(count, 2 * experts.intermediate_size)
+            matrices["down_bias"] = empty(count, hidden)
         return matrices
+
+    def mlp_biases() -> dict[str, Tensor]:
+        if not config.mlp_bias:
+            return {}
+        return {"gate_up_bias": empty(config.gate_up_size), "down_bias": empty(hidden)}
 
     def layer(number: int) -> LayerWeights:
         per_head = config.qk_norm == "head"
@@ -159,10 +170,9 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             input_norm_bias=vector(config.norm_bias),
             attended_norm=norm(behind),
             post_norm_bias=vector(config.norm_bias and before_mlp),
-            gate_up_bias=vector(config.mlp_bias, config.gate_up_size),
-            down_bias=vector(config.mlp_bias),
             mlp_norm=norm(behind),
-            **beside_experts(number),
+            sinks=vector(config.attention_sinks, config.num_heads),
+            **(mlp_biases() | beside_experts(number)),
         )
 
     hidden = config.hidden_size

@@ -30,6 +30,7 @@ LAYER_NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "output": "self_attn.o_proj",
+    "sinks": "self_attn.sinks",
     "attended_norm": "post_attention_layernorm",
     "post_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -147,6 +148,7 @@ class Family:
     logit_multiplier_key: str | None = None
     logit_divisor_key: str | None = None
     soft_caps: bool = False
+    attention_sinks: bool = False  # a score of each head that only the sum of the softmax has
 
     # An architecture that transformers writes for this model type, although it is another family's.
     written_as: str | None = None

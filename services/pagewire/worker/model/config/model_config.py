@@ -49,6 +49,7 @@ class ModelConfig:
     windows: tuple[int | None, ...]  # by layer: positions that a token sees, itself included
     attention_scale: float  # multiplies the scores
     attention_soft_cap: float | None
+    attention_sinks: bool
     logit_soft_cap: float | None
     embedding_multiplier: float
     residual_multiplier: float  # of what attention and MLP add to the residual stream

@@ -9,15 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagewire.worker.ops.contract.experts import ExpertRows, Routes, Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.reference.activation import silu_mul
 
 # Scores that are not numbers are chosen last.
 _LOWEST = -3e38
 
 
-def route(x: Tensor, router: Tensor, routing: Routing, correction: Tensor | None = None) -> Routes:
+def route(
+    x: Tensor,
+    router: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Routes:
     logits = F.linear(x.float(), router.float())  # [tokens, experts]
+    if bias is not None:
+        logits = logits + bias.float()
     scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits
     choice = scores if correction is None else scores + correction
     choice = choice.nan_to_num(_LOWEST, posinf=-_LOWEST, neginf=_LOWEST)
@@ -67,18 +75,31 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> ExpertRows:
     )
 
 
-def experts_gate_up_silu_mul(x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+def experts_gate_up_silu_mul(
+    x: Tensor,
+    weight: Tensor,
+    rows: ExpertRows,
+    bias: Tensor | None = None,
+    clamp: ClampedSwiglu | None = None,
+) -> Tensor:
     out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
     tokens = rows.pairs // rows.top_k
     for expert, held in _held(rows):
-        out[held] = silu_mul(F.linear(x[tokens[held]], weight[expert]))
+        inner = F.linear(x[tokens[held]], weight[expert], None if bias is None else bias[expert])
+        out[held] = silu_mul(inner) if clamp is None else _clamped_swiglu(inner, clamp)
     return out
 
 
-def experts_down(x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+def _clamped_swiglu(inner: Tensor, clamp: ClampedSwiglu) -> Tensor:
+    gate, up = inner.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (gate * torch.sigmoid(clamp.alpha * gate) * (up + 1)).to(inner.dtype)
+
+
+def experts_down(x: Tensor, weight: Tensor, rows: ExpertRows, bias: Tensor | None = None) -> Tensor:
     out = x.new_empty((len(rows.pairs), weight.shape[1]))
     for expert, held in _held(rows):
-        out[held] = F.linear(x[held], weight[expert])
+        out[held] = F.linear(x[held], weight[expert], None if bias is None else bias[expert])
     return out
 
 

@@ -71,6 +71,7 @@ def decode_attention(
     beside_prefill: bool = False,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -134,6 +135,7 @@ def decode_attention(
         plan.rows,
         plan.units,
         plan.begins,
+        sinks,
         scale_log2,
         config.min_share,
         int(beside_prefill or shared is not None),

@@ -25,6 +25,7 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
 from pagewire.worker.ops.triton.attention.paged import (
+    LOG2_E,
     LOWEST,
     capped,
     check_layout,
@@ -32,6 +33,8 @@ from pagewire.worker.ops.triton.attention.paged import (
     lookup,
     score_scales,
 )
+
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,15 @@ def prefill_attention(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.prefill_attention`.
 
     `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
-    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows and
-    no soft cap.
+    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows, no
+    soft cap and no sinks.
     """
     check_layout(q, k_cache, v_cache)
     tokens, query_heads, head_dim = q.shape
@@ -74,7 +78,7 @@ def prefill_attention(
     chunks = slots.shape[0]
     group = query_heads // kv_heads
     out = torch.empty_like(q) if out is None else out
-    plain = window is None and soft_cap is None
+    plain = window is None and soft_cap is None and sinks is None
     if config is None and plain and hopper.is_supported(q, k_cache, chunks, max_query_length):
         hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
         return out
@@ -96,6 +100,7 @@ def prefill_attention(
         slots,
         query_starts,
         lengths,
+        sinks,
         scale_log2,
         tokens,
         chunks,
@@ -207,6 +212,7 @@ def _prefill_kernel(
     slots_ptr,  # [chunks]
     starts_ptr,  # [chunks + 1]
     lengths_ptr,  # [chunks]
+    sinks_ptr,  # [kv_heads * group], or None
     scale_log2,
     tokens,
     chunks,
@@ -265,6 +271,9 @@ def _prefill_kernel(
 
     highest = tl.full([ROWS], LOWEST, tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:  # a first position, with a value of zeros
+        highest = tl.load(sinks_ptr + query_head).to(tl.float32) * _LOG2_E
+        norm = tl.full([ROWS], 1.0, tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
     diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole

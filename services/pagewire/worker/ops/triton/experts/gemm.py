@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.experts import ExpertRows
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
@@ -21,6 +21,7 @@ from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
 def _grouped_kernel(
     x_ptr,  # [tokens, K] with GATHER, else [pairs, K]
     weight_ptr,  # [experts, features, K], with GATED [experts, 2 * features, K]
+    bias_ptr,  # [experts, features], with GATED [experts, 2 * features], or None
     out_ptr,  # [pairs, features]
     pairs_ptr,  # [pairs]
     starts_ptr,  # [experts + 1]
@@ -28,6 +29,8 @@ def _grouped_kernel(
     tiles,
     features,
     x_stride,
+    alpha,
+    limit,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -36,6 +39,7 @@ def _grouped_kernel(
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
     GATHER: tl.constexpr,
+    CLAMPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply ROWS weight rows of one expert by a tile of its rows.
@@ -43,7 +47,8 @@ def _grouped_kernel(
     The grid is `[tiles, features / ROWS]`: neighbours may have the same weights. Weights are the
     left operand, because a matrix instruction has more rows than columns.
 
-    GATED: gate and up projections are computed side by side, and the output is `silu(gate) * up`.
+    GATED: gate and up projections are computed side by side, and the output is `silu(gate) * up`,
+    or with CLAMPED that of `ClampedSwiglu`.
     GATHER: the input is by token and not by row.
     """
     if PDL:
@@ -80,7 +85,16 @@ def _grouped_kernel(
             u = weight + features * K + start
             w = tl.load(u, mask=start + column < K, other=0.0) if K % BLOCK_K else tl.load(u)
             up = tl.dot(w, x.T, up, input_precision="ieee")
-    if GATED:
+    if bias_ptr is not None:
+        of_expert = bias_ptr + expert * ((1 + GATED) * features)
+        acc += tl.load(of_expert + held).to(tl.float32)
+        if GATED:
+            up += tl.load(of_expert + features + held).to(tl.float32)
+    if CLAMPED:
+        gate = tl.minimum(acc, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        acc = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+    elif GATED:
         acc = acc / (1.0 + tl.exp(-acc)) * up
     out = out_ptr + row.to(tl.int64)[:, None] * features + output[None, :]  # [TILE, ROWS]
     mask = inside[:, None] & (output < features)[None, :]
@@ -88,19 +102,30 @@ def _grouped_kernel(
 
 
 def experts_gate_up_silu_mul(
-    x: Tensor, weight: Tensor, rows: ExpertRows, *, config: GemmConfig | None = None
+    x: Tensor,
+    weight: Tensor,
+    rows: ExpertRows,
+    bias: Tensor | None = None,
+    clamp: ClampedSwiglu | None = None,
+    *,
+    config: GemmConfig | None = None,
 ) -> Tensor:
-    """Implement `ExpertOps.experts_gate_up_silu_mul`; `weight` is contiguous."""
+    """Implement `ExpertOps.experts_gate_up_silu_mul`; `weight` and `bias` are contiguous."""
     out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
-    return _launch(x, weight, out, rows, config, gated=True)
+    return _launch(x, weight, out, rows, bias, clamp, config, gated=True)
 
 
 def experts_down(
-    x: Tensor, weight: Tensor, rows: ExpertRows, *, config: GemmConfig | None = None
+    x: Tensor,
+    weight: Tensor,
+    rows: ExpertRows,
+    bias: Tensor | None = None,
+    *,
+    config: GemmConfig | None = None,
 ) -> Tensor:
-    """Implement `ExpertOps.experts_down`; `weight` is contiguous."""
+    """Implement `ExpertOps.experts_down`; `weight` and `bias` are contiguous."""
     out = x.new_empty((len(rows.pairs), weight.shape[1]))
-    return _launch(x, weight, out, rows, config, gated=False)
+    return _launch(x, weight, out, rows, bias, None, config, gated=False)
 
 
 def _launch(
@@ -108,6 +133,8 @@ def _launch(
     weight: Tensor,
     out: Tensor,
     rows: ExpertRows,
+    bias: Tensor | None,
+    clamp: ClampedSwiglu | None,
     config: GemmConfig | None,
     *,
     gated: bool,
@@ -124,6 +151,7 @@ def _launch(
     _grouped_kernel[(tiles, cdiv(features, config.rows))](
         x,
         weight,
+        bias,
         out,
         rows.pairs,
         rows.starts,
@@ -131,6 +159,8 @@ def _launch(
         tiles,
         features,
         x.stride(0),
+        0.0 if clamp is None else clamp.alpha,
+        0.0 if clamp is None else clamp.limit,
         K=weight.shape[2],
         TOP_K=rows.top_k,
         ROWS=config.rows,
@@ -139,6 +169,7 @@ def _launch(
         STAGES=config.stages,
         GATED=gated,
         GATHER=gated,
+        CLAMPED=clamp is not None,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,
