@@ -169,6 +169,6 @@ def test_unknown_shapes_are_refused() -> None:
     done = run("--model", "gpt-2")
     assert done.returncode == 2
     assert (
-        "'gpt-2' is none of the known shapes; give qwen3-0.6b, llama-3.1-8b or qwen3-30b-a3b"
-        in done.stderr
+        "'gpt-2' is none of the known shapes; give qwen3-0.6b, llama-3.1-8b, qwen3-30b-a3b or "
+        "gpt-oss-20b" in done.stderr
     )

@@ -11,6 +11,7 @@ import torch
 from pagewire.bench.kernels.cases import Case, CaseMaker, at_least
 from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
 from pagewire.bench.kernels.quantized import QuantizedCases
+from pagewire.bench.kernels.quantized_expert_cases import QuantizedExpertCases
 from pagewire.bench.kernels.shapes import EXPERT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import Name, load_ops
@@ -47,9 +48,10 @@ def bench_kernels(
     `model` is one of MODELS, or one of EXPERT_MODELS for the operations of its experts.
     """
     torch.manual_seed(0)
-    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker]
+    makers: list[CaseMaker | QuantizedCases | ExpertCaseMaker | QuantizedExpertCases]
     if model in EXPERT_MODELS:
-        makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
+        plain = ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)
+        makers = [plain, QuantizedExpertCases(plain)]
     else:
         makers = [CaseMaker(MODELS[model], Sizes(), device, ops=ops)]
         if ops == "triton":  # the mode --batch-invariant has no quantized weights

@@ -20,7 +20,9 @@ _HEADER = (
 def kernels(
     model: Annotated[
         str,
-        typer.Option(help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b."),
+        typer.Option(
+            help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b or gpt-oss-20b."
+        ),
     ] = "qwen3-0.6b",
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Leave out torch.compile, which takes minutes.")

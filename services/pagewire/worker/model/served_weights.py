@@ -43,9 +43,8 @@ def served_weights(config: ModelConfig, weights: Weights) -> Weights:
 
 def _put_gates_first(layer: LayerWeights) -> None:
     """Brings the rows of each expert's gates, which take turns with the values, before these."""
-    assert isinstance(layer.gate_up, Tensor)
     for tensor in (layer.gate_up, layer.gate_up_bias):
-        if tensor is not None:
+        if isinstance(tensor, Tensor):  # quantized rows are in order already
             for expert in tensor:  # one at a time needs little memory
                 expert.copy_(torch.cat((expert[::2], expert[1::2])))
 

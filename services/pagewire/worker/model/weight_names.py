@@ -53,36 +53,25 @@ def _expert_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[st
     yield f"{names.part('router')}.weight", layer.router
     if layer.router_bias is not None:
         yield f"{names.part('router')}.bias", layer.router_bias
-    yield from _routed_views(config, layer)
-    if layer.shared_gate_up is None or layer.shared_down is None:
-        return
-    gate, up = layer.shared_gate_up.chunk(2)
-    yield f"{names.part('shared_gate_proj')}.weight", gate
-    yield f"{names.part('shared_up_proj')}.weight", up
-    yield f"{names.part('shared_down')}.weight", layer.shared_down
+    if "experts_gate_up" in names.parts:
+        yield from _views_of_all_experts(config, layer)
     if layer.shared_gate is not None:
         yield f"{names.part('shared_gate')}.weight", layer.shared_gate
 
 
-def _routed_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
-    """Yields name and tensor of the matrices and biases of the experts that are chosen."""
-    assert isinstance(layer.gate_up, Tensor)
-    assert isinstance(layer.down, Tensor)
-    names, experts = config.names, config.experts
-    if experts is not None and experts.transposed:
-        # Rows of gates and values stay in turns until all are loaded (`served_weights`).
-        for field in ("gate_up", "down"):
-            name = names.part(f"experts_{field}")
-            yield name, getattr(layer, field).transpose(1, 2)
-            yield f"{name}_bias", getattr(layer, f"{field}_bias")
-    elif "experts_gate_up" in names.parts:
-        yield f"{names.part('experts_gate_up')}.weight", layer.gate_up
-        yield f"{names.part('experts_down')}.weight", layer.down
-    else:
-        for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
-            gate, up = gate_up.chunk(2)
-            for part, weight in (("gate", gate), ("up", up), ("down", down)):
-                yield f"{names.part(f'expert_{part}').format(expert=expert)}.weight", weight
+def _views_of_all_experts(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    """Yields name and tensor of matrices and biases that hold all experts of a layer."""
+    transposed = config.experts is not None and config.experts.transposed
+    for field in ("gate_up", "down"):
+        name = config.names.part(f"experts_{field}")
+        weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias")
+        if isinstance(weight, Tensor) and transposed:
+            # Rows of gates and values stay in turns until all are loaded (`served_weights`).
+            yield name, weight.transpose(1, 2)
+        elif isinstance(weight, Tensor):
+            yield f"{name}.weight", weight
+        if bias is not None:
+            yield f"{name}_bias", bias
 
 
 def _projections(
@@ -90,7 +79,11 @@ def _projections(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields name and tensor of each plain matrix, and of each bias."""
     for field, stack in layer_stacks(config, number).items():
-        weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias")
+        if stack.together:
+            continue
+        weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias", None)
+        if isinstance(weight, Tensor) and stack.experts:
+            weight = weight.flatten(0, 1)
         for suffix, whole in (("weight", weight), ("bias", bias)):
             if isinstance(whole, Tensor):
                 for name, part in zip(stack.names, whole.split(list(stack.rows)), strict=True):

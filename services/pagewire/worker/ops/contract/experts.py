@@ -16,6 +16,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -131,8 +133,8 @@ class ExpertOps(Protocol):
 
     def experts_gate_up_silu_mul(
         self,
-        x: Tensor,
-        weight: Tensor,
+        x: Tensor | QuantizedInput,
+        weight: LinearWeight,
         rows: ExpertRows,
         bias: Tensor | None = None,
         clamp: ClampedSwiglu | None = None,
@@ -142,22 +144,27 @@ class ExpertOps(Protocol):
         An implementation may round gates and values to the dtype before the activation, or not.
 
         Args:
-            x: `[tokens, hidden]`.
+            x: `[tokens, hidden]`; quantized in its `input_format` if the weight is scaled.
             weight: `[experts, 2 * intermediate, hidden]`: of each expert the rows of its gate
-                projection, then those of its up projection.
+                projection, then those of its up projection. A quantized weight has the rows of
+                all experts one below the other; it has no `order`.
             rows: the order of the pairs.
             bias: `[experts, 2 * intermediate]` or None, added before the activation.
             clamp: the activation, if it is not `silu(gate) * up`.
         """
 
     def experts_down(
-        self, x: Tensor, weight: Tensor, rows: ExpertRows, bias: Tensor | None = None
+        self,
+        x: Tensor | QuantizedInput,
+        weight: LinearWeight,
+        rows: ExpertRows,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Return `x @ weight.T + bias` of each row's expert, `[pairs, hidden]`.
 
         Args:
-            x: `[pairs, intermediate]`, by row.
-            weight: `[experts, hidden, intermediate]`.
+            x: `[pairs, intermediate]`, by row; quantized if the weight is scaled.
+            weight: `[experts, hidden, intermediate]`, or quantized as above.
             rows: the order of the pairs.
             bias: `[experts, hidden]` or None.
         """

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
+from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight, QuantizedInput
+from pagewire.worker.ops.reference import quantized
 from pagewire.worker.ops.reference.activation import silu_mul
 
 # Scores that are not numbers are chosen last.
@@ -76,16 +78,16 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> ExpertRows:
 
 
 def experts_gate_up_silu_mul(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor | QuantizedInput,
+    weight: LinearWeight,
     rows: ExpertRows,
     bias: Tensor | None = None,
     clamp: ClampedSwiglu | None = None,
 ) -> Tensor:
-    out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
     tokens = rows.pairs // rows.top_k
+    out = _empty(x, weight, rows, gated=True)
     for expert, held in _held(rows):
-        inner = F.linear(x[tokens[held]], weight[expert], None if bias is None else bias[expert])
+        inner = _linear(x, tokens[held], weight, expert, rows, bias)
         out[held] = silu_mul(inner) if clamp is None else _clamped_swiglu(inner, clamp)
     return out
 
@@ -96,11 +98,49 @@ def _clamped_swiglu(inner: Tensor, clamp: ClampedSwiglu) -> Tensor:
     return (gate * torch.sigmoid(clamp.alpha * gate) * (up + 1)).to(inner.dtype)
 
 
-def experts_down(x: Tensor, weight: Tensor, rows: ExpertRows, bias: Tensor | None = None) -> Tensor:
-    out = x.new_empty((len(rows.pairs), weight.shape[1]))
+def experts_down(
+    x: Tensor | QuantizedInput,
+    weight: LinearWeight,
+    rows: ExpertRows,
+    bias: Tensor | None = None,
+) -> Tensor:
+    out, every = _empty(x, weight, rows, gated=False), torch.arange(len(rows.pairs))
     for expert, held in _held(rows):
-        out[held] = F.linear(x[held], weight[expert], None if bias is None else bias[expert])
+        out[held] = _linear(x, every[held].to(out.device), weight, expert, rows, bias)
     return out
+
+
+def _linear(
+    x: Tensor | QuantizedInput,
+    chosen: Tensor,
+    weight: LinearWeight,
+    expert: int,
+    rows: ExpertRows,
+    bias: Tensor | None,
+) -> Tensor:
+    """The product of some rows of `x` with the weight of one expert."""
+    bias = None if bias is None else bias[expert]
+    if isinstance(weight, Tensor):
+        assert isinstance(x, Tensor)
+        return F.linear(x[chosen], weight[expert], bias)
+    size = weight.shape[0] // (len(rows.starts) - 1)
+    own = weight.rows(expert * size, (expert + 1) * size)
+    if isinstance(own, GroupedWeight):
+        assert isinstance(x, Tensor)
+        return quantized.grouped_linear(x[chosen], own, bias)
+    assert isinstance(x, QuantizedInput)
+    values = x.values.view(torch.uint8)[chosen].view(x.values.dtype)
+    return quantized.scaled_linear(QuantizedInput(values, x.scales[chosen], x.dtype), own, bias)
+
+
+def _empty(
+    x: Tensor | QuantizedInput, weight: LinearWeight, rows: ExpertRows, *, gated: bool
+) -> Tensor:
+    """An output of the experts with undefined values."""
+    features = weight.shape[1]
+    if not isinstance(weight, Tensor):
+        features = weight.shape[0] // (len(rows.starts) - 1)
+    return rows.pairs.new_empty((len(rows.pairs), features // (1 + gated)), dtype=x.dtype)
 
 
 def _held(rows: ExpertRows) -> Iterator[tuple[int, slice]]:

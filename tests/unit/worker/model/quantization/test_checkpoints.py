@@ -183,17 +183,6 @@ def test_the_text_part_of_a_multi_modal_checkpoint(tmp_path: Path, model_type: s
     assert error(our_logits(tmp_path), logits_of(model)) < 1e-4
 
 
-@pytest.mark.parametrize("variant", EXPERT_VARIANTS)
-def test_experts_are_refused(tmp_path: Path, variant: str) -> None:
-    save_model(tmp_path, variant)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = awq(32).config
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    family = parse_model_config(config | {"quantization_config": None}).family
-    with pytest.raises(SetupError, match=f"'awq': layers with experts, as {family} has, .* in bf"):
-        read_model_config(tmp_path)
-
-
 def test_heads_that_need_padding_are_refused(tmp_path: Path) -> None:
     save_quantized(tmp_path, "llama", awq(32), hidden_size=128, head_dim=24)
     config = read_model_config(tmp_path)

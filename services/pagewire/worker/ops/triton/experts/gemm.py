@@ -1,4 +1,4 @@
-"""The grouped GEMM: rows of different experts times the weights of their experts.
+"""The grouped GEMM of plain weights: rows of experts times the weights of these experts.
 
 One accumulator walks the columns of a weight in order, so a row has the same bits with all tiles
 and among all other rows (docs/gpu.md).
@@ -15,6 +15,7 @@ from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
+from pagewire.worker.ops.triton.experts.tile import finish_tile
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -85,50 +86,13 @@ def _grouped_kernel(
             u = weight + features * K + start
             w = tl.load(u, mask=start + column < K, other=0.0) if K % BLOCK_K else tl.load(u)
             up = tl.dot(w, x.T, up, input_precision="ieee")
-    if bias_ptr is not None:
-        of_expert = bias_ptr + expert * ((1 + GATED) * features)
-        acc += tl.load(of_expert + held).to(tl.float32)
-        if GATED:
-            up += tl.load(of_expert + features + held).to(tl.float32)
-    if CLAMPED:
-        gate = tl.minimum(acc, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        acc = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
-    elif GATED:
-        acc = acc / (1.0 + tl.exp(-acc)) * up
-    out = out_ptr + row.to(tl.int64)[:, None] * features + output[None, :]  # [TILE, ROWS]
-    mask = inside[:, None] & (output < features)[None, :]
-    tl.store(out, tl.trans(acc.to(out_ptr.dtype.element_ty)), mask=mask)
+    finish_tile(
+        out_ptr, bias_ptr, acc, up, expert, row, inside, output, features, alpha, limit,
+        GATED, CLAMPED,
+    )  # fmt: skip
 
 
-def experts_gate_up_silu_mul(
-    x: Tensor,
-    weight: Tensor,
-    rows: ExpertRows,
-    bias: Tensor | None = None,
-    clamp: ClampedSwiglu | None = None,
-    *,
-    config: GemmConfig | None = None,
-) -> Tensor:
-    """Implement `ExpertOps.experts_gate_up_silu_mul`; `weight` and `bias` are contiguous."""
-    out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
-    return _launch(x, weight, out, rows, bias, clamp, config, gated=True)
-
-
-def experts_down(
-    x: Tensor,
-    weight: Tensor,
-    rows: ExpertRows,
-    bias: Tensor | None = None,
-    *,
-    config: GemmConfig | None = None,
-) -> Tensor:
-    """Implement `ExpertOps.experts_down`; `weight` and `bias` are contiguous."""
-    out = x.new_empty((len(rows.pairs), weight.shape[1]))
-    return _launch(x, weight, out, rows, bias, None, config, gated=False)
-
-
-def _launch(
+def plain_product(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
@@ -141,8 +105,6 @@ def _launch(
 ) -> Tensor:
     """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
     pairs, features = out.shape
-    if pairs == 0:
-        return out
     config = config or gemm_config(pairs, weight.shape[0], weight.element_size())
     if config.tile != rows.tile:
         raise ValueError(f"config.tile is {config.tile}, but the rows were cut to {rows.tile}")

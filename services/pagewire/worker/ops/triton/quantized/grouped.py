@@ -12,32 +12,7 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.quantized.store import store_tile
 from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
-
-
-@triton.jit
-def _widened(
-    values,  # [ROWS, WIDTH] uint8
-    scales,  # [ROWS, 1], the row's first scale
-    zeros,  # [ROWS, 1], the row's first zero point
-    column,  # [1, WIDTH]
-    groups,
-    dtype: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MIDDLE: tl.constexpr,
-    ZEROS: tl.constexpr,
-):
-    """Return the weights of some columns, rounded to `dtype`."""
-    if GROUP % WIDTH == 0:
-        at = tl.min(column, 1, keep_dims=True) // GROUP  # [1, 1]: one group
-    else:
-        at = column // GROUP
-    # Columns that fill the last run have no group.
-    scale = tl.load(scales + tl.minimum(at, groups - 1)).to(tl.float32)
-    if ZEROS:
-        zero = tl.load(zeros + tl.minimum(at, groups - 1)).to(tl.float32)
-        return ((values.to(tl.float32) - zero) * scale).to(dtype)
-    return ((values.to(tl.float32) - MIDDLE) * scale).to(dtype)
+from pagewire.worker.ops.triton.quantized.widen import widened
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -60,6 +35,7 @@ def _grouped_kernel(
     BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr,
     ZEROS: tl.constexpr,
+    FLOAT4: tl.constexpr,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -94,18 +70,20 @@ def _grouped_kernel(
         x = tl.load(x_tile + start, mask=here & (column < K), other=0.0)
         if BITS == 4:
             both = tl.load(values + start // 2)
-            w = _widened(
-                both & 15, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS
+            w = widened(
+                both & 15, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS, FLOAT4
             )
             acc = tl.dot(w, x.T, acc, input_precision="ieee")
             column += WIDTH
             x = tl.load(x_tile + start + WIDTH, mask=here & (column < K), other=0.0)
-            w = _widened(
-                both >> 4, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS
+            w = widened(
+                both >> 4, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS, FLOAT4
             )
         else:
             whole = tl.load(values + start, mask=column < K, other=0)
-            w = _widened(whole, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS)
+            w = widened(
+                whole, scales, zeros, column, groups, dtype, GROUP, WIDTH, MIDDLE, ZEROS, FLOAT4
+            )
         acc = tl.dot(w, x.T, acc, input_precision="ieee")
     store_tile(
         out_ptr, bias_ptr, acc, output, tl.trans(token), tokens, features, ADD=ADD, BIAS=BIAS
@@ -167,6 +145,7 @@ def _launch(
         BLOCK_T=tiles.tokens,
         STAGES=tiles.stages,
         ZEROS=weight.zeros is not None,
+        FLOAT4=weight.float4,
         ADD=add,
         BIAS=bias is not None,
         PDL=pdl,
