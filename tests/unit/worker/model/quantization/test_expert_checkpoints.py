@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import parse_model_config, read_model_config
 from pagewire.worker.model.quantization.config import online_quantization
-from pagewire.worker.model.weights import Weights, dummy_weights
+from pagewire.worker.model.weights import Weights, dummy_weights, empty_weights
 from pagewire.worker.ops.contract.quantized import GroupedWeight, ScaledWeight
 from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.quantized_experts import (
@@ -209,6 +209,100 @@ def test_random_weights_of_quantized_configurations(tmp_path: Path) -> None:
         rows = 2 * model.experts.count * model.experts.intermediate_size
         assert layer.gate_up.values.nbytes == rows * bytes_of_row
         assert layer.gate_up.block == (128, 128) if not four else layer.gate_up.float4
+
+
+# As their makers publish them, without keys that say nothing of the decoder.
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": MXFP4,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 201088,
+}
+QWEN3_30B_FP8: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": [
+            "lm_head",
+            *(
+                f"model.layers.{i}.{name}"
+                for i in range(48)
+                for name in ("mlp.gate", "input_layernorm")
+            ),
+        ],
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "least", "most"), [(GPT_OSS_20B, 13.7e9, 14.2e9), (QWEN3_30B_FP8, 31e9, 31.5e9)]
+)
+def test_models_as_they_are_published(raw: dict[str, Any], least: float, most: float) -> None:
+    model = parse_model_config(raw)
+    weights = empty_weights(model, torch.bfloat16, torch.device("meta"))
+    assert least < weights.nbytes < most
+    assert model.experts_quantized
+    layer = weights.layers[-1]
+    assert isinstance(layer.router, torch.Tensor)
+    if model.family == "gpt_oss":
+        assert model.windows == (128, None) * 12
+        assert model.ropes[0] is not None
+        assert not model.ropes[0].truncate
+        assert layer.sinks is not None
+        assert isinstance(layer.qkv, torch.Tensor)
+    else:
+        assert isinstance(layer.gate_up, ScaledWeight)
+        assert layer.gate_up.block == (128, 128)
+        assert isinstance(layer.qkv, ScaledWeight)
 
 
 def _raw(folder: Path, variant: str, **sizes: Any) -> dict[str, Any]:

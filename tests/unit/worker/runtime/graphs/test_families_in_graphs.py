@@ -12,7 +12,7 @@ from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 
 COUNT = 24
 WINDOWED = ["gemma2", "gemma3", "cohere2", "olmo3"]
-WITH_EXPERTS = ["qwen3-moe-mixed", "qwen2-moe", "olmoe", "glm4-moe"]
+WITH_EXPERTS = ["qwen3-moe-mixed", "qwen2-moe", "olmoe", "glm4-moe", "gpt-oss"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the real graphs are tested there")
