@@ -93,6 +93,9 @@ class ToolFormat:
     # begin with `trigger`: a tag, or a character that no answer in words begins with.
     frames: tuple[CallFrame, ...] = ()
     trigger: str = ""
+    # Calls are messages in channels, which the reasoning format of the same name reads.
+    channels: bool = False
+    special: tuple[str, ...] = ()  # further special tokens of the format
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -104,20 +107,27 @@ class ToolFormat:
             prefixes = [prefix[prefix.find("<") :] for prefix in named.prefixes if "<" in prefix]
             ends = [end[end.find("<") :] for end in named.ends]
             inner = (named.begin, *prefixes, *named.separators, named.id_begin, *ends)
-        return tuple(dict.fromkeys(filter(None, (*self.begins, *self.ends, *inner))))
+        return tuple(dict.fromkeys(filter(None, (*self.begins, *self.ends, *inner, *self.special))))
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Reasoning stands at an output's beginning, between a tag of `begins` and one of `ends`."""
+    """Reasoning stands at an output's beginning, between a tag of `begins` and one of `ends`.
+
+    With `channels`, an output is messages in channels, of which one has the reasoning
+    (`gateway.parsers.channels`). `answer` begins the answer where this is not the reasoning's end.
+    """
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
+    channels: bool = False
+    answer: str = ""
+    special: tuple[str, ...] = ()  # further special tokens of the format
 
     @property
     def tags(self) -> tuple[str, ...]:
         """All tags; see ToolFormat.tags."""
-        return (*self.begins, *self.ends)
+        return (*self.begins, *self.ends, *self.special)
 
 
 def _xml(begin: str, end: str) -> TaggedCalls:
@@ -141,7 +151,33 @@ _DEEPSEEK = NamedCalls(
     ends=("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
 )
 
+_HARMONY = (
+    *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"),
+    *("<|end|>", "<|return|>", "<|call|>"),
+)
+
 TOOL_FORMATS: dict[str, ToolFormat] = {
+    # gpt-oss. This is for calls alone; with reasoning, channels are read as such.
+    "harmony": ToolFormat(
+        named=NamedCalls(
+            separators=tuple(
+                f"{channel}{kind}<|message|>"
+                for channel in ("", "<|channel|>commentary", "<|channel|>analysis")
+                for kind in ("", " <|constrain|>json", "<|constrain|>json", " json")
+            )
+        ),
+        begins=(
+            "<|channel|>commentary to=functions.",
+            "<|channel|>analysis to=functions.",
+            "<|start|>assistant<|channel|>commentary to=functions.",
+            "<|start|>assistant<|channel|>analysis to=functions.",
+            "<|start|>assistant to=functions.",
+            " to=functions.",
+        ),
+        ends=("<|call|>",),
+        channels=True,
+        special=_HARMONY,
+    ),
     # Hermes, Qwen 2.5, Qwen 3 and many that were trained on their data.
     "hermes": ToolFormat(
         json=JsonCalls(),
@@ -261,6 +297,13 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 }
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "harmony": ReasoningFormat(
+        begins=("<|channel|>analysis<|message|>",),
+        ends=("<|end|>",),
+        channels=True,
+        answer="<|channel|>final<|message|>",
+        special=_HARMONY,
+    ),
     # DeepSeek R1, Qwen 3, GLM and most others.
     "think": ReasoningFormat(("<think>",), ("</think>",)),
     "mistral": ReasoningFormat(("[THINK]",), ("[/THINK]",)),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.models.quantized_experts import save_mxfp4, save_quantized_experts
 from support.models.quantized_models import Format, awq, gptq, save_quantized
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import greedy_tokens, save_model
@@ -40,10 +41,33 @@ def test_greedy_tokens_equal_those_of_torch(tmp_path: Path, form: Format) -> Non
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("form", [awq(32), None], ids=["awq", "mxfp4"])
+def test_greedy_tokens_of_quantized_experts(tmp_path: Path, form: Format | None) -> None:
+    if form is None:
+        model = save_mxfp4(tmp_path, hidden_size=160, intermediate_size=96, initializer_range=0.1)
+    else:
+        sizes = {"moe_intermediate_size": 64, "initializer_range": 0.1}
+        model = save_quantized_experts(tmp_path, "qwen3-moe", form, **SIZES, **sizes)
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in PROMPTS]
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 5}
+        async with local_worker(tmp_path, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            sequences = [Sequence(prompt, COUNT) for prompt in PROMPTS]
+            assert await driver.run(sequences, chunk=9, run_ahead=3) == expected
+            assert not worker.fatal
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3-moe"])
 @pytest.mark.parametrize("quantization", ["fp8", "int8"])
-def test_a_sequence_that_runs_again_has_the_same_tokens(tmp_path: Path, quantization: str) -> None:
+def test_a_sequence_that_runs_again_has_the_same_tokens(
+    tmp_path: Path, quantization: str, variant: str
+) -> None:
     """From graphs of decode steps and of chunks, with weights and inputs in eight bits."""
-    save_model(tmp_path, "llama", **SIZES)
+    save_model(tmp_path, variant, **SIZES)
 
     async def check() -> None:
         settings = {"device": "cuda", "dtype": "bfloat16", "num_slots": 5}

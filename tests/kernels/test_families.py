@@ -14,11 +14,17 @@ from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.ops import Name, load_ops
 from support.kernels.comparison import CUDA, assert_near
+from support.models.quantized_experts import save_mxfp4, save_quantized_experts
 from support.models.quantized_models import awq, fp8_blocks, save_quantized
 from support.models.tiny_models import VOCAB, save_model
 
 BLOCK_SIZE = 16
 PROMPTS = ([7, 90, 12, 180, 3, 44] * 5, [5, 6])  # the first is longer than the windows
+EXPERT_SIZES = {
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
 LENGTHS = [len(prompt) for prompt in PROMPTS]
 
 
@@ -76,6 +82,7 @@ def ints(values: list, device: torch.device) -> Tensor:
         ("deepseek-v2", {}),
         ("deepseek-v2-lite", {}),
         ("deepseek-v3", {}),
+        ("gpt-oss", {}),
     ],
 )
 def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
@@ -110,3 +117,19 @@ def test_logits_of_quantized_models(tmp_path, variant, form, tolerance, device):
     with torch.inference_mode():
         expected = logits(tmp_path, "torch", device)
         assert_near(logits(tmp_path, "triton", device), expected, tolerance)
+
+
+@pytest.mark.parametrize("form", [awq(32), fp8_blocks(), None], ids=["awq", "fp8 blocks", "mxfp4"])
+def test_logits_of_quantized_experts(tmp_path, form, device):
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2}
+    if form is None:
+        save_mxfp4(tmp_path, intermediate_size=96, **sizes)
+    else:
+        save_quantized_experts(tmp_path, "qwen2-moe", form, **sizes, **EXPERT_SIZES)
+    with torch.inference_mode():
+        expected = logits(tmp_path, "torch", device)
+        assert_near(
+            logits(tmp_path, "triton", device),
+            expected,
+            0.05 if form is not None and form.config["quant_method"] == "fp8" else 1e-5,
+        )

@@ -180,6 +180,6 @@ def test_the_mode_of_one_answer_has_no_cases_that_it_refuses(model: str) -> None
 def test_unknown_shapes_are_refused() -> None:
     done = run("--model", "gpt-2")
     assert done.returncode == 2
-    known = "qwen3-0.6b, llama-3.1-8b, qwen3-30b-a3b, deepseek-v2-lite or deepseek-v3"
+    known = "qwen3-0.6b, llama-3.1-8b, qwen3-30b-a3b, gpt-oss-20b, deepseek-v2-lite or deepseek-v3"
     message = f"'gpt-2' is none of the known shapes; give {known}"
     assert message in " ".join(done.stderr.split())

@@ -30,12 +30,13 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         "granite",
         "glm45",
         "seed_oss",
+        "harmony",
     ] = setting(
         "auto",
         "Format in which the model calls tools. By default it is detected from the chat template.",
     )
     reasoning_parser: Literal[
-        "auto", "none", "think", "mistral", "granite", "seed_oss", "kimi", "command_a"
+        "auto", "none", "think", "mistral", "granite", "seed_oss", "kimi", "command_a", "harmony"
     ] = setting(
         "auto",
         "Format of the model's reasoning. By default it is detected from the chat template.",

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from pagewire.v1 import worker_pb2 as pb
 from support.models.adjusted import ADJUSTED, check_adjusted_tokens
 from support.models.copied_start import BLOCK_SIZE, run_copied_start
+from support.models.quantized_experts import save_mxfp4
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import (
     VARIANTS,
@@ -47,6 +48,16 @@ async def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: 
             for prompt, tokens in zip(prompts(), expected, strict=True)
         ]
         assert await driver.run(resumed, chunk=50) == [tokens[20:] for tokens in expected]
+
+
+async def test_experts_in_four_bits(tmp_path: Path) -> None:
+    model = save_mxfp4(tmp_path, intermediate_size=96)
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts()]
+    assert len({tuple(tokens) for tokens in expected}) == len(LENGTHS)
+    async with local_worker(tmp_path) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        sequences = [Sequence(prompt, COUNT) for prompt in prompts()]
+        assert await driver.run(sequences, chunk=7, run_ahead=3) == expected
 
 
 @pytest.mark.parametrize("model_type", VISION_VARIANTS)

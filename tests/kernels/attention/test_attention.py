@@ -27,6 +27,8 @@ OPTIONS = [
     {"window": 4096},
     {"soft_cap": 0.7},
     {"window": 40, "soft_cap": 0.7},
+    {"sinks": 4.0},
+    {"sinks": 40.0, "window": 23},
 ]
 HEADS = [(2, 2, 32), (4, 2, 64), (5, 1, 32), (8, 1, 128), (20, 1, 16)]
 if FULL_SIZE:
@@ -86,6 +88,14 @@ def make_cache(
     )
 
 
+def with_sinks(options: dict[str, float], query_heads: int, device: torch.device) -> dict:
+    """Options of an operation: heads have sinks from `-options["sinks"]` to `options["sinks"]`."""
+    if "sinks" not in options:
+        return options
+    most = options["sinks"]
+    return {**options, "sinks": torch.linspace(-most, most, query_heads, device=device)}
+
+
 def compare_decode(
     lengths: list[int],
     heads: tuple[int, int, int],
@@ -99,6 +109,7 @@ def compare_decode(
     cache = make_cache(lengths, kv_heads, head_dim, dtype, device, block_size)
     q = torch.randn(len(lengths), query_heads, head_dim, device=device).to(dtype)
     arguments = (cache.tables, cache.slots, cache.lengths, head_dim**-0.5)
+    options = with_sinks(options, query_heads, device)
     with poisoned_outputs():
         out = attention.decode_attention(q, cache.k, cache.v, *arguments, config=config, **options)
     expected = reference.decode_attention(
@@ -125,6 +136,7 @@ def compare_prefill(
     cache = make_cache([length for _, length in chunks], kv_heads, head_dim, dtype, device)
     q = torch.randn(before + sum(counts) + padding, query_heads, head_dim, device=device).to(dtype)
     arguments = (cache.tables, cache.slots, starts, cache.lengths, head_dim**-0.5, max(counts))
+    options = with_sinks(options, query_heads, device)
     out = torch.full_like(q, torch.nan)
     out[:before] = 7
     attention.prefill_attention(q, cache.k, cache.v, *arguments, out=out, config=config, **options)
@@ -315,6 +327,7 @@ def softmax_formula(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from `q [query_heads, head_dim]` to the first positions of a sequence."""
     position = torch.arange(length, device=q.device)[0 if window is None else -window :]
@@ -324,6 +337,9 @@ def softmax_formula(
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("hd,lhd->hl", q, k) * scale
     scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
+    if sinks is not None:
+        total = scores.exp().sum(-1, keepdim=True) + sinks[:, None].exp()
+        return torch.einsum("hl,lhd->hd", scores.exp() / total, v)
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
 
 
@@ -331,6 +347,7 @@ def softmax_formula(
 def test_the_decode_reference_follows_the_formula(options, device):
     cache = make_cache(LENGTHS, 2, 32, torch.float32, device)
     q = torch.randn(len(LENGTHS), 6, 32, device=device)
+    options = with_sinks(options, 6, device)
     out = reference.decode_attention(
         q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, cache.lengths, 0.2, **options
     )
@@ -344,6 +361,7 @@ def test_the_prefill_reference_follows_the_formula(options, device):
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
     cache = make_cache([length for _, length in CHUNKS], 2, 32, torch.float32, device)
     q = torch.randn(sum(counts), 4, 32, device=device)
+    options = with_sinks(options, 4, device)
     out = reference.prefill_attention(
         q, cache.clean_k, cache.clean_v, cache.tables, cache.slots, starts, cache.lengths, 0.2,
         max(counts), **options,

@@ -17,6 +17,7 @@ from kernels.attention.test_attention import (
     OPTIONS,
     Cache,
     make_cache,
+    with_sinks,
 )
 from kernels.attention.test_shared_prefix import GROUPS, groups_of, int32
 from pagewire.worker.ops.reference import attention as reference
@@ -46,6 +47,7 @@ def compare_decode(
     **options: float,
 ) -> None:
     query_heads, kv_heads, head_dim = heads
+    options = with_sinks(options, query_heads, device)
     cache = make_cache(lengths, kv_heads, head_dim, torch.float32, device, block_size)
     k, v, scales = quantized_pair(cache.k, size * cache.v)
     q = torch.randn(len(lengths), query_heads, head_dim, device=device).to(dtype)
@@ -69,6 +71,7 @@ def compare_prefill(
     **options: float,
 ) -> None:
     query_heads, kv_heads, head_dim = heads
+    options = with_sinks(options, query_heads, device)
     counts = [count for count, _ in chunks]
     starts = int32([*accumulate(counts, initial=2)], device)
     cache = make_cache([n for _, n in chunks], kv_heads, head_dim, torch.float32, device)
@@ -162,6 +165,7 @@ def test_shared_prefixes_change_nothing(case, options, device):
 
 @pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
 def test_the_references_attend_to_the_widened_cache(options, device):
+    options = with_sinks(options, 6, device)
     cache = make_cache(LENGTHS, 2, 32, torch.float32, device)
     k, v = torch.nan_to_num(cache.k), torch.nan_to_num(cache.v)
     given, wide = quantized_pair(k, v), wide_pair(k, v)

@@ -54,7 +54,9 @@ def test_shared_prefixes_change_nothing(case, heads, dtype, device):
     compare(case, heads, dtype, device)
 
 
-@pytest.mark.parametrize("options", [{"soft_cap": 0.7}, {"window": 70, "soft_cap": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"soft_cap": 0.7}, {"window": 70, "soft_cap": 0.7}, {"sinks": 3.0}], ids=str
+)
 def test_shared_prefixes_change_nothing_with_options(options, device):
     compare("nested", (2, 2, 32), torch.float16, device, **options)
 
@@ -92,6 +94,9 @@ def compare(
         assert plan.shares.tolist() == [plan.units[-1], 0]
     q = torch.randn(rows, query_heads, head_dim, device=device).to(dtype)
     arguments = (tables.to(device), int32(slots, device), int32(lengths, device), head_dim**-0.5)
+    if "sinks" in options:
+        most = options["sinks"]
+        options["sinks"] = torch.linspace(-most, most, query_heads, device=device)
     with poisoned_outputs():
         out = attention.decode_attention(q, *cache, *arguments, shared=shared, **options)
     expected = reference.decode_attention(q.float(), *cache.float(), *arguments, **options)

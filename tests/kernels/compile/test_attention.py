@@ -50,6 +50,15 @@ def decode_with_options(rows: int, query_heads: int, kv_heads: int, head_dim: in
     decode_attention(q, cache, cache, *where, 0.1, window=4096, soft_cap=50.0)
 
 
+def decode_with_sinks(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.attention import decode_attention
+
+    cache, sinks = meta(1000, kv_heads, 16, head_dim), meta(query_heads)
+    q, tables = meta(rows, query_heads, head_dim), meta(rows + 1, 512, dtype=INT)
+    where = (tables, meta(rows, dtype=INT), meta(rows, dtype=INT))
+    decode_attention(q, cache, cache, *where, 0.1, sinks=sinks, window=128)
+
+
 def prefill_with_options(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
     from pagewire.worker.ops.triton.attention import prefill_attention
 
@@ -57,6 +66,16 @@ def prefill_with_options(tokens: int, query_heads: int, kv_heads: int, head_dim:
     q, tables = meta(tokens, query_heads, head_dim), meta(9, 512, dtype=INT)
     of_chunks = (meta(8, dtype=INT), meta(9, dtype=INT), meta(8, dtype=INT))
     options = {"window": 4096, "soft_cap": 50.0}
+    prefill_attention(q, cache, cache, tables, *of_chunks, 0.1, tokens // 8, **options)
+
+
+def prefill_with_sinks(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    from pagewire.worker.ops.triton.attention import prefill_attention
+
+    cache, sinks = meta(1000, kv_heads, 16, head_dim), meta(query_heads)
+    q, tables = meta(tokens, query_heads, head_dim), meta(9, 512, dtype=INT)
+    of_chunks = (meta(8, dtype=INT), meta(9, dtype=INT), meta(8, dtype=INT))
+    options = {"sinks": sinks, "window": 128}
     prefill_attention(q, cache, cache, tables, *of_chunks, 0.1, tokens // 8, **options)
 
 
@@ -97,6 +116,8 @@ CASES: dict[str, Case] = {
     "decode of large heads with both": (decode_with_options, 64, 8, 4, 256),
     "prefill with a window and a soft cap": (prefill_with_options, 8192, 32, 8, 128),
     "prefill of large heads with both": (prefill_with_options, 8192, 8, 4, 256),
+    "decode with sinks": (decode_with_sinks, 64, 64, 8, 64),
+    "prefill with sinks": (prefill_with_sinks, 8192, 64, 8, 64),
     "rope": (rope, 4096, 32, 8, 128),
     "rope of few tokens": (rope, 1, 16, 8, 128),
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagewire.worker.ops.contract.quantized import QuantizedInput, QuantizedWeight, ScaledWeight
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
@@ -29,12 +30,20 @@ class Model:
     experts: int
     top_k: int
     sigmoid: bool = False
+    gpt_oss: bool = False
+    quantized: str | None = None
     dtype: torch.dtype = torch.bfloat16
 
 
 QWEN = Model(hidden=2048, intermediate=768, experts=128, top_k=8)
 MIXTRAL = Model(hidden=4096, intermediate=14336, experts=8, top_k=2)
 DEEPSEEK = Model(hidden=7168, intermediate=2048, experts=256, top_k=8, sigmoid=True)
+GPT_OSS = Model(hidden=2880, intermediate=2880, experts=32, top_k=4, gpt_oss=True)
+MXFP4 = replace(GPT_OSS, quantized="mxfp4")
+FP8 = replace(QWEN, quantized="fp8")
+BLOCKS = replace(QWEN, quantized="fp8 in blocks")
+INT8 = replace(QWEN, quantized="int8")
+AWQ = replace(QWEN, quantized="awq")
 FLOATS = replace(QWEN, dtype=FLOAT)
 CASES = {
     "one token": (QWEN, 1),
@@ -46,6 +55,20 @@ CASES = {
     "few experts, 8 tokens": (MIXTRAL, 8),
     "few experts, 8192 tokens": (MIXTRAL, 8192),
     "groups of experts": (DEEPSEEK, 64),
+    "biases and clamps, 64 tokens": (GPT_OSS, 64),
+    "biases and clamps, 8192 tokens": (GPT_OSS, 8192),
+    "mxfp4, one token": (MXFP4, 1),
+    "mxfp4, 512 tokens": (MXFP4, 512),
+    "mxfp4, 8192 tokens": (MXFP4, 8192),
+    "fp8, one token": (FP8, 1),
+    "fp8, 8192 tokens": (FP8, 8192),
+    "fp8 in blocks, one token": (BLOCKS, 1),
+    "fp8 in blocks, 1024 tokens": (BLOCKS, 1024),
+    "fp8 in blocks, 8192 tokens": (BLOCKS, 8192),
+    "int8, 64 tokens": (INT8, 64),
+    "int8, 8192 tokens": (INT8, 8192),
+    "awq, one token": (AWQ, 1),
+    "awq, 8192 tokens": (AWQ, 8192),
     "float32, 64 tokens": (FLOATS, 64),
     "float32, 8192 tokens": (FLOATS, 8192),
 }
@@ -64,9 +87,34 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def quantized(shape: tuple[int, ...], name: str) -> QuantizedWeight:
+    from pagewire.worker.model.quantization.parts import empty_stacked
+    from pagewire.worker.model.quantization.scheme import Fp8Scheme, GroupedScheme, Int8Scheme
+
+    schemes = {
+        "mxfp4": GroupedScheme(4, 32, symmetric=True, float4=True),
+        "awq": GroupedScheme(4, 128, symmetric=False),
+        "fp8": Fp8Scheme(),
+        "fp8 in blocks": Fp8Scheme(block=(128, 128)),
+        "int8": Int8Scheme(),
+    }
+    count, rows, columns = shape
+    device = torch.device("meta")
+    return empty_stacked(schemes[name], [rows] * count, columns, torch.bfloat16, device)
+
+
+def quantized_input(x: torch.Tensor, weight: object) -> torch.Tensor | QuantizedInput:
+    if not isinstance(weight, ScaledWeight):
+        return x
+    inputs = weight.input_format
+    groups = 1 if inputs.group is None else -(-x.shape[1] // inputs.group)
+    values = meta(*x.shape, dtype=inputs.dtype)
+    return QuantizedInput(values, meta(len(x), groups, dtype=FLOAT), x.dtype)
+
+
 def layer(model: Model, tokens: int) -> None:
     """Launch all kernels of a layer."""
-    from pagewire.worker.ops.contract.experts import Routing
+    from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
     from pagewire.worker.ops.triton import experts
 
     hidden, intermediate, count = model.hidden, model.intermediate, model.experts
@@ -79,19 +127,35 @@ def layer(model: Model, tokens: int) -> None:
         correction = meta(count, dtype=FLOAT)
         groups = {"scoring": "sigmoid", "groups": 8, "top_groups": 4}
     routing = Routing(count, model.top_k, **groups)
-    routes = experts.route(x, weight(count, hidden), routing, correction)
+    biases, clamp = [None] * 3, None
+    if model.gpt_oss:
+        biases = [weight(count), weight(count, 2 * intermediate), weight(count, hidden)]
+        clamp = ClampedSwiglu(1.702, 7.0)
+    routes = experts.route(x, weight(count, hidden), routing, correction, biases[0])
     rows = experts.sort_by_expert(routes.experts, count)
-    gated = experts.experts_gate_up_silu_mul(x, weight(count, 2 * intermediate, hidden), rows)
-    parts = experts.experts_down(gated, weight(count, hidden, intermediate), rows)
+    gate_up, down = weight(count, 2 * intermediate, hidden), weight(count, hidden, intermediate)
+    given = x
+    if model.quantized is not None:
+        gate_up, down = (quantized(w.shape, model.quantized) for w in (gate_up, down))
+        given = quantized_input(x, gate_up)
+    gated = experts.experts_gate_up_silu_mul(given, gate_up, rows, biases[1], clamp)
+    parts = experts.experts_down(quantized_input(gated, down), down, rows, biases[2])
     experts.add_experts(parts, routes.weights, rows, x, x, weight(tokens, 1))
 
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton.experts import gemm, routing, rows, weighted_sum
+    from pagewire.worker.ops.triton.experts import (
+        gemm,
+        packed_gemm,
+        routing,
+        rows,
+        scaled_gemm,
+        weighted_sum,
+    )
     from support.kernels.cross_compile import Launch, counts_of_cases
 
-    for module in (gemm, routing, rows, weighted_sum):
+    for module in (gemm, packed_gemm, scaled_gemm, routing, rows, weighted_sum):
         module.dependent_launch = lambda device: True
 
     def count(launch: Launch) -> dict[str, int]:
@@ -108,6 +172,12 @@ def compile_cases() -> dict[str, list[dict]]:
     return counts_of_cases({name: (layer, *given) for name, given in CASES.items()}, count)
 
 
+def product_of(case: str) -> str:
+    """The kernel of the two products of a layer."""
+    kinds = {None: "_grouped_kernel", "mxfp4": "_packed_kernel", "awq": "_packed_kernel"}
+    return kinds.get(CASES[case][0].quantized, "_scaled_kernel")
+
+
 @pytest.fixture(scope="module")
 def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
@@ -115,7 +185,9 @@ def launches() -> dict[str, list[dict]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_fits_the_multiprocessor(case, launches):
-    assert [launch["kernel"] for launch in launches[case]] == KERNELS
+    product = product_of(case)
+    names = [product if name == "_grouped_kernel" else name for name in KERNELS]
+    assert [launch["kernel"] for launch in launches[case]] == names
     for launch in launches[case]:
         assert launch["shared"] <= SHARED_LIMIT
         assert launch["spilled"] == 0, launch["kernel"]
@@ -130,9 +202,16 @@ def test_waits_once_and_adds_in_order(case, launches):
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] is not FLOATS])
 def test_weights_are_copied_asynchronously_to_tensor_cores(case, launches):
     for launch in launches[case]:
-        if launch["kernel"] in ("_logits_kernel", "_grouped_kernel"):
+        if launch["kernel"] in ("_logits_kernel", product_of(case)):
             assert launch["async_copies"] > 0, launch["kernel"]
             assert launch["mma"] + launch["wgmma"] > 0, launch["kernel"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0].quantized is not None])
+def test_quantized_experts_have_one_kind_of_instruction(case, launches):
+    products = [launch for launch in launches[case] if launch["kernel"] == product_of(case)]
+    assert len(products) == 2
+    assert all(launch["wgmma"] > 0 and launch["mma"] == 0 for launch in products)
 
 
 @pytest.mark.parametrize("case", LARGE)

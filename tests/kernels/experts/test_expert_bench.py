@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
+from pagewire.bench.kernels.quantized_expert_cases import QuantizedExpertCases
 from pagewire.bench.kernels.shapes import EXPERT_MODELS, ExpertShapes, Sizes
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.experts import ExpertRows, Routes
@@ -28,6 +29,27 @@ def test_a_case_runs_and_computes_the_reference(name: str) -> None:
             assert_near(found, expected, 1e-5)
 
 
+QUANTIZED = ExpertCaseMaker(
+    ExpertShapes(hidden=256, intermediate=128, experts=3, top_k=2), SIZES, DEVICE, torch.float32
+)
+QUANTIZED_CASES = dict(QuantizedExpertCases(QUANTIZED).all())
+
+
+@pytest.mark.parametrize("name", QUANTIZED_CASES)
+def test_a_case_of_quantized_experts(name: str) -> None:
+    torch.manual_seed(0)
+    case = QUANTIZED_CASES[name]()
+    assert len(case.inputs) == 2
+    references = copy.deepcopy(case).calls(load_ops("torch"))
+    for kernel, reference in zip(case.calls(load_ops("triton")), references, strict=True):
+        assert_near(kernel(), reference(), 1e-4)
+
+
+def test_work_of_four_bits_is_a_quarter_and_scales() -> None:
+    case = QUANTIZED_CASES["down of experts in MXFP4, tokens: 1"]()
+    assert (case.work, case.unit) == (2 * 256 * (64 + 4), "TB/s")
+
+
 def tensors(result: object) -> list[torch.Tensor]:
     """The tensors of a result that do not depend on tiles."""
     if isinstance(result, Routes):
@@ -48,4 +70,8 @@ def test_names_fit_the_table() -> None:
     for shapes in EXPERT_MODELS.values():
         names = [name for name, _ in ExpertCaseMaker(shapes, Sizes(), DEVICE).all()]
         assert len(set(names)) == 20
+        assert max(map(len, names)) <= 58
+        cases = QuantizedExpertCases(ExpertCaseMaker(shapes, Sizes(), DEVICE))
+        names = [name for name, _ in cases.all()]
+        assert len(set(names)) == (40 if shapes.intermediate % 128 == 0 else 32)
         assert max(map(len, names)) <= 58

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from pagewire.worker.ops.contract.experts import Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
 from pagewire.worker.ops.triton.experts.config import (
@@ -87,6 +87,19 @@ def test_route(name, tokens, dtype, device):
         expected = reference.route(a.x, a.router, routing, correction)
         assert out.experts.tolist() == expected.experts.tolist()
         assert_near(out.weights, expected.weights, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_route_with_a_bias(dtype, device):
+    a = Inputs(device, dtype, tokens=17, num_experts=6, top_k=1)
+    bias = torch.randn(6, device=device).to(dtype)
+    with poisoned_outputs():
+        out = experts.route(a.x, a.router, Routing(6, 3), None, bias)
+    expected = reference.route(a.x, a.router, Routing(6, 3), None, bias)
+    assert out.experts.tolist() == expected.experts.tolist()
+    assert_near(out.weights, expected.weights, 2e-6)
+    plain = reference.route(a.x, a.router, Routing(6, 3))
+    assert plain.experts.tolist() != expected.experts.tolist()
 
 
 def test_a_correction_chooses_but_does_not_weigh(device):
@@ -187,6 +200,32 @@ def test_the_experts(tokens, num_experts, top_k, hidden, intermediate, dtype, de
     expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert)
     assert_near(gated, expected, 2 * TOLERANCE[dtype])
     assert_near(parts, reference.experts_down(gated, a.down, by_expert), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("clamp", [None, ClampedSwiglu(1.702, 0.9)], ids=["silu", "clamped"])
+def test_the_experts_with_biases(clamp, dtype, device):
+    a = Inputs(device, dtype, tokens=19, num_experts=5, top_k=3)
+    inner, outer = (torch.randn(5, size, device=device).to(dtype) for size in (80, 48))
+    rows = experts.sort_by_expert(a.experts, 5, config=SMALL)
+    by_expert = reference.sort_by_expert(a.experts, 5)
+    with poisoned_outputs():
+        gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, inner, clamp, config=SMALL)
+        parts = experts.experts_down(gated, a.down, rows, outer, config=SMALL)
+    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert, inner, clamp)
+    assert_near(gated, expected, 2 * TOLERANCE[dtype])
+    assert_near(parts, reference.experts_down(gated, a.down, by_expert, outer), TOLERANCE[dtype])
+
+
+def test_the_clamped_reference_follows_the_formula(device):
+    clamp = ClampedSwiglu(alpha=2.0, limit=1.5)
+    a = Inputs(device, torch.float32, tokens=9, num_experts=1, top_k=1)
+    rows = reference.sort_by_expert(a.experts, 1)
+    out = reference.experts_gate_up_silu_mul(a.x, 3 * a.gate_up, rows, None, clamp)
+    gate, up = (3 * a.x @ a.gate_up[0].T).split(40, dim=1)
+    assert gate.max() > 1.5 > -1.5 > up.min()
+    gate, up = gate.clip(max=1.5), up.clip(-1.5, 1.5)
+    assert_near(out, (up + 1) * gate / (1 + torch.exp(-2 * gate)), 1e-5)
 
 
 @pytest.mark.parametrize("config", [LARGEST, *(config for _, config in GEMM_TABLE)], ids=str)

@@ -281,6 +281,11 @@ def test_windows_and_soft_caps_are_refused(window: int | None, soft_cap: float |
         ops.decode_attention(*where, empty, 1.0, window=window, soft_cap=soft_cap)
     with pytest.raises(ValueError, match="no windows and no soft caps"):
         ops.prefill_attention(*where, empty, empty, 1.0, 1, window=window, soft_cap=soft_cap)
+    sinks = torch.zeros(4)
+    with pytest.raises(ValueError, match="no sinks"):
+        ops.decode_attention(*where, empty, 1.0, sinks=sinks)
+    with pytest.raises(ValueError, match="no sinks"):
+        ops.prefill_attention(*where, empty, empty, 1.0, 1, sinks=sinks)
     if window is not None:
         with pytest.raises(ValueError, match="no windows and no soft caps"):
             ops.plan_decode(empty, 4, 2, 32, torch.bfloat16, window=window)

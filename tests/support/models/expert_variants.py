@@ -65,6 +65,25 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "gpt-oss": (  # windows in turns, sinks, biases; 64 trained positions
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 40,
+            "sliding_window": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "beta_fast": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+            "swiglu_limit": 1.5,
+        },
+    ),
     "granite-moe": (
         "granitemoe",
         {

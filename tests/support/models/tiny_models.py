@@ -197,7 +197,7 @@ def _save(auto: Any, config: Any, folder: Path, seed: int, shard: str) -> PreTra
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             # Norms start as ones and biases as zeros: a worker that ignores them would pass.
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith(("bias", "sinks")) or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(folder, max_shard_size=shard)
     return model

@@ -14,3 +14,10 @@ PARTS = [
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '"name"', '"arguments"'),
 ]
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)
+_CHANNELS = [
+    *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|start|>assistant"),
+    *("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", " to=functions.f"),
+    *("<|end|>", "<|call|>", "<|return|>", "<|channel|>", "<|message|>", "<|start|>", "<|"),
+    *("a", " ", "\n", "<", '{"a": 1}', "{", "}", '"', " to=f", '{"name": "f", "arguments": {}}'),
+]
+CHANNEL_TEXTS = st.lists(st.sampled_from(_CHANNELS), max_size=25).map("".join)

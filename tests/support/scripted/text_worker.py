@@ -49,15 +49,38 @@ CHAT_TEMPLATE = """\
 SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]")
 
 
-def text_model_folder(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
-    """A model folder for such a worker: a tokenizer with special tokens, and a chat template."""
+# Renders calls, answers and reasoning in the manner of gpt-oss.
+HARMONY_TEMPLATE = """\
+{%- for tool in tools or [] %}<|start|>developer<|message|>{{ tool | tojson }}<|end|>{% endfor %}
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>
+{{- message.thinking }}<|end|>{% endif %}
+{%- for call in message.tool_calls %}<|start|>assistant to=functions.{{ call.function.name -}}
+<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+HARMONY_SPECIAL = (
+    *("<|return|>", "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"),
+    "<|call|>",
+)
+
+
+def text_model_folder(
+    folder: Path, template: str = CHAT_TEMPLATE, special: tuple[str, ...] = SPECIAL
+) -> Path:
+    """A model folder for such a worker: a tokenizer with special tokens, and a chat template.
+
+    `<|im_end|>` or `<|return|>` ends an answer.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[*SPECIAL],
+        special_tokens=[*special],
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
@@ -73,7 +96,7 @@ def text_model_folder(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "max_position_embeddings": 8192,
-        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "eos_token_id": tokenizer.token_to_id("<|im_end|>" if special is SPECIAL else "<|return|>"),
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
@@ -81,9 +104,12 @@ def text_model_folder(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
 
 
 @asynccontextmanager
-async def text_fleet(folder: Path) -> AsyncIterator[Fleet]:
+async def text_fleet(
+    folder: Path, template: str = CHAT_TEMPLATE, special: tuple[str, ...] = SPECIAL
+) -> AsyncIterator[Fleet]:
     """A gateway, a scheduler and a worker whose model is called `text`."""
-    flags = (f"--model={text_model_folder(folder)}", "--served-model-name=text")
+    model = text_model_folder(folder, template, special)
+    flags = (f"--model={model}", "--served-model-name=text")
     worker = (
         "simulated-worker",
         *flags,

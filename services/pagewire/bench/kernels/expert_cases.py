@@ -32,7 +32,7 @@ class ExpertCaseMaker:
             yield f"sum of experts, tokens: {count}", partial(self.sum, count)
 
     def route(self, tokens: int) -> Case:
-        shapes, x = self.shapes, self._randn(tokens, self.shapes.hidden)
+        shapes, x = self.shapes, self.randn(tokens, self.shapes.hidden)
         routing = Routing(shapes.experts, shapes.top_k)
         routers = self._several(shapes.experts, shapes.hidden)
         work = routers[0].nbytes + x.nbytes
@@ -44,18 +44,18 @@ class ExpertCaseMaker:
         return Case("sort_by_expert", 3 * chosen[0].nbytes, "TB/s", inputs)
 
     def gate_up(self, tokens: int) -> Case:
-        shapes, x = self.shapes, self._randn(tokens, self.shapes.hidden)
+        shapes, x = self.shapes, self.randn(tokens, self.shapes.hidden)
         size = (2 * shapes.intermediate, shapes.hidden)
         return self._grouped("experts_gate_up_silu_mul", x, tokens, size)
 
     def down(self, tokens: int) -> Case:
         shapes = self.shapes
-        x = self._randn(tokens * shapes.top_k, shapes.intermediate)
+        x = self.randn(tokens * shapes.top_k, shapes.intermediate)
         return self._grouped("experts_down", x, tokens, (shapes.hidden, shapes.intermediate))
 
     def _grouped(self, op: str, x: Tensor, tokens: int, size: tuple[int, int]) -> Case:
         """Make a case of a GEMM. The weights of experts without rows are no work."""
-        chosen, rows = self._rows(tokens)
+        chosen, rows = self.rows(tokens)
         weights = [w * size[1] ** -0.5 for w in self._several(self.shapes.experts, *size)]
         inputs = [(x, weight, rows) for weight in weights]
         if tokens >= self.sizes.compute_bound_tokens:
@@ -65,14 +65,14 @@ class ExpertCaseMaker:
         return Case(op, work, "TB/s", inputs, reference_on_host=True)
 
     def sum(self, tokens: int) -> Case:
-        chosen, rows = self._rows(tokens)
+        chosen, rows = self.rows(tokens)
         weights = torch.rand(chosen.shape, device=self.device)
-        residual = self._randn(tokens, self.shapes.hidden)
+        residual = self.randn(tokens, self.shapes.hidden)
         parts = self._several(chosen.numel(), self.shapes.hidden)
         work = parts[0].nbytes + 2 * residual.nbytes
         return Case("add_experts", work, "TB/s", [(x, weights, rows, residual) for x in parts])
 
-    def _rows(self, tokens: int) -> tuple[Tensor, ExpertRows]:
+    def rows(self, tokens: int) -> tuple[Tensor, ExpertRows]:
         """Draw experts and sort them. Kernels need their tiles, which references do not read."""
         chosen = self._chosen(tokens)
         return chosen, load_ops("triton").sort_by_expert(chosen, self.shapes.experts)
@@ -82,10 +82,11 @@ class ExpertCaseMaker:
         scores = torch.rand(tokens, self.shapes.experts, device=self.device)
         return scores.argsort(1)[:, : self.shapes.top_k].int().contiguous()
 
-    def _randn(self, *shape: int) -> Tensor:
+    def randn(self, *shape: int) -> Tensor:
+        """Draw normal values."""
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
     def _several(self, *shape: int) -> list[Tensor]:
-        first = self._randn(*shape)
+        first = self.randn(*shape)
         count = copies(first.nbytes, self.sizes)
         return [first, *(torch.randn_like(first) for _ in range(1, count))]

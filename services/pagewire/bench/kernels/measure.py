@@ -13,6 +13,7 @@ from pagewire.bench.kernels.expert_cases import ExpertCaseMaker
 from pagewire.bench.kernels.fp8_kv import Fp8KvCases
 from pagewire.bench.kernels.latent_cases import LatentCaseMaker
 from pagewire.bench.kernels.quantized import QuantizedCases
+from pagewire.bench.kernels.quantized_expert_cases import QuantizedExpertCases
 from pagewire.bench.kernels.shapes import EXPERT_MODELS, LATENT_MODELS, MODELS, Sizes
 from pagewire.bench.kernels.timing import Ceilings, graph_us, measure_ceilings, stream_us
 from pagewire.worker.ops import Name, load_ops
@@ -50,9 +51,17 @@ def bench_kernels(
     experts or of its latent attention.
     """
     torch.manual_seed(0)
-    makers: list[CaseMaker | Fp8KvCases | QuantizedCases | ExpertCaseMaker | LatentCaseMaker]
+    makers: list[
+        CaseMaker
+        | Fp8KvCases
+        | QuantizedCases
+        | ExpertCaseMaker
+        | QuantizedExpertCases
+        | LatentCaseMaker
+    ]
     if model in EXPERT_MODELS:
-        makers = [ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)]
+        plain = ExpertCaseMaker(EXPERT_MODELS[model], Sizes(), device)
+        makers = [plain, QuantizedExpertCases(plain)]
     elif model in LATENT_MODELS:
         makers = [LatentCaseMaker(LATENT_MODELS[model], Sizes(), device)]
     else:

@@ -44,7 +44,10 @@ class ExpertShapes:
     top_k: int
 
 
-EXPERT_MODELS = {"qwen3-30b-a3b": ExpertShapes(2048, 768, experts=128, top_k=8)}
+EXPERT_MODELS = {
+    "qwen3-30b-a3b": ExpertShapes(2048, 768, experts=128, top_k=8),
+    "gpt-oss-20b": ExpertShapes(2880, 2880, experts=32, top_k=4),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ def kernels(
     model: Annotated[
         str,
         typer.Option(
-            help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b, or, for "
-            "latent attention, deepseek-v2-lite and deepseek-v3."
+            help="Shapes of qwen3-0.6b, llama-3.1-8b or, for experts, qwen3-30b-a3b and "
+            "gpt-oss-20b, or, for latent attention, deepseek-v2-lite and deepseek-v3."
         ),
     ] = "qwen3-0.6b",
     no_compile: Annotated[

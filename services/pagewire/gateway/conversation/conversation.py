@@ -121,12 +121,12 @@ class Conversation:
         return pb.ReasoningBudget(max_tokens=max_tokens, begin=begin, end=spec.ends[0])
 
     def _reasoning_end(self, model: ServedModel) -> str:
-        """The tag that ends the reasoning; empty if the model does not reason."""
+        """The tag behind which the answer begins; empty if the model does not reason."""
         spec = REASONING_FORMATS.get(model.reasoning_parser)
         if spec is None or not self.add_generation_prompt:
             return ""
         start = model.reasoning_start(self._thinking())
-        return "" if start == pb.REASONING_START_NONE else spec.ends[0]
+        return "" if start == pb.REASONING_START_NONE else spec.answer or spec.ends[0]
 
     def _thinking(self) -> bool | None:
         """Whether the request turns reasoning on or off; None if it says nothing."""

@@ -55,4 +55,5 @@ class OutputFormat:
         if parser.reasoning_state == "open":
             return len(tokens)
         end = self.reasoning_end_token
-        return None if end is None or end not in tokens else tokens.index(end) + 1
+        places = [i for i, token in enumerate(tokens) if token == end][: parser.reasoning_ends]
+        return places[-1] + 1 if len(places) == parser.reasoning_ends > 0 else None

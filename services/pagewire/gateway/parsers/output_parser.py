@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from pagewire.gateway.parsers.calls import CallReader, ToolTypes
+from pagewire.gateway.parsers.channels import ChannelReader
 from pagewire.gateway.parsers.events import Content, Event, Reasoning
 from pagewire.gateway.parsers.json_text import MalformedError
 from pagewire.gateway.parsers.reader import Reader, Reading
@@ -39,7 +40,22 @@ class OutputParser:
         self._calls = CallReader(self._reader, self._sink, tools, types or {}) if tools else None
         self._reading = self._read()
         self._plain = False  # all that comes is content
-        self.reasoning_state: Literal["none", "open", "ended"] = "none"
+        self._state: Literal["none", "open", "ended"] = "none"
+        self._channels: ChannelReader | None = None
+        if reasoning is not None and reasoning.channels:
+            known = None if tools is None else types or {}
+            forced = None if tools is None or tools.channels else self._calls
+            self._channels = ChannelReader(self._reader, self._sink, known, forced)
+
+    @property
+    def reasoning_state(self) -> Literal["none", "open", "ended"]:
+        """Whether there is reasoning in what was read, and whether it has ended."""
+        return self._state if self._channels is None else self._channels.reasoning_state
+
+    @property
+    def reasoning_ends(self) -> int:
+        """How many tags that end reasoning have come up to its end."""
+        return 1 if self._channels is None else self._channels.reasoning_ends
 
     def feed(self, text: str) -> list[Event]:
         """The events that follow from more text."""
@@ -58,6 +74,9 @@ class OutputParser:
         return self._sink.take()
 
     def _read(self) -> Reading[None]:
+        if self._channels is not None:
+            yield from self._channels.read()
+            return
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
         if self._tools is not None and self._calls is not None:
@@ -75,14 +94,14 @@ class OutputParser:
         elif not self._in_reasoning:
             sink.text(space)
             return
-        self.reasoning_state = "open"
+        self._state = "open"
         until = _until(spec.ends)
         while (yield from reader.more()):
             if text := reader.run(until):
                 sink.text(text, Reasoning)
             elif (yield from reader.match(spec.ends)) is not None:
                 sink.drop_space()
-                self.reasoning_state = "ended"
+                self._state = "ended"
                 yield from reader.spaces()
                 return
             else:

@@ -36,6 +36,11 @@ class Reader:
         self._text = self._text[self._at :] + text
         self._at = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether no more text comes."""
+        return self._ended
+
     def end(self) -> None:
         """No more text comes."""
         self._ended = True

@@ -11,6 +11,7 @@ from pagewire.v1 import inference_pb2 as pb
 # Text of templates that tells the format, all of one entry together; the first entry that fits
 # counts.
 _TOOL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", ("<|start|>", "<|channel|>commentary")),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("seed_oss", ("<seed:tool_call>",)),
     ("glm45", ("<tool_call>", "<arg_key>")),
@@ -27,6 +28,7 @@ _TOOL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('"parameters": dictionary of argument name and its value',)),
 )
 _REASONING_MARKS = {
+    "harmony": ("<|start|>", "<|channel|>analysis"),
     "seed_oss": ("<seed:think>",),
     "mistral": ("[THINK]",),
     "kimi": ("◁think▷",),
@@ -102,6 +104,8 @@ def detect_reasoning(source: str) -> str:
 
 def _start(template: Template, spec: ReasoningFormat, thinking: bool | None) -> pb.ReasoningStart:
     """How reasoning begins after a prompt of the template."""
+    if spec.channels:  # what ends reasoning ends all messages, also those of the prompt
+        return pb.REASONING_START_BY_MODEL
     variables: dict[str, Any] = {"tools": None, "documents": None}
     if thinking is not None:
         variables |= dict.fromkeys(_THINKING, thinking)

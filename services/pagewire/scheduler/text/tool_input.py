@@ -53,6 +53,9 @@ def template_message(message: pb.ChatMessage, index: int) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.HasField(name):
             entry[name] = getattr(message, name)
+    # gpt-oss calls reasoning so, and takes it beside calls only if there is no text.
+    if message.HasField("reasoning_content") and not (message.tool_calls and message.content):
+        entry["thinking"] = message.reasoning_content
     if message.tool_calls:
         entry["tool_calls"] = _objects(message.tool_calls, f"messages[{index}].tool_calls")
     return entry

@@ -125,10 +125,17 @@ class _Names:
         self._config = config
         self._views = views
         self._parts = parts
+        quantization = config.quantization
+        self._mxfp4 = quantization is not None and quantization.method == "mxfp4"
 
     def usual(self, name: str) -> str | None:
-        """The name of a tensor that all families use; None for one that is never needed."""
+        """The name of a tensor that all families use; None for one that is never needed.
+
+        A dot stands before `blocks` and `scales` of MXFP4, as before other parts of a layer.
+        """
         usual = self._config.names.canonical(name)
+        if usual is not None and self._mxfp4:
+            usual = re.sub(r"_(blocks|scales)$", r".\1", usual)
         # A decoder that was saved without a head has names without the first part.
         whole = f"model.{usual}"
         return (

@@ -77,6 +77,9 @@ class Decoder:
             {} if window is None and cap is None else {"window": window, "soft_cap": cap}
             for window in self.windows
         ]
+        for options, layer in zip(self._options, weights.layers, strict=True):
+            if layer.sinks is not None:
+                options["sinks"] = layer.sinks
         # Rounded to the type of the weights, as Gemma's factor is.
         factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         self._embedding_multiplier = None if factor == 1 else float(factor)

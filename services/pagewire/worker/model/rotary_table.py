@@ -115,4 +115,5 @@ def _yarn(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     low, high = max(low, 0), min(high, rotated - 1)
     span = high - low or 0.001
     scaled = ((torch.arange(len(frequencies), dtype=torch.float32) - low) / span).clamp(0, 1)
-    return frequencies * (1 - scaled + scaled / rope.factor)
+    kept = 1 - scaled
+    return frequencies / rope.factor * (1 - kept) + frequencies * kept

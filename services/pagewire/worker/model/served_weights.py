@@ -34,10 +34,20 @@ def served_weights(config: ModelConfig, weights: Weights) -> Weights:
     for number, layer in enumerate(weights.layers):
         if config.residual_multiplier != 1.0:
             _scale_additions(config, layer)
+        if config.experts is not None and config.experts.transposed:
+            _put_gates_first(layer)
         if config.norms_folded:
             layer = _with_norms_folded(layer)
         layers.append(_with_heads_placed(config, number, layer))
     return replace(weights, layers=tuple(layers))
+
+
+def _put_gates_first(layer: LayerWeights) -> None:
+    """Brings the rows of each expert's gates, which take turns with the values, before these."""
+    for tensor in (layer.gate_up, layer.gate_up_bias):
+        if isinstance(tensor, Tensor):  # quantized rows are in order already
+            for expert in tensor:  # one at a time needs little memory
+                expert.copy_(torch.cat((expert[::2], expert[1::2])))
 
 
 def _with_norms_folded(layer: LayerWeights) -> LayerWeights:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.config.experts import ExpertsConfig
 from pagewire.worker.model.quantization.scheme import Scheme
 
 
@@ -15,6 +16,11 @@ class Stack:
     names: tuple[str, ...]  # in the checkpoint, after the name of the layer
     rows: tuple[int, ...]
     columns: int
+    experts: int = 0  # whose rows lie one below the other; 0 for an ordinary layer
+    # All experts are one tensor in the checkpoint. With `in_turns`, the rows of gates and values of
+    # an expert take turns there.
+    together: bool = False
+    in_turns: bool = False
 
 
 def layer_name(config: ModelConfig, number: int) -> str:
@@ -23,11 +29,11 @@ def layer_name(config: ModelConfig, number: int) -> str:
 
 
 def layer_stacks(config: ModelConfig, number: int) -> dict[str, Stack]:
-    """The projections of each matrix of `LayerWeights`, but for those of experts."""
+    """The projections of each matrix of `LayerWeights`, but for the router's and a shared gate."""
     hidden, inner = config.hidden_size, config.intermediate_size
     stacks = _attention_stacks(config, hidden)
     if config.experts is not None and config.experts.layers[number]:
-        return stacks
+        return stacks | _expert_stacks(config, config.experts)
     up = {"gate": inner, "up": inner} if config.gated else {"up": inner}
     return stacks | {
         "gate_up": _stack(config, "gate_up", up, hidden),
@@ -53,6 +59,33 @@ def _attention_stacks(config: ModelConfig, hidden: int) -> dict[str, Stack]:
     }
     if latent.query_rank is not None:
         stacks["query_up"] = _stack(config, "query_up", {"query_up": query}, latent.query_rank)
+    return stacks
+
+
+def _expert_stacks(config: ModelConfig, experts: ExpertsConfig) -> dict[str, Stack]:
+    names, hidden, inner = config.names, config.hidden_size, experts.intermediate_size
+    count, shared = experts.count, experts.shared_size
+    if "experts_gate_up" in names.parts:
+        whole, down = names.part("experts_gate_up"), names.part("experts_down")
+        turns = experts.transposed
+        stacks = {
+            "gate_up": Stack((whole,), (2 * count * inner,), hidden, count, True, turns),
+            "down": Stack((down,), (count * hidden,), inner, count, True),
+        }
+    else:
+        gates, ups, downs = (
+            [names.part(f"expert_{part}").format(expert=expert) for expert in range(count)]
+            for part in ("gate", "up", "down")
+        )
+        both = tuple(name for pair in zip(gates, ups, strict=True) for name in pair)
+        stacks = {
+            "gate_up": Stack(both, (inner,) * (2 * count), hidden, count),
+            "down": Stack(tuple(downs), (hidden,) * count, inner, count),
+        }
+    if shared is not None:
+        up = (names.part("shared_gate_proj"), names.part("shared_up_proj"))
+        stacks["shared_gate_up"] = Stack(up, (shared, shared), hidden)
+        stacks["shared_down"] = Stack((names.part("shared_down"),), (hidden,), shared)
     return stacks
 
 

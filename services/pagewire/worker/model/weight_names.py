@@ -39,35 +39,39 @@ def _layer_views(
             yield f"{names.part(part)}.bias", bias
     if layer.correction is not None:
         yield names.part("correction"), layer.correction
-    for name, weight in _expert_views(config, layer):
-        yield f"{name}.weight", weight
+    if layer.sinks is not None:
+        yield names.part("sinks"), layer.sinks
+    yield from _expert_views(config, layer)
     yield from _projections(config, number, layer)
 
 
 def _expert_views(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
-    """Yields name and weight of each matrix of the MLP of a layer with experts."""
+    """Yields name and tensor of each matrix and bias of the MLP of a layer with experts."""
     if layer.router is None:
         return
-    assert isinstance(layer.gate_up, Tensor)
-    assert isinstance(layer.down, Tensor)
     names = config.names
-    yield names.part("router"), layer.router
+    yield f"{names.part('router')}.weight", layer.router
+    if layer.router_bias is not None:
+        yield f"{names.part('router')}.bias", layer.router_bias
     if "experts_gate_up" in names.parts:
-        yield names.part("experts_gate_up"), layer.gate_up
-        yield names.part("experts_down"), layer.down
-    else:
-        for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
-            gate, up = gate_up.chunk(2)
-            for part, weight in (("gate", gate), ("up", up), ("down", down)):
-                yield names.part(f"expert_{part}").format(expert=expert), weight
-    if layer.shared_gate_up is None or layer.shared_down is None:
-        return
-    gate, up = layer.shared_gate_up.chunk(2)
-    yield names.part("shared_gate_proj"), gate
-    yield names.part("shared_up_proj"), up
-    yield names.part("shared_down"), layer.shared_down
+        yield from _views_of_all_experts(config, layer)
     if layer.shared_gate is not None:
-        yield names.part("shared_gate"), layer.shared_gate
+        yield f"{names.part('shared_gate')}.weight", layer.shared_gate
+
+
+def _views_of_all_experts(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    """Yields name and tensor of matrices and biases that hold all experts of a layer."""
+    transposed = config.experts is not None and config.experts.transposed
+    for field in ("gate_up", "down"):
+        name = config.names.part(f"experts_{field}")
+        weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias")
+        if isinstance(weight, Tensor) and transposed:
+            # Rows of gates and values stay in turns until all are loaded (`served_weights`).
+            yield name, weight.transpose(1, 2)
+        elif isinstance(weight, Tensor):
+            yield f"{name}.weight", weight
+        if bias is not None:
+            yield f"{name}_bias", bias
 
 
 def _projections(
@@ -75,7 +79,11 @@ def _projections(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields name and tensor of each plain matrix, and of each bias."""
     for field, stack in layer_stacks(config, number).items():
+        if stack.together:
+            continue
         weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias", None)
+        if isinstance(weight, Tensor) and stack.experts:
+            weight = weight.flatten(0, 1)
         for suffix, whole in (("weight", weight), ("bias", bias)):
             if isinstance(whole, Tensor):
                 for name, part in zip(stack.names, whole.split(list(stack.rows)), strict=True):

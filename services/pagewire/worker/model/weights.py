@@ -38,24 +38,26 @@ class LayerWeights:
     output_bias: Tensor | None  # [hidden]
     post_norm: Tensor | None  # [hidden], before the MLP
     # [2 * intermediate, hidden], [intermediate, hidden] without a gate; in a layer with experts
-    # [experts, 2 * intermediate, hidden].
+    # [experts, 2 * intermediate, hidden], or [experts * 2 * intermediate, hidden] if quantized.
     gate_up: LinearWeight
-    down: LinearWeight  # [hidden, intermediate], with experts [experts, hidden, intermediate]
+    down: LinearWeight  # [hidden, intermediate], with experts as above
     input_norm_bias: Tensor | None = None  # [hidden]
     attended_norm: Tensor | None = None  # [hidden], of what attention adds to the residual stream
     post_norm_bias: Tensor | None = None  # [hidden]
-    gate_up_bias: Tensor | None = None  # as many as the rows of `gate_up`
-    down_bias: Tensor | None = None  # [hidden]
+    gate_up_bias: Tensor | None = None  # a value for each row of `gate_up`
+    down_bias: Tensor | None = None  # [hidden], with experts [experts, hidden]
     mlp_norm: Tensor | None = None  # [hidden], of what the MLP adds to the residual stream
     router: Tensor | None = None  # [experts, hidden]; None in a layer without experts
     correction: Tensor | None = None  # [experts] float32, added to the scores that choose
-    shared_gate_up: Tensor | None = None  # [2 * intermediate, hidden], of the shared expert
-    shared_down: Tensor | None = None  # [hidden, intermediate]
+    shared_gate_up: LinearWeight | None = None  # [2 * intermediate, hidden], of the shared expert
+    shared_down: LinearWeight | None = None  # [hidden, intermediate]
     shared_gate: Tensor | None = None  # [1, hidden]
     # Of latent attention, see `LatentConfig` for the sizes.
     query_up: LinearWeight | None = None  # [heads * query_dim, query_rank], from compressed queries
     # [heads * (plain_dim + value_dim), rank], of each head the rows of keys, then those of values
     kv_up: LinearWeight | None = None
+    router_bias: Tensor | None = None  # [experts]
+    sinks: Tensor | None = None  # [heads], of attention
 
     def norms(self) -> tuple[Tensor | None, ...]:
         """The weights of all norms."""
@@ -119,34 +121,36 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
     def matrix(prefix: str, stack: Stack) -> LinearWeight:
         scheme = scheme_of(config, prefix, stack)
+        if scheme is None and stack.experts:
+            return empty(stack.experts, sum(stack.rows) // stack.experts, stack.columns)
         if scheme is None:
             return empty(sum(stack.rows), stack.columns)
         return empty_stacked(scheme, stack.rows, stack.columns, dtype, device)
 
     def projections(number: int) -> dict[str, LinearWeight]:
-        stacks, experts = layer_stacks(config, number), config.experts
-        matrices = {
-            name: matrix(layer_name(config, number), stack) for name, stack in stacks.items()
-        }
-        if experts is not None and experts.layers[number]:
-            matrices["gate_up"] = empty(experts.count, 2 * experts.intermediate_size, hidden)
-            matrices["down"] = empty(experts.count, hidden, experts.intermediate_size)
-        return matrices
+        stacks = layer_stacks(config, number)
+        return {name: matrix(layer_name(config, number), stack) for name, stack in stacks.items()}
 
     def beside_experts(number: int) -> dict[str, Tensor]:
         experts = config.experts
         if experts is None or not experts.layers[number]:
             return {}
-        count, shared = experts.count, experts.shared_size
+        count = experts.count
         matrices = {"router": empty(count, hidden)}
         if experts.scoring == "sigmoid":
             matrices["correction"] = torch.empty(count, dtype=torch.float32, device=device)
-        if shared is not None:
-            matrices["shared_gate_up"] = empty(2 * shared, hidden)
-            matrices["shared_down"] = empty(hidden, shared)
         if experts.shared_gate:
             matrices["shared_gate"] = empty(1, hidden)
+        if experts.bias:
+            matrices["router_bias"] = empty(count)
+            matrices["gate_up_bias"] = empty(count, 2 * experts.intermediate_size)
+            matrices["down_bias"] = empty(count, hidden)
         return matrices
+
+    def mlp_biases() -> dict[str, Tensor]:
+        if not config.mlp_bias:
+            return {}
+        return {"gate_up_bias": empty(config.gate_up_size), "down_bias": empty(hidden)}
 
     def layer(number: int) -> LayerWeights:
         q_normed, k_normed = _normed_sizes(config)
@@ -154,23 +158,24 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         behind = config.block in ("post", "sandwich")
         matrices = projections(number)
         return LayerWeights(
-            input_norm=norm(config.block != "post"),
             qkv=matrices["qkv"],
+            output=matrices["output"],
+            gate_up=matrices["gate_up"],
+            down=matrices["down"],
+            input_norm=norm(config.block != "post"),
             qkv_bias=vector(config.qkv_bias, config.qkv_size),
             q_norm=norm(q_normed > 0, q_normed),
             k_norm=norm(k_normed > 0, k_normed),
-            output=matrices["output"],
             output_bias=vector(config.output_bias),
             post_norm=norm(before_mlp),
-            gate_up=matrices["gate_up"],
-            down=matrices["down"],
             input_norm_bias=vector(config.norm_bias),
             attended_norm=norm(behind),
             post_norm_bias=vector(config.norm_bias and before_mlp),
-            gate_up_bias=vector(config.mlp_bias, config.gate_up_size),
-            down_bias=vector(config.mlp_bias),
             mlp_norm=norm(behind),
-            **beside_experts(number),
+            sinks=vector(config.attention_sinks, config.num_heads),
+            shared_gate_up=matrices.get("shared_gate_up"),
+            shared_down=matrices.get("shared_down"),
+            **(mlp_biases() | beside_experts(number)),
             query_up=matrices.get("query_up"),
             kv_up=matrices.get("kv_up"),
         )
@@ -240,7 +245,14 @@ def quantized_parts(config: ModelConfig, weights: Weights) -> dict[str, Quantize
             continue
         start = 0
         for name, rows in zip(stack.names, stack.rows, strict=True):
-            stored = StoredLayer(config.quantization.method, scheme, rows, stack.columns)
+            stored = StoredLayer(
+                config.quantization.method,
+                scheme,
+                rows,
+                stack.columns,
+                stack.experts,
+                stack.in_turns,
+            )
             parts[f"{prefix}{name}"] = QuantizedPart(stored, matrix, start)
             start += rows
     return parts

@@ -97,6 +97,11 @@ def _load(
             f"--tune-experts needs a model with experts in bfloat16 or float16 and the triton "
             f"operations; this is {model.family} in {_name(dtype)} with {kernels}: leave it out"
         )
+    if config.tune_experts and model.experts_quantized:
+        raise SetupError(
+            f"--tune-experts is for experts with plain weights; those of this {model.family} are "
+            "quantized: leave it out"
+        )
     if graphs:
         from pagewire.worker.startup.precompile import (
             collect_kernels,

@@ -15,7 +15,8 @@ from pagewire.worker.model.stacks import layer_columns
 def quantize_folder(source: Path, output: Path, target: Target, group: int) -> tuple[int, int]:
     """Writes the model in `source` with quantized layers to the folder `output`.
 
-    All linear layers of the decoder are quantized, the head is not. `group` is the number of inputs
+    All linear layers of the decoder are quantized but routers, gates of shared experts and the
+    head. `group` is the number of inputs
     that share a scale with four bits.
 
     Returns:
@@ -38,7 +39,10 @@ def quantize_folder(source: Path, output: Path, target: Target, group: int) -> t
         )
     files = weight_files(source)
     check_plain(files, model)
-    layers = Layers(layer_columns(model), target, group)
+    names = [] if model.experts is None else [model.names.part("router")]
+    if model.experts is not None and model.experts.shared_gate:
+        names.append(model.names.part("shared_gate"))
+    layers = Layers(layer_columns(model), target, group, tuple(names))
     total = _bytes(files)
     with progress(f"quantizing to {target}", total) as advance:
         write_folder(source, output, layers, files, _tensors, advance)

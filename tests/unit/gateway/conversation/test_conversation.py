@@ -265,6 +265,26 @@ def test_an_answer_of_a_form_may_also_call() -> None:
         conversation(G).constraint(ServedModel(100, "hermes"), regex)
 
 
+def test_an_answer_in_a_channel_is_constrained_there() -> None:
+    model = ServedModel(100, "harmony", "harmony")
+    given = pb.StructuredOutput(json_object=True, field_name="response_format")
+    final = "<|channel|>final<|message|>"
+    for asked in (conversation(), conversation(F)):
+        constraint = asked.constraint(model, given)
+        assert constraint is not None
+        assert (constraint.begin_after, constraint.WhichOneof("kind")) == (final, None)
+    forced = conversation(F, mode="required")
+    constraint, output = forced.constraint(model), forced.output_format(model)
+    assert constraint is not None
+    assert constraint.begin_after == final
+    assert output is not None
+    assert (output.tools, output.reasoning) == ("json", "harmony")
+    assert {"<|channel|>", "<|message|>", "<|call|>", "<|constrain|>"} <= {*output.tags}
+    budget = conversation().reasoning_budget(model, 9)
+    assert budget is not None
+    assert (budget.begin, budget.end) == ("<|channel|>analysis<|message|>", "<|end|>")
+
+
 def test_constraints_begin_after_the_reasoning() -> None:
     required = conversation(F, mode="required")
     constraint = required.constraint(THINKS)

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.gateway.parsers.events import CallArguments, CallBegin, Event
+from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.gateway.parsers.output_parser import OutputParser
 from pagewire.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from support.parsers import (
     deepseek,
+    harmony,
     hermes,
     llama3_json,
     mistral,
@@ -22,7 +24,7 @@ from support.parsers import (
     reasoning,
 )
 from support.parsers.notation import Case, Types, shortened
-from support.parsers.texts import TEXTS
+from support.parsers.texts import CHANNEL_TEXTS, TEXTS
 
 FORMATS: dict[str, tuple[list[Case], Types]] = {
     "hermes": (hermes.CASES, {}),
@@ -36,6 +38,7 @@ FORMATS: dict[str, tuple[list[Case], Types]] = {
     "glm45": (others.GLM, others.GLM_TYPES),
     "granite": (others.GRANITE, {}),
     "seed_oss": (others.SEED, {}),
+    "harmony": (harmony.CASES, {}),
     "json": (others.FORCED, others.FORCED_TYPES),
 }
 CASES = [(name, types, case) for name, (cases, types) in FORMATS.items() for case in cases]
@@ -68,6 +71,7 @@ def splits(text: str) -> Iterable[list[str]]:
 
 def test_each_format_has_its_fixtures() -> None:
     named = {"hermes", "llama3_json", "qwen3_coder", "mistral", "pythonic", "deepseek_v3"}
+    assert len(harmony.CASES) + len(harmony.CHANNELS) >= 60
     assert {*FORMATS} == {*TOOL_FORMATS}
     assert all(len(FORMATS[name][0]) >= 60 for name in named)
     for cases, _ in FORMATS.values():
@@ -89,6 +93,49 @@ def test_reasoning_comes_before_content_and_calls(
     for pieces in splits(text):
         found = events_of(parser("hermes", {}, name, in_reasoning), pieces)
         assert shortened(found) == expected, pieces
+
+
+HARMONY = [
+    *(("harmony", case) for case in harmony.CHANNELS),
+    *((None, case) for case in harmony.NO_TOOLS),
+    *(("json", case) for case in harmony.FORCED),
+]
+
+
+@pytest.mark.parametrize(("tools", "case"), HARMONY)
+def test_channels_however_they_are_split(tools: str | None, case: Case) -> None:
+    text, expected = case
+    for pieces in splits(text) if len(text) < 1000 else ([text], text):
+        found = events_of(parser(tools, {"f": {}}, "harmony"), pieces)
+        assert shortened(found) == expected, pieces
+
+
+@pytest.mark.parametrize("tools", ["harmony", "json", None])
+@settings(max_examples=200, deadline=None)
+@given(text=CHANNEL_TEXTS, cuts=st.lists(st.integers(0, 300), max_size=6))
+def test_any_channels_have_the_same_events_however_they_are_split(
+    tools: str | None, text: str, cuts: list[int]
+) -> None:
+    types = {"f": {"a": frozenset({"integer"})}}
+    whole = shortened(events_of(parser(tools, types, "harmony"), [text]))
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    assert shortened(events_of(parser(tools, types, "harmony"), pieces)) == whole
+    assert shortened(events_of(parser(tools, types, "harmony"), text)) == whole
+
+
+def test_where_the_reasoning_of_channels_ends() -> None:
+    reader = parser("harmony", {}, "harmony")
+    assert reader.reasoning_state == "none"
+    reader.feed("<|channel|>analysis<|message|>why")
+    assert (reader.reasoning_state, reader.reasoning_ends) == ("open", 0)
+    reader.feed("<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>")
+    assert (reader.reasoning_state, reader.reasoning_ends) == ("ended", 1)
+    reader.feed("<|start|>assistant<|channel|>analysis<|message|>more<|end|><|start|>assistant")
+    assert (reader.reasoning_state, reader.reasoning_ends) == ("ended", 3)
+    output = OutputFormat(reasoning="harmony", reasoning_end_token=7)
+    assert output.reasoning_tokens(reader, [1, 2, 7, 3, 7, 4, 7, 5]) == 7
+    assert output.reasoning_tokens(reader, [1, 2, 7, 3]) is None
 
 
 @pytest.mark.parametrize("tools", FORMATS)
@@ -119,6 +166,7 @@ def test_any_text_has_the_same_events_however_it_is_split(
         ("qwen3_coder", "<" * 100_000),
         ("pythonic", '[f(a="' + "x" * 100_000),
         ("mistral", "\n" * 100_000),
+        ("harmony", "<|channel|>" * 9_000),
     ],
 )
 def test_the_cost_of_a_text_grows_with_its_length(tools: str, text: str) -> None:

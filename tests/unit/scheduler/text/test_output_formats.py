@@ -38,6 +38,7 @@ TEMPLATES = {
     "granite": """{{ "<|tool_call|>" + calls | tojson }}""",
     "glm45": """<tool_call>{function-name}\n<arg_key>{key}</arg_key>""",
     "seed_oss": """<seed:tool_call>\n<function=name>\n<parameter=key>""",
+    "harmony": """<|start|>assistant{{ " to=functions." + call.name }}<|channel|>commentary json""",
     "": """{% for m in messages %}{{ m.content }}{% endfor %}""",
 }
 
@@ -56,6 +57,7 @@ def test_the_format_of_calls_is_detected(name: str, template: str) -> None:
         ("seed_oss", "<seed:think>{{ m.reasoning_content }}</seed:think>"),
         ("kimi", "◁think▷"),
         ("command_a", "<|START_THINKING|>"),
+        ("harmony", "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"),
         ("", "{{ m.content }}"),
     ],
 )
@@ -86,6 +88,19 @@ def test_how_reasoning_begins_is_seen_in_prompts(end: str, starts: list[pb.Reaso
     found = find_formats(template, "auto", "auto", {"</think>": 9}.get)
     assert found.reasoning == "think"
     assert list(found.reasoning_starts) == starts
+    assert found.reasoning_end_token == 9
+
+
+def test_reasoning_in_a_channel_begins_with_the_model() -> None:
+    """The tag that ends it also ends the messages of the prompt."""
+    turns = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    shown = "{% if call %}<|channel|>analysis<|message|><|channel|>commentary{% endif %}"
+    template = ChatTemplate(f"{shown}{turns}<|start|>assistant", {})
+    found = find_formats(template, "auto", "auto", {"<|end|>": 9}.get)
+    assert (found.tools, found.reasoning) == ("harmony", "harmony")
+    assert list(found.reasoning_starts) == [BY_MODEL] * 3
     assert found.reasoning_end_token == 9
 
 

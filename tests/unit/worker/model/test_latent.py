@@ -121,7 +121,7 @@ def test_experts_of_deepseek_v2() -> None:
         (
             V3,
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            ["quant_method 'fp8'", "experts, as deepseek_v3 has", "bfloat16"],
+            ["quant_method 'fp8'", "latent attention, as deepseek_v3 has", "bfloat16"],
         ),
     ],
 )

@@ -20,6 +20,7 @@ from pagewire.worker.startup.loading import (
     with_kv_cache,
     with_quantization,
 )
+from support.models.quantized_experts import MXFP4
 from support.models.tiny_models import save_model
 
 
@@ -74,6 +75,16 @@ def test_config_alone_is_enough_for_dummy_weights(tmp_path: Path, variant: str) 
     loaded.backend.warm_up()
     assert loaded.dtype == "float32"
     assert loaded.limits.max_model_len == 512
+
+
+def test_random_weights_of_experts_in_four_bits(tmp_path: Path) -> None:
+    save_model(tmp_path / "full", "gpt-oss", intermediate_size=96)
+    config = json.loads((tmp_path / "full" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": MXFP4}))
+    settings = WorkerConfig(
+        model=str(tmp_path), device="cpu", load_format="dummy", num_blocks=40, torch_threads=1
+    )
+    load_worker(settings).backend.warm_up()
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
@@ -167,12 +178,12 @@ def test_plain_weights_are_quantized_by_a_setting(tmp_path: Path, load_format: s
 
 
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
-def test_experts_are_not_quantized(tmp_path: Path, load_format: str) -> None:
-    save_model(tmp_path, "qwen2-moe")
+def test_experts_in_one_tensor_are_not_quantized(tmp_path: Path, load_format: str) -> None:
+    save_model(tmp_path, "granite-moe")
     settings = WorkerConfig(
         model=str(tmp_path), device="cpu", load_format=load_format, quantization="int8"
     )
-    with pytest.raises(SetupError, match=r"--quantization int8: .* as qwen2_moe has, .* float32"):
+    with pytest.raises(SetupError, match=r"--quantization int8: .* as granitemoe has, .* float32"):
         load_worker(settings)
 
 

@@ -7,6 +7,14 @@ from pagewire.worker.model.config.family import Activation, Family, WeightNames
 
 # Experts have no other activation.
 _SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 EXPERT_FAMILIES = (
     Family(
@@ -89,6 +97,38 @@ EXPERT_FAMILIES = (
             "rms_norm_eps": 1e-5,
         },
         only={"clip_qkv": None},
+    ),
+    Family(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        attention_sinks=True,
+        activations=_SILU,
+        windowed_by="sliding_window",
+        layer_types=True,
+        window_pattern=2,
+        experts=ExpertKeys(default_count=128, gpt_oss=True),
+        names=WeightNames(
+            parts={
+                "router": "mlp.router",
+                "experts_gate_up": "mlp.experts.gate_up_proj",
+                "experts_down": "mlp.experts.down_proj",
+            }
+        ),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "sliding_window": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_parameters": _GPT_OSS_ROPE,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "attention_bias": True,
+        },
     ),
     Family(
         "granitemoe",

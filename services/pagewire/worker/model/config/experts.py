@@ -30,6 +30,9 @@ class ExpertKeys:
     # `first_k_dense_replace`, or those that `mlp_layer_types` calls dense, which are the first one
     # if that key is missing.
     dense_layers: Literal["none", "step", "first", "types"] = "none"
+    # gpt-oss: router and experts have biases, `swiglu_alpha` and `swiglu_limit` say how the
+    # activation is clamped, and checkpoints have experts transposed, gates and values in turns.
+    gpt_oss: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class ExpertsConfig:
     shared_size: int | None  # intermediate size of the shared experts together
     shared_gate: bool
     layers: tuple[bool, ...]  # by layer: whether it has experts
+    bias: bool = False  # of the router, and of both matrices of each expert
+    clamp: tuple[float, float] | None = None  # alpha and limit of the clamped SwiGLU
+    # Stored as `[experts, in, out]` with a column of a gate before each column of a value.
+    transposed: bool = False
 
     def with_layers(self, layers: tuple[int, ...]) -> "ExpertsConfig":
         """The same experts in a model with only these layers."""
@@ -77,6 +84,9 @@ def read_experts(raw: Mapping[str, Any], keys: ExpertKeys | None) -> ExpertsConf
         shared_size=_shared_size(raw, keys),
         shared_gate=keys.shared_size_key is not None and keys.shared_count_key is None,
         layers=_sparse_layers(raw, keys),
+        bias=keys.gpt_oss,
+        clamp=(number(raw, "swiglu_alpha"), number(raw, "swiglu_limit")) if keys.gpt_oss else None,
+        transposed=keys.gpt_oss,
     )
 
 

@@ -36,6 +36,7 @@ LAYER_NAMES: Mapping[str, str] = {
     "query_up": "self_attn.q_b_proj",
     "kv_down": "self_attn.kv_a_proj_with_mqa",
     "kv_up": "self_attn.kv_b_proj",
+    "sinks": "self_attn.sinks",
     "attended_norm": "post_attention_layernorm",
     "post_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -153,6 +154,7 @@ class Family:
     logit_multiplier_key: str | None = None
     logit_divisor_key: str | None = None
     soft_caps: bool = False
+    attention_sinks: bool = False  # a score of each head that only the sum of the softmax has
 
     # An architecture that transformers writes for this model type, although it is another family's.
     written_as: str | None = None

@@ -54,6 +54,7 @@ class ModelConfig:
     windows: tuple[int | None, ...]  # by layer: positions that a token sees, itself included
     attention_scale: float  # multiplies the scores
     attention_soft_cap: float | None
+    attention_sinks: bool
     logit_soft_cap: float | None
     embedding_multiplier: float
     residual_multiplier: float  # of what attention and MLP add to the residual stream
@@ -94,12 +95,43 @@ class ModelConfig:
         """
         return self.norm == "rms" and self.block in ("pre", "sandwich")
 
+    @property
+    def experts_quantized(self) -> bool:
+        """Whether any layer has experts with quantized weights."""
+        if self.experts is None or self.quantization is None:
+            return False
+        together = "experts_gate_up" in self.names.parts
+        part = self.names.part("experts_gate_up" if together else "expert_gate")
+        return any(
+            sparse
+            and self.quantization.scheme_of(
+                *self.names.stored(f"model.layers.{number}.{part.format(expert=0)}")
+            )
+            is not None
+            for number, sparse in zip(self.numbers, self.experts.layers, strict=True)
+        )
+
     def check_quantizable(self, named: str) -> None:
         """Raises SetupError if weights of the model cannot be quantized; `named` says by what."""
-        if self.experts is not None:
+        quantization = self.quantization
+        four = quantization is not None and quantization.method == "mxfp4"
+        remedy = "use this model in bfloat16, float16 or float32"
+        together = "experts_gate_up" in self.names.parts
+        transposed = self.experts is not None and self.experts.transposed
+        if four and not transposed:
             raise SetupError(
-                f"{named}: layers with experts, as {self.family} has, cannot be quantized; use "
-                "this model in bfloat16, float16 or float32"
+                f"{named}: experts in four bits are supported as gpt-oss has them, not as "
+                f"{self.family} has; {remedy}"
+            )
+        if self.experts is not None and together and not four:
+            raise SetupError(
+                f"{named}: experts that are one tensor in a checkpoint, as {self.family} has, "
+                f"cannot be quantized{' but by mxfp4' if transposed else ''}; {remedy}"
+            )
+        if self.experts is not None and quantization is not None and quantization.has_ordered:
+            raise SetupError(
+                f"{named}: groups with inputs in any order (desc_act or actorder) are not "
+                f"supported for experts, as {self.family} has; use other weights of this model"
             )
         if self.latent is not None:
             raise SetupError(

@@ -105,6 +105,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         if latent
         else _attention_scale(raw, family, head_dim),
         attention_soft_cap=_soft_cap(raw, family, "attn_logit_softcapping"),
+        attention_sinks=family.attention_sinks,
         logit_soft_cap=_soft_cap(raw, family, "final_logit_softcapping"),
         embedding_multiplier=math.sqrt(hidden)
         if family.root_embedding

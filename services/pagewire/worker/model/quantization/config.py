@@ -9,6 +9,7 @@ from pagewire.worker.model.quantization.compressed_tensors import parse_compress
 from pagewire.worker.model.quantization.fields import Fields
 from pagewire.worker.model.quantization.fp8 import parse_fp8
 from pagewire.worker.model.quantization.gptq import parse_gptq
+from pagewire.worker.model.quantization.mxfp4 import parse_mxfp4
 from pagewire.worker.model.quantization.scheme import (
     ALL,
     HEAD,
@@ -23,6 +24,7 @@ _PARSERS: dict[str, Callable[[Fields], Quantization]] = {
     "fp8": parse_fp8,
     "gptq": parse_gptq,
     "awq": parse_awq,
+    "mxfp4": parse_mxfp4,
 }
 
 

@@ -6,6 +6,7 @@ read the folders too.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,11 +35,15 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers that are quantized, by name, with their numbers of inputs, and how."""
+    """The layers that are quantized, by name, with their numbers of inputs, and how.
+
+    `plain` are the ends of names of linear layers that are not.
+    """
 
     columns: Mapping[str, int]
     target: Target
     group: int
+    plain: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> Scheme:
@@ -80,7 +85,7 @@ class Layers:
             "quantization_status": "compressed",
             "global_compression_ratio": None,
             "kv_cache_scheme": None,
-            "ignore": ["lm_head"],
+            "ignore": ["lm_head", *(f"re:.*{re.escape(name)}$" for name in self.plain)],
             "config_groups": {
                 "group_0": {
                     "targets": ["Linear"],

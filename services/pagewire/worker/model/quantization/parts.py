@@ -95,12 +95,15 @@ def _empty_grouped(
     order = torch.zeros(columns, dtype=torch.int32, device=device)
     return GroupedWeight(
         values=integers(rows, width),
-        scales=torch.empty(rows, groups, dtype=dtype, device=device),
+        scales=torch.empty(
+            rows, groups, dtype=torch.uint8 if scheme.float4 else dtype, device=device
+        ),
         zeros=None if scheme.symmetric else integers(rows, groups),
         order=order if scheme.ordered else None,
         bits=scheme.bits,
         group=group,
         columns=columns,
+        float4=scheme.float4,
     )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from pagewire.worker.model.quantization.packing import pack_runs
 from pagewire.worker.model.quantization.scheme import GroupedScheme, Int8Scheme, Scheme
 from pagewire.worker.ops.contract.quantized import (
+    FLOAT4,
     LARGEST,
     GroupedWeight,
     QuantizedWeight,
@@ -46,6 +47,8 @@ def _grouped(weight: Tensor, scheme: GroupedScheme, dtype: torch.dtype) -> Group
     rows, columns = weight.shape
     group = scheme.group or columns
     wide = F.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
+    if scheme.float4:
+        return _float4(wide, columns)
     scales, zeros = group_scales(wide, scheme, dtype)
     values = group_values(wide, scales, zeros, scheme.bits).flatten(1)[:, :columns]
     packed = pack_runs(values) if scheme.bits == 4 else values.contiguous()
@@ -59,6 +62,26 @@ def _grouped(weight: Tensor, scheme: GroupedScheme, dtype: torch.dtype) -> Group
         bits=scheme.bits,
         group=group,
         columns=columns,
+    )
+
+
+def _float4(wide: Tensor, columns: int) -> GroupedWeight:
+    """MXFP4 of `[rows, groups, n]`, whose largest values become 4 to 6 (or less, as 7 to 8 do)."""
+    highest = wide.abs().amax(-1)
+    exponents = torch.where(highest == 0, -127.0, highest.log2().floor() - 2).clamp(-127, 127)
+    scaled = wide / exponents.exp2().unsqueeze(-1)
+    steps = torch.tensor(FLOAT4[:8], device=wide.device)
+    middles = (steps[1:] + steps[:-1]) / 2
+    values = torch.bucketize(scaled.abs(), middles) + 8 * (scaled < 0)
+    return GroupedWeight(
+        values=pack_runs(values.to(torch.uint8).flatten(1)[:, :columns]),
+        scales=(exponents + 127).to(torch.uint8),
+        zeros=None,
+        order=None,
+        bits=4,
+        group=wide.shape[2],
+        columns=columns,
+        float4=True,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # Where the weights come from: a kind of checkpoint, or a plain one that is quantized while loading.
-Method = Literal["compressed-tensors", "fp8", "gptq", "gptq_v2", "awq", "online"]
+Method = Literal["compressed-tensors", "fp8", "gptq", "gptq_v2", "awq", "mxfp4", "online"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,14 @@ class GroupedScheme:
     """Weights of 4 or 8 bits with a scale for each `group` inputs of a channel; None is all.
 
     `symmetric` weights have no zero points. In `ordered` ones, groups hold inputs in any order.
+    `float4` weights are not integers (`GroupedWeight`).
     """
 
     bits: int
     group: int | None
     symmetric: bool
     ordered: bool = False
+    float4: bool = False
 
 
 Scheme = Fp8Scheme | Int8Scheme | GroupedScheme
@@ -90,6 +92,12 @@ class Quantization:
     def has_fp8(self) -> bool:
         """Whether any layer may be in FP8."""
         return any(isinstance(rule.scheme, Fp8Scheme) for rule in self.rules)
+
+    @property
+    def has_ordered(self) -> bool:
+        """Whether groups of any layer may have inputs in any order."""
+        schemes = (rule.scheme for rule in self.rules)
+        return any(isinstance(scheme, GroupedScheme) and scheme.ordered for scheme in schemes)
 
     def scheme_of(self, *names: str) -> Scheme | None:
         """The scheme of a layer, by its names in checkpoints; None if it is not quantized."""

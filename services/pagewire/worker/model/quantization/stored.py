@@ -45,6 +45,10 @@ class StoredLayer:
     scheme: Scheme
     rows: int
     columns: int
+    # Experts whose rows lie one below the other; 0 for an ordinary layer. With `in_turns`, rows of
+    # gates and values of each expert take turns.
+    experts: int = 0
+    in_turns: bool = False
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The tensors of the layer, by the last part of their names."""
@@ -54,6 +58,8 @@ class StoredLayer:
             return self._scaled_tensors(self.scheme)
         if self.method == "compressed-tensors":
             return self._packed_tensors(self.scheme)
+        if self.method == "mxfp4":
+            return self._mxfp4_tensors(self.scheme)
         return self._transposed_tensors(self.scheme)
 
     def read(self, stored: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedWeight:
@@ -66,6 +72,8 @@ class StoredLayer:
             return quantize_weight(stored["weight"], self.scheme, dtype)
         if not isinstance(self.scheme, GroupedScheme):
             return self._read_scaled(self.scheme, stored)
+        if self.method == "mxfp4":
+            return self._read_mxfp4(self.scheme, stored)
         readers: dict[str, Callable[[Mapping[str, Tensor], GroupedScheme], _Integers]] = {
             "compressed-tensors": self._packed_integers,
             "awq": self._awq_integers,
@@ -141,6 +149,32 @@ class StoredLayer:
             index = StoredTensor(((self.columns,),), _INT32, needed=scheme.ordered)
             tensors["g_idx"] = index
         return tensors
+
+    def _mxfp4_tensors(self, scheme: GroupedScheme) -> dict[str, StoredTensor]:
+        """Those of gpt-oss: bytes of two neighbours, by group, and the exponents of scales."""
+        size = self._group(scheme)
+        groups = (self.experts, self.rows // self.experts, self.columns // size)
+        return {
+            "blocks": StoredTensor(((*groups, size // 2),), ("U8",)),
+            "scales": StoredTensor((groups,), ("U8",)),
+        }
+
+    def _read_mxfp4(self, scheme: GroupedScheme, stored: Mapping[str, Tensor]) -> GroupedWeight:
+        blocks = stored["blocks"].flatten(2)  # [experts, rows of one, columns / 2]
+        values = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)
+        scales = stored["scales"]
+        if self.in_turns:
+            values, scales = (torch.cat((t[:, ::2], t[:, 1::2]), 1) for t in (values, scales))
+        return GroupedWeight(
+            values=pack_runs(values.flatten(0, 1)),
+            scales=scales.flatten(0, 1),
+            zeros=None,
+            order=None,
+            bits=4,
+            group=self._group(scheme),
+            columns=self.columns,
+            float4=True,
+        )
 
     def _packed_integers(self, stored: Mapping[str, Tensor], scheme: GroupedScheme) -> "_Integers":
         shape = stored.get("weight_shape")

@@ -68,6 +68,7 @@ class AttentionOps(Protocol):
         beside_prefill: bool = False,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Attend from one new token of each sequence to its cached tokens.
@@ -89,6 +90,9 @@ class AttentionOps(Protocol):
             window: the token sees this many last positions, its own included; None: all. Prefixes
                 in `shared` may then be read once for each row.
             soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
+            sinks: `[query_heads]` or None, a score of each head that no position has: it is added
+                to the sum of the softmax and to nothing else (Xiao et al., 2023, "Efficient
+                Streaming Language Models with Attention Sinks", and OpenAI's gpt-oss).
             out: `[rows, query_heads, head_dim]` to write to, or None for a new tensor.
 
         Returns:
@@ -113,6 +117,7 @@ class AttentionOps(Protocol):
         scales: KVScales | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Attend causally from each chunk to its cached prefix and to itself.
@@ -133,7 +138,7 @@ class AttentionOps(Protocol):
                 chunk of length 0 gives zeros: its tokens are padding.
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
             max_query_length: tokens of the longest chunk that is not padding, or more.
-            scales, window, soft_cap: as in `decode_attention`.
+            scales, window, soft_cap, sinks: as in `decode_attention`.
             out: `[tokens, query_heads, head_dim]` to write to, or None for a new tensor.
 
         Returns:

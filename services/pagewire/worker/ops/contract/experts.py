@@ -16,6 +16,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -59,6 +61,18 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """`gate * sigmoid(alpha * gate) * (up + 1)` instead of `silu(gate) * up`.
+
+    Gates are at most `limit` before, and `up` is between `-limit` and `limit` (OpenAI, 2025,
+    "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Routes:
     """The experts of each token. The largest score comes first; of equal ones, the lower expert."""
 
@@ -87,12 +101,18 @@ class ExpertOps(Protocol):
     """The operations of a layer with experts, in the order in which they run."""
 
     def route(
-        self, x: Tensor, router: Tensor, routing: Routing, correction: Tensor | None = None
+        self,
+        x: Tensor,
+        router: Tensor,
+        routing: Routing,
+        correction: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Routes:
         """Choose the experts of each token.
 
-        Logits are `x @ router.T` in float32. Those that are not numbers are chosen last. If all of
-        them are not, the weights are not either: a token whose input is not finite can be found.
+        Logits are `x @ router.T + bias` in float32. Those that are not numbers are chosen last. If
+        all of them are not, the weights are not either: a token whose input is not finite can be
+        found.
 
         Args:
             x: `[tokens, hidden]`, normalized.
@@ -100,6 +120,7 @@ class ExpertOps(Protocol):
             routing: how experts and weights follow from the logits.
             correction: `[experts]` float32 or None; added to the scores that choose, with `sigmoid`
                 only.
+            bias: `[experts]` or None, in the dtype of `x`.
         """
 
     def sort_by_expert(self, experts: Tensor, num_experts: int) -> ExpertRows:
@@ -110,25 +131,42 @@ class ExpertOps(Protocol):
             num_experts: the experts of the layer.
         """
 
-    def experts_gate_up_silu_mul(self, x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
+    def experts_gate_up_silu_mul(
+        self,
+        x: Tensor | QuantizedInput,
+        weight: LinearWeight,
+        rows: ExpertRows,
+        bias: Tensor | None = None,
+        clamp: ClampedSwiglu | None = None,
+    ) -> Tensor:
         """Return `silu(gate) * up` of each row, `[pairs, intermediate]` in the dtype of `x`.
 
         An implementation may round gates and values to the dtype before the activation, or not.
 
         Args:
-            x: `[tokens, hidden]`.
+            x: `[tokens, hidden]`; quantized in its `input_format` if the weight is scaled.
             weight: `[experts, 2 * intermediate, hidden]`: of each expert the rows of its gate
-                projection, then those of its up projection.
+                projection, then those of its up projection. A quantized weight has the rows of
+                all experts one below the other; it has no `order`.
             rows: the order of the pairs.
+            bias: `[experts, 2 * intermediate]` or None, added before the activation.
+            clamp: the activation, if it is not `silu(gate) * up`.
         """
 
-    def experts_down(self, x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
-        """Return `x @ weight.T` with the weight of each row's expert, `[pairs, hidden]`.
+    def experts_down(
+        self,
+        x: Tensor | QuantizedInput,
+        weight: LinearWeight,
+        rows: ExpertRows,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return `x @ weight.T + bias` of each row's expert, `[pairs, hidden]`.
 
         Args:
-            x: `[pairs, intermediate]`, by row.
-            weight: `[experts, hidden, intermediate]`.
+            x: `[pairs, intermediate]`, by row; quantized if the weight is scaled.
+            weight: `[experts, hidden, intermediate]`, or quantized as above.
             rows: the order of the pairs.
+            bias: `[experts, hidden]` or None.
         """
 
     def add_experts(

@@ -16,6 +16,8 @@ from torch import Tensor
 # Columns of a run: a byte holds a column of its first half and the one in the same place of its
 # second half. A kernel thus reads a run at once, and needs no exchange between threads.
 RUN = 128
+# The numbers of E2M1 by their bits.
+FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # Largest magnitudes of the types that inputs are quantized to.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
@@ -90,15 +92,19 @@ class GroupedWeight:
     `RUN * r + RUN / 2 + j` in its high half; columns that fill the last run are 0.
 
     With `order`, column `i` of the weight multiplies input `order[i]` (GPTQ's `desc_act`).
+
+    With `float4`, values are numbers of the type E2M1, and a scale is the exponent of a power of
+    two, with 127 added (MXFP4; Open Compute Project, 2023, "OCP Microscaling Formats").
     """
 
     values: Tensor  # [out_features, runs * RUN / 2] or [out_features, in_features], uint8
-    scales: Tensor  # [out_features, groups], a floating-point type
+    scales: Tensor  # [out_features, groups], a floating-point type; uint8 with `float4`
     zeros: Tensor | None  # [out_features, groups] uint8; None is `2 ** (bits - 1)`
     order: Tensor | None  # [in_features] int32
     bits: int
     group: int
     columns: int
+    float4: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,6 +121,7 @@ class GroupedWeight:
             self.bits,
             self.group,
             self.columns,
+            self.float4,
         )
 
     def in_order(self, order: Tensor) -> GroupedWeight:
@@ -127,6 +134,7 @@ class GroupedWeight:
             self.bits,
             self.group,
             self.columns,
+            self.float4,
         )
 
 

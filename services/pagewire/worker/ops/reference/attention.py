@@ -52,6 +52,7 @@ def decode_attention(
     beside_prefill: bool = False,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     rows, query_heads, head_dim = q.shape
@@ -72,7 +73,9 @@ def decode_attention(
     # The query heads of one KV head take the place of a query sequence, which has no causal mask.
     grouped = q.to(k.dtype).view(rows, kv_heads, query_heads // kv_heads, head_dim)
     mask = visible[:, None, None, :]
-    attended = _attend_masked(grouped, k, v, mask, scale, soft_cap).reshape(q.shape).to(q.dtype)
+    sink = None if sinks is None else sinks.view(kv_heads, -1, 1)
+    attended = _attend_masked(grouped, k, v, mask, scale, soft_cap, sink)
+    attended = attended.reshape(q.shape).to(q.dtype)
     attended.masked_fill_((lengths == 0)[:, None, None], 0)
     return torch.where((lengths < 0)[:, None, None], out, attended, out=out)
 
@@ -91,6 +94,7 @@ def prefill_attention(
     scales: KVScales | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q) if out is None else out
@@ -109,7 +113,8 @@ def prefill_attention(
         if begin < end:
             table = block_tables[slot : slot + 1, : -(-length // k_cache.shape[2])]
             k, v = (x[0, :, :length] for x in _gather_both(k_cache, v_cache, scales, table))
-            out[begin:end] = _attend_chunk(q[begin:end].to(k.dtype), k, v, scale, window, soft_cap)
+            queries = q[begin:end].to(k.dtype)
+            out[begin:end] = _attend_chunk(queries, k, v, scale, window, soft_cap, sinks)
     return out
 
 
@@ -143,7 +148,13 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
 
 
 def _attend_chunk(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attend causally from the last `queries` positions of one sequence; shapes as below.
 
@@ -154,36 +165,50 @@ def _attend_chunk(
         q: `[queries, query_heads, head_dim]`.
         k, v: `[kv_heads, length, head_dim]`.
         scale: multiplies the scores.
-        window, soft_cap: as in `AttentionOps.prefill_attention`.
+        window, soft_cap, sinks: as in `AttentionOps.prefill_attention`.
     """
     queries, query_heads, head_dim = q.shape
     kv_heads, length, _ = k.shape
     group = query_heads // kv_heads
     grouped = q.view(queries, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (x[:, None].expand(-1, group, -1, -1) for x in (k, v))
-    if queries == length and window is None and soft_cap is None:
+    if queries == length and window is None and soft_cap is None and sinks is None:
         out = F.scaled_dot_product_attention(grouped, k, v, is_causal=True, scale=scale)
     else:
         mask = torch.ones(queries, length, dtype=torch.bool, device=q.device)
         mask = mask.tril(length - queries)
         if window is not None:
             mask = mask.triu(length - queries - window + 1)
-        out = _attend_masked(grouped, k, v, mask, scale, soft_cap)
+        sink = None if sinks is None else sinks.view(kv_heads, group, 1, 1)
+        out = _attend_masked(grouped, k, v, mask, scale, soft_cap, sink)
     return out.permute(2, 0, 1, 3).reshape(queries, query_heads, head_dim)
 
 
 def _attend_masked(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sink: Tensor | None,
 ) -> Tensor:
     """Attend where `mask` is true; on a GPU without torch's fused kernels.
+
+    `sink` is None or the sinks in the shape of the scores, with one position.
 
     The memory-efficient kernel of torch 2.11 has errors of 10 % for some masked shapes, such as 65
     queries of 131 keys, and kernels are tested against this function.
     """
-    if soft_cap is not None:  # torch's function has none
+    if soft_cap is not None or sink is not None:  # torch's function has neither
         scores = q.float() @ k.float().transpose(-2, -1) * scale
-        scores = (torch.tanh(scores / soft_cap) * soft_cap).masked_fill(~mask, -torch.inf)
-        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+        if soft_cap is not None:
+            scores = torch.tanh(scores / soft_cap) * soft_cap
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sink is not None:
+            scores = torch.cat((scores, sink.float().expand(*scores.shape[:-1], 1)), -1)
+        weights = scores.softmax(-1)[..., : k.shape[-2]]
+        return (weights @ v.float()).to(q.dtype)
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     with sdpa_kernel(SDPBackend.MATH):

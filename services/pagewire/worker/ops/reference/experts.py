@@ -9,15 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagewire.worker.ops.contract.experts import ExpertRows, Routes, Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
+from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight, QuantizedInput
+from pagewire.worker.ops.reference import quantized
 from pagewire.worker.ops.reference.activation import silu_mul
 
 # Scores that are not numbers are chosen last.
 _LOWEST = -3e38
 
 
-def route(x: Tensor, router: Tensor, routing: Routing, correction: Tensor | None = None) -> Routes:
+def route(
+    x: Tensor,
+    router: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Routes:
     logits = F.linear(x.float(), router.float())  # [tokens, experts]
+    if bias is not None:
+        logits = logits + bias.float()
     scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits
     choice = scores if correction is None else scores + correction
     choice = choice.nan_to_num(_LOWEST, posinf=-_LOWEST, neginf=_LOWEST)
@@ -68,19 +78,70 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> ExpertRows:
     )
 
 
-def experts_gate_up_silu_mul(x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
-    out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
+def experts_gate_up_silu_mul(
+    x: Tensor | QuantizedInput,
+    weight: LinearWeight,
+    rows: ExpertRows,
+    bias: Tensor | None = None,
+    clamp: ClampedSwiglu | None = None,
+) -> Tensor:
     tokens = rows.pairs // rows.top_k
+    out = _empty(x, weight, rows, gated=True)
     for expert, held in _held(rows):
-        out[held] = silu_mul(F.linear(x[tokens[held]], weight[expert]))
+        inner = _linear(x, tokens[held], weight, expert, rows, bias)
+        out[held] = silu_mul(inner) if clamp is None else _clamped_swiglu(inner, clamp)
     return out
 
 
-def experts_down(x: Tensor, weight: Tensor, rows: ExpertRows) -> Tensor:
-    out = x.new_empty((len(rows.pairs), weight.shape[1]))
+def _clamped_swiglu(inner: Tensor, clamp: ClampedSwiglu) -> Tensor:
+    gate, up = inner.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (gate * torch.sigmoid(clamp.alpha * gate) * (up + 1)).to(inner.dtype)
+
+
+def experts_down(
+    x: Tensor | QuantizedInput,
+    weight: LinearWeight,
+    rows: ExpertRows,
+    bias: Tensor | None = None,
+) -> Tensor:
+    out, every = _empty(x, weight, rows, gated=False), torch.arange(len(rows.pairs))
     for expert, held in _held(rows):
-        out[held] = F.linear(x[held], weight[expert])
+        out[held] = _linear(x, every[held].to(out.device), weight, expert, rows, bias)
     return out
+
+
+def _linear(
+    x: Tensor | QuantizedInput,
+    chosen: Tensor,
+    weight: LinearWeight,
+    expert: int,
+    rows: ExpertRows,
+    bias: Tensor | None,
+) -> Tensor:
+    """The product of some rows of `x` with the weight of one expert."""
+    bias = None if bias is None else bias[expert]
+    if isinstance(weight, Tensor):
+        assert isinstance(x, Tensor)
+        return F.linear(x[chosen], weight[expert], bias)
+    size = weight.shape[0] // (len(rows.starts) - 1)
+    own = weight.rows(expert * size, (expert + 1) * size)
+    if isinstance(own, GroupedWeight):
+        assert isinstance(x, Tensor)
+        return quantized.grouped_linear(x[chosen], own, bias)
+    assert isinstance(x, QuantizedInput)
+    values = x.values.view(torch.uint8)[chosen].view(x.values.dtype)
+    return quantized.scaled_linear(QuantizedInput(values, x.scales[chosen], x.dtype), own, bias)
+
+
+def _empty(
+    x: Tensor | QuantizedInput, weight: LinearWeight, rows: ExpertRows, *, gated: bool
+) -> Tensor:
+    """An output of the experts with undefined values."""
+    features = weight.shape[1]
+    if not isinstance(weight, Tensor):
+        features = weight.shape[0] // (len(rows.starts) - 1)
+    return rows.pairs.new_empty((len(rows.pairs), features // (1 + gated)), dtype=x.dtype)
 
 
 def _held(rows: ExpertRows) -> Iterator[tuple[int, slice]]:

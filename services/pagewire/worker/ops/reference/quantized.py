@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewire.worker.ops.contract.quantized import (
+    FLOAT4,
     LARGEST,
     RUN,
     GroupedWeight,
@@ -86,6 +87,10 @@ def dequantized(weight: QuantizedWeight) -> Tensor:
         height, width = weight.block
         scales = weight.scales.repeat_interleave(height, 0)[:rows]
         return weight.values.float() * scales.repeat_interleave(width, 1)[:, :columns]
+    if weight.float4:
+        numbers = torch.tensor(FLOAT4, device=weight.values.device)[_unpacked(weight).long()]
+        powers = (weight.scales.float() - 127).exp2()
+        return numbers * powers.repeat_interleave(weight.group, 1)[:, :columns]
     scales = weight.scales.float().repeat_interleave(weight.group, 1)[:, :columns]
     if weight.zeros is None:
         return (_unpacked(weight) - float(1 << (weight.bits - 1))) * scales

@@ -1,6 +1,7 @@
 """Folders that `pagewire quantize` writes, as transformers with compressed-tensors reads them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,26 @@ def test_transformers_computes_the_same(tmp_path: Path, target: str, variant: st
     assert error([theirs], [plain]) > 1e-3  # they are indeed quantized
     inputs = {"fp8": 0.1, "int8": 0.05, "int4": 1e-4}[target]
     assert error([ours], [theirs]) < inputs
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("variant", ["qwen3-moe-mixed", "qwen2-moe", "mixtral"])
+def test_experts(tmp_path: Path, target: str, variant: str) -> None:
+    """Routers and gates of shared experts stay plain, and the configuration says so."""
+    assert target in ("fp8", "int8", "int4")
+    sizes = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    save_model(tmp_path / "plain", variant, **SIZES, **({} if variant == "mixtral" else sizes))
+    quantize_folder(tmp_path / "plain", tmp_path / "small", target, 64)
+    plain = prompt_logits(load_decoder(tmp_path / "plain", torch.float32, 40), PROMPT)
+    ours = prompt_logits(load_decoder(tmp_path / "small", torch.float32, 40), PROMPT)
+    assert 1e-3 < error([ours], [plain]) < (0.5 if target == "int4" else 0.2)
+    ignored = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
+    kept = [name for name, (_, shape) in stored(tmp_path / "small").items() if "mlp.gate." in name]
+    for name in kept:
+        assert any(
+            re.match(text.removeprefix("re:"), name.removesuffix(".weight"))
+            for text in ignored["ignore"]
+        )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -132,8 +153,10 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     quantize_folder(tmp_path / "plain", tmp_path / "small", "int4", 16)
     with pytest.raises(SetupError, match="small exists"):
         quantize_folder(tmp_path / "plain", tmp_path / "small", "int8", 128)
-    save_model(tmp_path / "experts", "mixtral")
-    with pytest.raises(SetupError, match="experts: quantized to int8: layers with experts, as mix"):
+    save_model(tmp_path / "experts", "granite-moe")
+    with pytest.raises(
+        SetupError, match=r"quantized to int8: experts that are one tensor .* granit"
+    ):
         quantize_folder(tmp_path / "experts", tmp_path / "again", "int8", 128)
     save_vision_model(tmp_path / "seeing", "gemma3")
     with pytest.raises(SetupError, match=r"gemma3 have parts that are not text.* --quantization"):

@@ -12,7 +12,7 @@ from support.models.tiny_models import VOCAB, greedy_tokens, save_model
 
 COUNT = 24
 WINDOWED = ["gemma2", "gemma3", "cohere2", "olmo3"]
-WITH_EXPERTS = ["qwen3-moe-mixed", "qwen2-moe", "olmoe", "glm4-moe"]
+WITH_EXPERTS = ["qwen3-moe-mixed", "qwen2-moe", "olmoe", "glm4-moe", "gpt-oss"]
 WITH_LATENT_ATTENTION = ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"]
 
 

@@ -72,6 +72,7 @@ def decode_attention(
     beside_prefill: bool = False,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -137,6 +138,7 @@ def decode_attention(
         plan.begins,
         k_cache if scales is None else scales.keys,
         v_cache if scales is None else scales.values,
+        sinks,
         scale_log2,
         config.min_share,
         int(beside_prefill or shared is not None),

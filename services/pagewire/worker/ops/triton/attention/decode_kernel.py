@@ -19,8 +19,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.triton.attention.paged import LOWEST, capped, widened, window_begin
+from pagewire.worker.ops.triton.attention.paged import (
+    LOG2_E,
+    LOWEST,
+    capped,
+    widened,
+    window_begin,
+)
 from pagewire.worker.ops.triton.attention.shares import cut
+
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -89,6 +97,25 @@ def _queries(q_ptrs, segment, present, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _softmax_start(
+    sinks_ptr, head, head_row, whole, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr
+):
+    """Return the largest score `[BLOCK_N]` and the partial sums `[RUN, BLOCK_N]` before any tile.
+
+    A head's sink counts as a position with a value of zeros, once in each row: in the part that has
+    the first tile of a segment, which `whole` says. So the merge of parts knows nothing of sinks.
+    """
+    highest = tl.full([BLOCK_N], LOWEST, tl.float32)
+    norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+    if sinks_ptr is not None:
+        held = (head_row < GROUP) & whole
+        sink = tl.load(sinks_ptr + head * GROUP + head_row, mask=held, other=0.0).to(tl.float32)
+        highest = tl.where(held, sink * _LOG2_E, LOWEST)
+        norm = tl.where((tl.arange(0, RUN)[:, None] == 0) & held[None, :], 1.0, 0.0)
+    return highest, norm
+
+
+@triton.jit
 def _store_segment(
     out_ptr,
     pieces_ptr,
@@ -153,6 +180,7 @@ def decode_kernel(
     begins_ptr,
     k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
     v_scales_ptr,
+    sinks_ptr,  # [kv_heads * group], or None
     scale_log2,
     min_share,  # units
     beside,  # 1 if the preceding kernel runs at the same time, else 0
@@ -221,8 +249,9 @@ def decode_kernel(
     begins = tile == 0  # whether the share has the first tile of the segment
     q_ptrs = q_ptr + at
     q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
-    highest = tl.full([BLOCK_N], LOWEST, tl.float32)
-    norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+    highest, norm = _softmax_start(
+        sinks_ptr, head, head_row, begins & (unit < stop), GROUP, BLOCK_N, RUN
+    )
     out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
     for _ in range(unit, stop):
         left = (length - position) * HEAD_DIM
@@ -303,8 +332,9 @@ def decode_kernel(
             segment = row * KV_HEADS + head
             begins = True
             q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
-            highest = tl.full([BLOCK_N], LOWEST, tl.float32)
-            norm = tl.zeros([RUN, BLOCK_N], tl.float32)
+            highest, norm = _softmax_start(
+                sinks_ptr, head, head_row, unit < stop, GROUP, BLOCK_N, RUN
+            )
             out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
     if PDL:
         gdc_wait()  # for a kernel that runs beside; a second wait costs nothing

@@ -26,6 +26,7 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
 from pagewire.worker.ops.triton.attention.paged import (
+    LOG2_E,
     LOWEST,
     capped,
     check_layout,
@@ -35,6 +36,8 @@ from pagewire.worker.ops.triton.attention.paged import (
     score_scales,
     widened,
 )
+
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,15 @@ def prefill_attention(
     scales: KVScales | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.prefill_attention`.
 
     `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
-    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows,
-    no soft cap and no FP8 caches.
+    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows, no
+    soft cap, no sinks and no FP8 caches.
     """
     check_layout(q, k_cache, v_cache, scales)
     tokens, query_heads, head_dim = q.shape
@@ -78,7 +82,7 @@ def prefill_attention(
     chunks = slots.shape[0]
     group = query_heads // kv_heads
     out = torch.empty_like(q) if out is None else out
-    plain = window is None and soft_cap is None
+    plain = window is None and soft_cap is None and sinks is None
     if config is None and plain and hopper.is_supported(q, k_cache, chunks, max_query_length):
         hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
         return out
@@ -104,6 +108,7 @@ def prefill_attention(
         lengths,
         k_cache if scales is None else scales.keys,
         v_cache if scales is None else scales.values,
+        sinks,
         scale_log2,
         tokens,
         chunks,
@@ -241,6 +246,7 @@ def _prefill_kernel(
     lengths_ptr,  # [chunks]
     k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
     v_scales_ptr,
+    sinks_ptr,  # [kv_heads * group], or None
     scale_log2,
     tokens,
     chunks,
@@ -300,6 +306,9 @@ def _prefill_kernel(
 
     highest = tl.full([ROWS], LOWEST, tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:  # a first position, with a value of zeros
+        highest = tl.load(sinks_ptr + query_head).to(tl.float32) * _LOG2_E
+        norm = tl.full([ROWS], 1.0, tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
     diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole

@@ -1,13 +1,14 @@
 """The kernels of a mixture of experts.
 
-`routing` chooses experts, `rows` sorts tokens by expert, and `gemm` multiplies the rows of each
-expert by its weights. `config` has the tiles, which `tuning` may measure. `weighted_sum` adds the
-results to the residual stream. No kernel uses atomics and no grid depends on what a router chose,
-so a step can be captured in a graph. Each sum of a token has an order of its own, which other
-tokens do not change.
+`routing` chooses experts, `rows` sorts tokens by expert, and `products` multiplies the rows of each
+expert by its weights: plain ones (`gemm`), those in eight bits with such inputs (`scaled_gemm`), or
+packed ones (`packed_gemm`). `config` has the tiles, which `tuning` may measure. `weighted_sum` adds
+the results to the residual stream. No kernel uses atomics and no grid depends on what a router
+chose, so a step can be captured in a graph. Each sum of a token has an order of its own, which
+other tokens do not change.
 """
 
-from pagewire.worker.ops.triton.experts.gemm import experts_down, experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts.products import experts_down, experts_gate_up_silu_mul
 from pagewire.worker.ops.triton.experts.routing import route
 from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 from pagewire.worker.ops.triton.experts.weighted_sum import add_experts

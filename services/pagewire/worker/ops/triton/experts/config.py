@@ -73,6 +73,21 @@ def table_config(pairs: int, num_experts: int) -> GemmConfig:
     return next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
 
 
+def quantized_config(tile: int, item_size: int) -> GemmConfig:
+    """Choose the program of quantized weights for rows that were cut to tiles of `tile` rows.
+
+    `item_size` is the bytes of an element of the inputs. Programs with inputs in float32, or with
+    those in eight bits, which need more registers for their sums, are narrow. A multiple of 64
+    weight rows has one kind of matrix instruction on Hopper (`ops.triton.quantized`).
+    """
+    if item_size == 4:
+        return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=1)
+    if tile >= 128:
+        rows = 128 if item_size == 2 else 64
+        return GemmConfig(tile=tile, rows=rows, block_k=128, warps=8, stages=2)
+    return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=3)
+
+
 def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
     """Choose the tiles of the grouped GEMMs for `pairs` pairs of a token and an expert.
 

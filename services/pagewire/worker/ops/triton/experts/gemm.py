@@ -1,4 +1,4 @@
-"""The grouped GEMM: rows of different experts times the weights of their experts.
+"""The grouped GEMM of plain weights: rows of experts times the weights of these experts.
 
 One accumulator walks the columns of a weight in order, so a row has the same bits with all tiles
 and among all other rows (docs/gpu.md).
@@ -11,16 +11,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.experts import ExpertRows
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
+from pagewire.worker.ops.triton.experts.tile import finish_tile
 
 
 @triton.jit(do_not_specialize=["tiles"])
 def _grouped_kernel(
     x_ptr,  # [tokens, K] with GATHER, else [pairs, K]
     weight_ptr,  # [experts, features, K], with GATED [experts, 2 * features, K]
+    bias_ptr,  # [experts, features], with GATED [experts, 2 * features], or None
     out_ptr,  # [pairs, features]
     pairs_ptr,  # [pairs]
     starts_ptr,  # [experts + 1]
@@ -28,6 +30,8 @@ def _grouped_kernel(
     tiles,
     features,
     x_stride,
+    alpha,
+    limit,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -36,6 +40,7 @@ def _grouped_kernel(
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
     GATHER: tl.constexpr,
+    CLAMPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply ROWS weight rows of one expert by a tile of its rows.
@@ -43,7 +48,8 @@ def _grouped_kernel(
     The grid is `[tiles, features / ROWS]`: neighbours may have the same weights. Weights are the
     left operand, because a matrix instruction has more rows than columns.
 
-    GATED: gate and up projections are computed side by side, and the output is `silu(gate) * up`.
+    GATED: gate and up projections are computed side by side, and the output is `silu(gate) * up`,
+    or with CLAMPED that of `ClampedSwiglu`.
     GATHER: the input is by token and not by row.
     """
     if PDL:
@@ -80,42 +86,25 @@ def _grouped_kernel(
             u = weight + features * K + start
             w = tl.load(u, mask=start + column < K, other=0.0) if K % BLOCK_K else tl.load(u)
             up = tl.dot(w, x.T, up, input_precision="ieee")
-    if GATED:
-        acc = acc / (1.0 + tl.exp(-acc)) * up
-    out = out_ptr + row.to(tl.int64)[:, None] * features + output[None, :]  # [TILE, ROWS]
-    mask = inside[:, None] & (output < features)[None, :]
-    tl.store(out, tl.trans(acc.to(out_ptr.dtype.element_ty)), mask=mask)
+    finish_tile(
+        out_ptr, bias_ptr, acc, up, expert, row, inside, output, features, alpha, limit,
+        GATED, CLAMPED,
+    )  # fmt: skip
 
 
-def experts_gate_up_silu_mul(
-    x: Tensor, weight: Tensor, rows: ExpertRows, *, config: GemmConfig | None = None
-) -> Tensor:
-    """Implement `ExpertOps.experts_gate_up_silu_mul`; `weight` is contiguous."""
-    out = x.new_empty((len(rows.pairs), weight.shape[1] // 2))
-    return _launch(x, weight, out, rows, config, gated=True)
-
-
-def experts_down(
-    x: Tensor, weight: Tensor, rows: ExpertRows, *, config: GemmConfig | None = None
-) -> Tensor:
-    """Implement `ExpertOps.experts_down`; `weight` is contiguous."""
-    out = x.new_empty((len(rows.pairs), weight.shape[1]))
-    return _launch(x, weight, out, rows, config, gated=False)
-
-
-def _launch(
+def plain_product(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     rows: ExpertRows,
+    bias: Tensor | None,
+    clamp: ClampedSwiglu | None,
     config: GemmConfig | None,
     *,
     gated: bool,
 ) -> Tensor:
     """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
     pairs, features = out.shape
-    if pairs == 0:
-        return out
     config = config or gemm_config(pairs, weight.shape[0], weight.element_size())
     if config.tile != rows.tile:
         raise ValueError(f"config.tile is {config.tile}, but the rows were cut to {rows.tile}")
@@ -124,6 +113,7 @@ def _launch(
     _grouped_kernel[(tiles, cdiv(features, config.rows))](
         x,
         weight,
+        bias,
         out,
         rows.pairs,
         rows.starts,
@@ -131,6 +121,8 @@ def _launch(
         tiles,
         features,
         x.stride(0),
+        0.0 if clamp is None else clamp.alpha,
+        0.0 if clamp is None else clamp.limit,
         K=weight.shape[2],
         TOP_K=rows.top_k,
         ROWS=config.rows,
@@ -139,6 +131,7 @@ def _launch(
         STAGES=config.stages,
         GATED=gated,
         GATHER=gated,
+        CLAMPED=clamp is not None,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,

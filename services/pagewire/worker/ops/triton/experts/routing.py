@@ -25,6 +25,7 @@ LOWEST = tl.constexpr(-3e38)
 def _logits_kernel(
     x_ptr,  # [tokens, K]
     router_ptr,  # [experts, K]
+    bias_ptr,  # [experts], or None
     logits_ptr,  # [tokens, experts] float32
     tokens,
     experts,
@@ -55,6 +56,8 @@ def _logits_kernel(
         w = tl.load(router + start, mask=(row < experts) & inside, other=0.0)
         x = tl.load(x_tile + start, mask=(token < tokens) & inside, other=0.0)
         acc = tl.dot(w, x.T, acc, input_precision="ieee")
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + row, mask=row < experts, other=0.0).to(tl.float32)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     out = logits_ptr + token.to(tl.int64) * experts + row  # [BLOCK_T, ROWS]
     tl.store(out, tl.trans(acc), mask=(token < tokens) & (row < experts))
@@ -155,6 +158,7 @@ def route(
     router: Tensor,
     routing: Routing,
     correction: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     config: RouterConfig | None = None,
 ) -> Routes:
@@ -170,6 +174,7 @@ def route(
     _logits_kernel[(cdiv(routing.experts, config.rows), cdiv(tokens, config.tokens))](
         x,
         router,
+        bias,
         logits,
         tokens,
         routing.experts,

@@ -70,12 +70,16 @@ def decode_attention(
     beside_prefill: bool = False,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: SegmentDecodeConfig | None = None,
 ) -> Tensor:
-    """Implement `AttentionOps.decode_attention` without windows, soft caps and `beside_prefill`."""
+    """Implement `AttentionOps.decode_attention` of layers of one form.
+
+    It has no windows, soft caps and sinks, and `beside_prefill` changes nothing.
+    """
     check_layout(q, k_cache, v_cache, scales)
-    check_options(window, soft_cap)
+    check_options(window, soft_cap, sinks)
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads

@@ -60,12 +60,13 @@ def prefill_attention(
     scales: KVScales | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: SegmentPrefillConfig | None = None,
 ) -> Tensor:
     """Implement `AttentionOps.prefill_attention` without windows and soft caps."""
     check_layout(q, k_cache, v_cache, scales)
-    check_options(window, soft_cap)
+    check_options(window, soft_cap, sinks)
     tokens, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     chunks = slots.shape[0]

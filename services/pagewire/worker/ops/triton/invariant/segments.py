@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from pagewire.worker.ops.triton.attention.paged import LOWEST, widened
 
@@ -29,12 +30,19 @@ TILES = SEGMENT // TILE
 _ROUND = tl.constexpr(64.0)
 
 
-def check_options(window: int | None, soft_cap: float | None = None) -> None:
+def check_options(
+    window: int | None, soft_cap: float | None = None, sinks: Tensor | None = None
+) -> None:
     """Refuse what these kernels do not compute; `startup.one_answer` refuses such models."""
     if window is not None or soft_cap is not None:
         raise ValueError(
             f"attention with one order of addition has no windows and no soft caps; given are "
             f"{window} and {soft_cap}: use the triton operations"
+        )
+    if sinks is not None:
+        raise ValueError(
+            f"attention with one order of addition has no sinks; given are those of {len(sinks)} "
+            "heads: use the triton operations"
         )
 
 

@@ -13,38 +13,7 @@ from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.quantized import grouped_hopper
 from pagewire.worker.ops.triton.quantized.store import store_tile
 from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
-
-
-@triton.jit
-def scales_of(
-    scales,  # [ROWS, 1], the row's first scale
-    zeros,  # [ROWS, 1], the row's first zero point
-    column,  # of the first weight: an integer
-    place,  # [1, WIDTH], columns behind it
-    groups,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ZEROS: tl.constexpr,
-):
-    """Load the scales and zero points of WIDTH columns, `[ROWS, 1]` if they are of one group."""
-    at = column // GROUP if GROUP % WIDTH == 0 else (column + place) // GROUP
-    at = tl.minimum(at, groups - 1)  # columns that fill the last run have no group
-    scale = tl.load(scales + at)
-    return scale, tl.load(zeros + at) if ZEROS else scale
-
-
-@triton.jit
-def widened(
-    values,  # [ROWS, WIDTH] uint8
-    scale,
-    zero,
-    dtype: tl.constexpr,
-    MIDDLE: tl.constexpr,
-    ZEROS: tl.constexpr,
-):
-    """Return weights, rounded to `dtype`."""
-    middle = zero.to(tl.float32) if ZEROS else MIDDLE
-    return ((values.to(tl.float32) - middle) * scale.to(tl.float32)).to(dtype)
+from pagewire.worker.ops.triton.quantized.widen import scales_of, widened
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -67,6 +36,7 @@ def _grouped_kernel(
     BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr,
     ZEROS: tl.constexpr,
+    FLOAT4: tl.constexpr,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -108,7 +78,7 @@ def _grouped_kernel(
         x = tl.load(x_tile + start, mask=here & (column < K), other=0.0)
         if BITS == 4:
             both = tl.load(values + start // 2)
-            w = widened(both & 15, scale, zero, dtype, MIDDLE, ZEROS)
+            w = widened(both & 15, scale, zero, dtype, MIDDLE, ZEROS, FLOAT4)
             acc = tl.dot(w, x.T, acc, input_precision="ieee")
             if GROUP < RUN:  # the second half has other scales
                 scale, zero = next_high
@@ -116,10 +86,10 @@ def _grouped_kernel(
                     scales, zeros, start + RUN + WIDTH, place, groups, GROUP, WIDTH, ZEROS
                 )
             x = tl.load(x_tile + start + WIDTH, mask=here & (column + WIDTH < K), other=0.0)
-            w = widened(both >> 4, scale, zero, dtype, MIDDLE, ZEROS)
+            w = widened(both >> 4, scale, zero, dtype, MIDDLE, ZEROS, FLOAT4)
         else:
             whole = tl.load(values + start, mask=column < K, other=0)
-            w = widened(whole, scale, zero, dtype, MIDDLE, ZEROS)
+            w = widened(whole, scale, zero, dtype, MIDDLE, ZEROS, FLOAT4)
         acc = tl.dot(w, x.T, acc, input_precision="ieee")
     store_tile(
         out_ptr, bias_ptr, acc, output, tl.trans(token), tokens, features, ADD=ADD, BIAS=BIAS
@@ -184,6 +154,7 @@ def _launch(
         BLOCK_T=tiles.tokens,
         STAGES=tiles.stages,
         ZEROS=weight.zeros is not None,
+        FLOAT4=weight.float4,
         ADD=add,
         BIAS=bias is not None,
         PDL=pdl,

@@ -41,6 +41,7 @@ def is_supported(x: Tensor, weight: GroupedWeight) -> bool:
     return (
         is_hopper(x.device)
         and weight.bits == 4
+        and not weight.float4
         and weight.columns % RUN == 0
         and weight.group % RUN == 0
         and x.dtype == weight.scales.dtype

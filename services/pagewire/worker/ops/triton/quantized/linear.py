@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.triton import linear as plain
 from pagewire.worker.ops.triton.quantized import grouped, grouped_hopper, scaled, vector
-from pagewire.worker.ops.triton.quantized.widen import widen
+from pagewire.worker.ops.triton.quantized.matrices import widen
 
 # From here on it is faster to widen a weight once and to let cuBLAS multiply. Measured on an H200
 # (`benchmarks/kernels/quantized.py`), with Hopper's kernel and without.
@@ -47,7 +47,7 @@ def grouped_linear(
     tokens = x.shape[0]
     if _widens(x, weight):
         return plain.linear(_ordered(x, weight), widen(weight, x.dtype), bias, out)
-    if tokens != 1 or weight.bits != 4:
+    if tokens != 1 or weight.bits != 4 or weight.float4:
         return grouped.grouped_linear(x, weight, bias, out)
     if out is None:
         out = x.new_empty((1, weight.shape[0]))
@@ -60,7 +60,7 @@ def grouped_linear_add(x: Tensor, weight: GroupedWeight, residual: Tensor) -> Te
     tokens = x.shape[0]
     if _widens(x, weight):
         return plain.linear_add(_ordered(x, weight), widen(weight, x.dtype), residual)
-    if tokens != 1 or weight.bits != 4:
+    if tokens != 1 or weight.bits != 4 or weight.float4:
         return grouped.grouped_linear_add(x, weight, residual)
     vector.multiply_grouped(_ordered(x, weight), weight, residual, None, add=True)
     return residual

@@ -1,78 +1,75 @@
-"""Weights in four or eight bits as plain matrices, for products that cuBLAS computes."""
+"""Weights in four or eight bits become numbers, in registers."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
-from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.quantized.grouped import scales_of, widened
-
-ROWS = 16  # weight rows of a program
 
 
 @triton.jit
-def _widen_kernel(
-    values_ptr,  # [features, WORDS]
-    scales_ptr,  # [features, groups]
-    zeros_ptr,  # [features, groups]
-    out_ptr,  # [features, K]
-    features,
-    K,
+def scales_of(
+    scales,  # [ROWS, 1], the row's first scale
+    zeros,  # [ROWS, 1], the row's first zero point
+    column,  # of the first weight
+    place,  # [1, WIDTH], columns behind it
     groups,
-    BITS: tl.constexpr,
     GROUP: tl.constexpr,
-    RUN: tl.constexpr,
-    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """Widen a run of columns of ROWS rows. The grid is `[features / ROWS, runs]`."""
-    WIDTH: tl.constexpr = RUN // 2 if BITS == 4 else RUN
-    MIDDLE: tl.constexpr = 8.0 if BITS == 4 else 128.0
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)  # [ROWS, 1]
-    here = row < features
-    row = tl.minimum(row, features - 1)
-    place = tl.arange(0, WIDTH)[None, :]
-    start = tl.program_id(1) * RUN
-    line = tl.cdiv(K, RUN) * WIDTH if BITS == 4 else K
-    first = start // 2 if BITS == 4 else start
-    scales, zeros = scales_ptr + row * groups, zeros_ptr + row * groups
-    values = tl.load(values_ptr + row * line + first + place, mask=first + place < line, other=0)
-    out = out_ptr + row * K + start + place
-    scale, zero = scales_of(scales, zeros, start, place, groups, GROUP, WIDTH, ZEROS)
-    low = values & 15 if BITS == 4 else values
-    tl.store(out, widened(low, scale, zero, dtype, MIDDLE, ZEROS), here & (start + place < K))
-    if BITS == 4:
-        start += WIDTH
-        scale, zero = scales_of(scales, zeros, start, place, groups, GROUP, WIDTH, ZEROS)
-        high = widened(values >> 4, scale, zero, dtype, MIDDLE, ZEROS)
-        tl.store(out + WIDTH, high, here & (start + place < K))
+    """Load the scales and zero points of WIDTH columns, `[ROWS, 1]` if they are of one group."""
+    at = column // GROUP if GROUP % WIDTH == 0 else (column + place) // GROUP
+    at = tl.minimum(at, groups - 1)  # columns that fill the last run have no group
+    scale = tl.load(scales + at)
+    return scale, tl.load(zeros + at) if ZEROS else scale
 
 
-def widen(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
-    """Return the weight `[out_features, in_features]` as it is in a checkpoint, rounded to `dtype`.
+@triton.jit
+def widened(
+    values,  # [ROWS, WIDTH] uint8
+    scale,  # from `scales_of`
+    zero,
+    dtype: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FLOAT4: tl.constexpr,
+):
+    """Return weights, rounded to `dtype`."""
+    if FLOAT4:
+        power = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        return (_float4(values) * power).to(dtype)
+    middle = zero.to(tl.float32) if ZEROS else MIDDLE
+    return ((values.to(tl.float32) - middle) * scale.to(tl.float32)).to(dtype)
 
-    Its columns are in the order of the weight; `weight.order` is left to the caller.
-    """
-    features, k = weight.shape
-    out = torch.empty(features, k, dtype=dtype, device=weight.values.device)
-    _widen_kernel[(cdiv(features, ROWS), cdiv(k, RUN))](
-        weight.values,
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        out,
-        features,
-        k,
-        weight.scales.shape[1],
-        BITS=weight.bits,
-        GROUP=weight.group,
-        RUN=RUN,
-        ROWS=ROWS,
-        ZEROS=weight.zeros is not None,
-        num_warps=4,
+
+@triton.jit
+def widened_at(
+    values,  # [ROWS, WIDTH] uint8
+    scales,  # [ROWS, 1], the row's first scale
+    zeros,  # [ROWS, 1], the row's first zero point
+    column,  # [1, WIDTH]
+    groups,
+    dtype: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FLOAT4: tl.constexpr,
+):
+    """Return the weights of some columns, rounded to `dtype`."""
+    first = tl.min(column, 1, keep_dims=True) if GROUP % WIDTH == 0 else column
+    scale, zero = scales_of(scales, zeros, first, 0, groups, GROUP, WIDTH, ZEROS)
+    return widened(values, scale, zero, dtype, MIDDLE, ZEROS, FLOAT4)
+
+
+@triton.jit
+def _float4(values):
+    """Return numbers of the type E2M1, which has two bits of exponent and one of mantissa."""
+    bits = values.to(tl.int32)
+    magnitude = bits & 7
+    # An exponent of 0 stands for 0 and 0.5; the exponent 1 stands for numbers from 1 on.
+    normal = ((magnitude >> 1) + 126 << 23) | (magnitude & 1) << 22
+    number = tl.where(
+        magnitude < 2, magnitude.to(tl.float32) * 0.5, normal.to(tl.float32, bitcast=True)
     )
-    return out
+    return tl.where(bits < 8, number, -number)
