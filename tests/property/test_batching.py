@@ -106,7 +106,9 @@ class PlayedWorker:
             if self.computed[slot] == self.known[slot]:
                 rows.append(slot)
         assert rows == plan.rows.tolist()
-        garbage = {slot for slot in named if self._attends_to_garbage(slot, self.computed[slot] - 1)}
+        garbage = {
+            slot for slot in named if self._attends_to_garbage(slot, self.computed[slot] - 1)
+        }
         return Computed(plan, errors, self.failed & set(named), garbage - self.failed)
 
     def _save_and_load(self, copies: HostCopies | None) -> None:

@@ -122,9 +122,9 @@ class WorkerBatch:
         """The cached prefix to `admit` the sequence with; None if it may not start now.
 
         It needs a slot and blocks for its known tokens, as many as it may hold at once, or for its
-        longest where `limits` ask for whole sequences. Beside running sequences it must leave the part of the pool above the
-        threshold free for them to grow. It waits while another prefill is about to compute more of
-        its beginning than is cached.
+        longest where `limits` ask for whole sequences. Beside running sequences it must leave the
+        part of the pool above the threshold free for them to grow. It waits while another prefill
+        is about to compute more of its beginning than is cached.
         """
         if not self.open or not self.fits(sequence):
             return None

@@ -65,7 +65,8 @@ def kept_window(windows: Sequence[int | None], longest: int, host_blocks: int) -
         return 0
     if host_blocks:
         log.info(
-            "KV behind the window of %d tokens stays allocated, because of --host-memory-gb", largest
+            "KV behind the window of %d tokens stays allocated, because of --host-memory-gb",
+            largest,
         )
         return 0
     return largest
