@@ -49,6 +49,18 @@ async def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, variant: 
         assert await driver.run(resumed, chunk=50) == [tokens[20:] for tokens in expected]
 
 
+async def test_blocks_behind_the_window_are_used_for_other_sequences(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "mistral-window")
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts()]
+    whole = sum(-(-(length + COUNT) // 16) for length in LENGTHS)
+    async with local_worker(tmp_path, num_blocks=whole * 2 // 3, block_size=16) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        for chunk in (7, 40):
+            sequences = [Sequence(prompt, COUNT) for prompt in prompts()]
+            assert await driver.run(sequences, chunk=chunk, free=True) == expected
+            assert all(sequence.freed for sequence in sequences)
+
+
 @pytest.mark.parametrize("model_type", VISION_VARIANTS)
 async def test_the_text_part_of_a_multi_modal_model(tmp_path: Path, model_type: str) -> None:
     model = save_vision_model(tmp_path, model_type)

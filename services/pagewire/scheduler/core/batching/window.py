@@ -87,10 +87,18 @@ class SlidingWindow:
             self._answered[slot] += count
         self._answered[rows] = self._before_output[rows] + self._table.received[rows]
         computed = np.concatenate([rows, np.array(plan.prefill_slots, dtype=np.intp)])
-        due = computed[(self._answered[computed] >= self._due[computed])]
-        for slot in dict.fromkeys(due.tolist()):
+        due = computed[self._answered[computed] >= self._due[computed]].tolist()
+        if not due:
+            return
+        given_up: dict[int, None] = {}
+        for slot in dict.fromkeys(due):
             if self._table.live[slot]:
-                self._give_up(slot)
+                blocks = self._give_up(slot)
+                if not given_up.keys().isdisjoint(blocks):  # a release names each block once
+                    self._release([*given_up])
+                    given_up = {}
+                given_up.update(dict.fromkeys(blocks))
+        self._release([*given_up])
 
     def awaited(self) -> Int32Array:
         """By slot [num_slots], the blocks that it gives up once the steps in flight are answered.
@@ -136,7 +144,12 @@ class SlidingWindow:
         most = self._limits.most_blocks(sequence.num_known)
         return max(0, min(self._limits.blocks_for(tokens) - len(sequence.blocks), most - held))
 
-    def _give_up(self, slot: int) -> None:
+    def _release(self, blocks: list[int]) -> None:
+        self._sharing.forget_copies_of(blocks)
+        self._pool.release(blocks)
+
+    def _give_up(self, slot: int) -> list[int]:
+        """Takes the blocks behind a slot's window out of its table; returns them."""
         sequence = self._table.sequence(slot)
         begin, end = sequence.num_freed, int(self._answered[slot]) // self._limits.block_size
         end -= self._reach
@@ -147,8 +160,7 @@ class SlidingWindow:
         # Its last block is offered for copies behind the block before it.
         if end >= max(1, (sequence.num_known - 1) // self._limits.block_size):
             self._sharing.withdraw(sequence)
-        self._sharing.forget_copies_of(blocks)
-        self._pool.release(blocks)
+        return blocks
 
     def _set_due(self, slot: int, freed: int) -> None:
         self._due[slot] = (freed + 1 + self._reach) * self._limits.block_size

@@ -142,7 +142,7 @@ class WindowedTree:
             self._idle.pop(block, None)
 
     def release(self, blocks: BlockArray) -> None:
-        """Notes that these cached blocks of one text have become idle; its end is evicted first."""
+        """Notes that these cached blocks have become idle; the last of them is evicted first."""
         self._idle.update(dict.fromkeys(blocks[::-1].tolist()))
 
     def evict(self, count: int) -> list[int]:
