@@ -87,7 +87,7 @@ def test_a_block_is_given_up_once_the_steps_that_see_it_are_answered() -> None:
 
 
 def test_a_sequence_longer_than_the_pool_runs_in_its_window() -> None:
-    batch, again = windowed(5)
+    batch, again = windowed(4)  # its window fits, and nothing more
     long = counted(50, 30, 0)
     assert batch.limits.blocks_for(long.max_computed) > 4 * batch.pool.total
     assert batch.fits(long)
