@@ -43,6 +43,27 @@ def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path, variant: str)
     asyncio.run(check())
 
 
+def test_blocks_behind_the_window_are_used_for_other_sequences(tmp_path: Path) -> None:
+    """Graphs read tables in which entries became 0, and blocks that another sequence overwrote."""
+    model = save_model(tmp_path, "mistral-window")
+    generator = random.Random(8)
+    prompts = [[generator.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts]
+    whole = sum(-(-(length + COUNT) // 16) for length in LENGTHS)
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float32", "num_slots": 9, "block_size": 16}
+        async with local_worker(tmp_path, num_blocks=whole * 2 // 3, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            for chunk in (7, 40):
+                sequences = [Sequence(prompt, COUNT) for prompt in prompts]
+                assert await driver.run(sequences, chunk=chunk, free=True) == expected
+                assert all(sequence.freed for sequence in sequences)
+            assert not worker.fatal
+
+    asyncio.run(check())
+
+
 def test_a_sequence_starts_with_a_copied_block(tmp_path: Path) -> None:
     """The step copies the block before its graphs are launched."""
     model = save_model(tmp_path, "llama")

@@ -45,7 +45,9 @@ class PlayedWorker:
     garbage that a failed one has left; then what it computes is garbage too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 0) -> None:
+        """`window`: positions that a token sees, itself included; 0 for all."""
+        self.window = window or 10**9
         self.failed: set[int] = set()
         self.groups: list[PrefixGroup] = []
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -57,6 +59,7 @@ class PlayedWorker:
         self.decode: list[int] = []
         self.copies = 0
         self.loaded = 0
+        self.freed = 0
 
     def run(
         self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int], int]], failing: int
@@ -71,6 +74,10 @@ class PlayedWorker:
             self.known[slot] = len(tokens)
             self.computed[slot] = computed
             assert computed < len(tokens), "nothing is left to compute"
+        for slot, count in zip(plan.freed_slots, plan.freed_counts, strict=True):
+            assert any(self.blocks[slot][:count]), "nothing new is given up"
+            self.blocks[slot][:count] = [0] * count
+            self.freed += 1
         for slot, block in zip(plan.append_slots, plan.append_blocks, strict=True):
             self.blocks[slot].append(block)
         if plan.decode_changed:
@@ -99,9 +106,9 @@ class PlayedWorker:
             if self.computed[slot] == self.known[slot]:
                 rows.append(slot)
         assert rows == plan.rows.tolist()
-        for slot in named:
-            assert 0 not in self.blocks[slot], "the scratch block was given to a sequence"
-        garbage = {slot for slot in named if self._attends_to_garbage(slot)}
+        garbage = {
+            slot for slot in named if self._attends_to_garbage(slot, self.computed[slot] - 1)
+        }
         return Computed(plan, errors, self.failed & set(named), garbage - self.failed)
 
     def _save_and_load(self, copies: HostCopies | None) -> None:
@@ -138,16 +145,19 @@ class PlayedWorker:
                 # The token last sampled; which one it was is known when it is answered.
                 self.tokens[slot].append(SAMPLED)
             assert position < len(self.blocks[slot]) * BLOCK_SIZE, "KV is written beyond the blocks"
-            sound = slot not in self.failed and not self._attends_to_garbage(slot)
+            sound = slot not in self.failed and not self._attends_to_garbage(slot, position)
             written = tuple(self.tokens[slot][: position + 1]) if sound else GARBAGE
             self.places[self._place(slot, position)] = written
             self.computed[slot] += 1
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
-        return self.blocks[slot][position // BLOCK_SIZE], position % BLOCK_SIZE
+        block = self.blocks[slot][position // BLOCK_SIZE]
+        assert block, "the scratch block was given to a sequence, or a block in use was given up"
+        return block, position % BLOCK_SIZE
 
-    def _attends_to_garbage(self, slot: int) -> bool:
-        for position in range(self.computed[slot]):
+    def _attends_to_garbage(self, slot: int, query: int) -> bool:
+        """Whether the token at position `query` sees garbage in what is computed."""
+        for position in range(max(0, query - self.window + 1), self.computed[slot]):
             stored = self.places[self._place(slot, position)]
             if stored == GARBAGE:
                 return True
@@ -176,6 +186,7 @@ class Batching(RuleBasedStateMachine):
         groups=st.booleans(),
         piggyback_tokens=st.sampled_from([0, 3, 5]),
         host=st.sampled_from([NO_HOST_MEMORY, *HOSTS]),
+        window=st.sampled_from([0, 0, 1, 3, 5, 6, 9, 16]),
     )
     def start(
         self,
@@ -187,6 +198,7 @@ class Batching(RuleBasedStateMachine):
         groups: bool,
         piggyback_tokens: int,
         host: HostMemory,
+        window: int,
     ) -> None:
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
         self.waiting = self.admission.waiting
@@ -196,12 +208,13 @@ class Batching(RuleBasedStateMachine):
             num_slots,
             budget,
             threshold,
-            prefix_groups=groups,
+            prefix_groups=groups and not window,
             piggyback_tokens=piggyback_tokens,
-            host=host,
+            host=NO_HOST_MEMORY if window else host,
+            window=window,
         )
         self.batch = self.admission.add_worker(limits)
-        self.worker = PlayedWorker()
+        self.worker = PlayedWorker(window)
         self.arrivals = 0
         self.requests: list[Sequence] = []
         self.unanswered: deque[Computed] = deque()
@@ -302,7 +315,7 @@ class Batching(RuleBasedStateMachine):
         for deadly in self.admission.remove_deadly():
             deadly.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits, self.now)
-        self.worker = PlayedWorker()
+        self.worker = PlayedWorker(self.batch.limits.window)
         self.unanswered.clear()
 
     def _admit(self) -> None:

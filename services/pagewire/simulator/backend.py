@@ -4,7 +4,8 @@ The KV of a position is a hash of all tokens up to it, kept in the block that th
 So wrong blocks, a wrong prefix or a wrong history give other tokens, as on a real device. A token
 is a pure function of
 
-- the sequence's tokens before it, wherever the prompt ends and whatever was preempted or cached,
+- the sequence's tokens before it, wherever the prompt ends and whatever was preempted or cached
+  (with a window, the first KV that it sees is read for that, so it must still be there),
 - with a temperature above 0 also its seed and the token's index in the request,
 - and, for indices below `min_tokens`, the stop ids that must not be drawn.
 
@@ -111,10 +112,13 @@ class SimulatedBackend:
         if plan.copies is not None:
             self._kv[plan.copies.targets] = self._kv[plan.copies.sources]
         histories = self._decode(plan.decode_slots, plan.decode_positions)
+        histories = self._windowed(plan.decode_slots, plan.decode_positions, histories)
         prompt_logprobs = None
         if plan.chunks is not None:
             hashes = self._prefill(plan.chunks)
-            ends = hashes[plan.chunks.starts[1:] - 1][plan.chunks.samples]
+            last = plan.chunks.starts[1:] - 1
+            ends = self._windowed(plan.chunks.slots, plan.chunks.positions[last], hashes[last])
+            ends = ends[plan.chunks.samples]
             histories = np.concatenate((histories, ends))
             if plan.prompt_rows is not None:
                 prompt_logprobs = self._prompt_logprobs(hashes, plan.prompt_rows)
@@ -166,6 +170,16 @@ class SimulatedBackend:
         earlier = np.concatenate((np.zeros(1, np.uint64), sums))[chunks.starts[:-1]]
         hashes = sums + np.repeat(before - earlier, counts)
         return self._write(np.repeat(chunks.slots, counts), chunks.positions, hashes)
+
+    def _windowed(self, slots: Int32Array, positions: Int32Array, histories: Hashes) -> Hashes:
+        """Hashes of histories that depend on the KV of the first positions that rows see.
+
+        A worker whose sequences keep all of their KV has no window, and returns them as they are.
+        """
+        if not self._limits.window:
+            return histories
+        first = np.maximum(positions - np.int32(self._limits.window - 1), 0)
+        return histories ^ _mixed(self._read(slots, first))
 
     def _read(self, slots: Int32Array, positions: Int32Array) -> Hashes:
         return self._kv[self._blocks(slots, positions), positions % self._limits.block_size]

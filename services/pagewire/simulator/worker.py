@@ -34,7 +34,7 @@ from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
-from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool
+from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, kept_window
 from pagewire.worker.protocol.worker_info import worker_info
 
 if TYPE_CHECKING:
@@ -159,16 +159,18 @@ def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
             f"{block_bytes / 1e9:.6f} GB; give more, or 0 for none"
         )
     longest = config.max_model_len or model.max_position_embeddings
+    window = kept_window(model.windows, longest, host_blocks)
     return Limits(
         vocab_size=model.vocab_size,
         num_slots=config.num_slots,
         block_size=config.block_size,
         num_blocks=num_blocks,
         max_model_len=fit_to_pool(
-            longest, config.max_model_len, num_blocks, config.block_size, block_bytes
+            longest, config.max_model_len, num_blocks, config.block_size, block_bytes, window
         ),
         max_num_batched_tokens=(
             config.worker_max_num_batched_tokens or profile.max_num_batched_tokens
         ),
         host_blocks=host_blocks,
+        window=window,
     )

@@ -1,8 +1,9 @@
 """What two processes must agree on: the version of the protocol, heartbeats, sizes of messages."""
 
 # The version of worker.proto. A worker refuses a scheduler of another version. Version 2 added
-# checksums and heartbeats, version 3 workers that schedulers share, version 4 workers that pool.
-PROTOCOL_VERSION = 4
+# checksums and heartbeats, version 3 workers that schedulers share, version 4 workers that pool,
+# version 5 blocks that sequences give up behind a window.
+PROTOCOL_VERSION = 5
 
 # Both ends of an internal stream send at least one message in this time.
 HEARTBEAT_SECONDS = 1.0

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds", "piggyback_tokens", "batch_invariant", "constraints", "pooling")
+    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds", "piggyback_tokens", "batch_invariant", "constraints", "pooling", "window")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class WorkerInfo(_message.Message):
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     model: str
     block_size: int
     num_blocks: int
@@ -52,7 +53,8 @@ class WorkerInfo(_message.Message):
     batch_invariant: bool
     constraints: bool
     pooling: Pooling
-    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ..., piggyback_tokens: _Optional[int] = ..., batch_invariant: bool = ..., constraints: bool = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+    window: int
+    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ..., piggyback_tokens: _Optional[int] = ..., batch_invariant: bool = ..., constraints: bool = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("task", "size", "activation", "whole_prompt", "pair_format")
@@ -117,7 +119,7 @@ class Standing(_message.Message):
     def __init__(self, model: _Optional[str] = ..., holder: _Optional[str] = ..., waiting: _Optional[_Iterable[str]] = ..., claims: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots", "group_sizes", "group_blocks", "group_slots", "saved_blocks", "saved_host_blocks", "loaded_host_blocks", "loaded_blocks")
+    __slots__ = ("step", "starts", "append_slots", "append_blocks", "prefill_slots", "prefill_counts", "decode_slots", "group_sizes", "group_blocks", "group_slots", "saved_blocks", "saved_host_blocks", "loaded_host_blocks", "loaded_blocks", "freed_slots", "freed_counts")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +134,8 @@ class Step(_message.Message):
     SAVED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOADED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FREED_COUNTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     starts: _containers.RepeatedCompositeFieldContainer[SequenceStart]
     append_slots: bytes
@@ -146,7 +150,9 @@ class Step(_message.Message):
     saved_host_blocks: bytes
     loaded_host_blocks: bytes
     loaded_blocks: bytes
-    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ..., saved_blocks: _Optional[bytes] = ..., saved_host_blocks: _Optional[bytes] = ..., loaded_host_blocks: _Optional[bytes] = ..., loaded_blocks: _Optional[bytes] = ...) -> None: ...
+    freed_slots: bytes
+    freed_counts: bytes
+    def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ..., saved_blocks: _Optional[bytes] = ..., saved_host_blocks: _Optional[bytes] = ..., loaded_host_blocks: _Optional[bytes] = ..., loaded_blocks: _Optional[bytes] = ..., freed_slots: _Optional[bytes] = ..., freed_counts: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
     __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint", "prompt_logprobs", "first_prompt_logprob", "max_new_tokens", "end_token_ids", "traceparent")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from pagewire.v1 import worker_pb2 as pb
 from support.models.adjusted import ADJUSTED, check_adjusted_tokens
 from support.models.copied_start import BLOCK_SIZE, run_copied_start
+from support.models.host_graphs import with_host_graphs
 from support.models.quantized_experts import save_mxfp4
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import (
@@ -58,6 +59,23 @@ async def test_experts_in_four_bits(tmp_path: Path) -> None:
         driver = StepDriver(worker.stream(), worker.limits)
         sequences = [Sequence(prompt, COUNT) for prompt in prompts()]
         assert await driver.run(sequences, chunk=7, run_ahead=3) == expected
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+async def test_blocks_behind_the_window_are_used_for_other_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    adapt = with_host_graphs(monkeypatch) if graphs else lambda loaded: loaded
+    model = save_model(tmp_path, "mistral-window")
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in prompts()]
+    whole = sum(-(-(length + COUNT) // 16) for length in LENGTHS)
+    sizes = {"num_blocks": whole * 2 // 3, "block_size": 16}
+    async with local_worker(tmp_path, adapt, **sizes) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        for chunk in (7, 40):
+            sequences = [Sequence(prompt, COUNT) for prompt in prompts()]
+            assert await driver.run(sequences, chunk=chunk, free=True) == expected
+            assert all(sequence.freed for sequence in sequences)
 
 
 @pytest.mark.parametrize("model_type", VISION_VARIANTS)

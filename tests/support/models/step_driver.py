@@ -120,6 +120,7 @@ class Sequence:
     computed: int = 0
     sampled: int = 0
     blocks: list[int] = field(default_factory=list)
+    freed: int = 0
 
 
 class StepDriver:
@@ -129,6 +130,7 @@ class StepDriver:
         self.stream = stream
         self.block_size = limits.block_size
         self.max_tokens = limits.max_num_batched_tokens
+        self.window = limits.window
         # Adjacent blocks of a sequence are not adjacent in memory.
         self.free = deque(range(limits.num_blocks - 1, 0, -2))
         self.free.extend(range(limits.num_blocks - 2, 0, -2))
@@ -136,10 +138,17 @@ class StepDriver:
         self.number = 0
 
     async def run(
-        self, sequences: list[Sequence], *, chunk: int = 1 << 20, run_ahead: int = 1
+        self,
+        sequences: list[Sequence],
+        *,
+        chunk: int = 1 << 20,
+        run_ahead: int = 1,
+        free: bool = False,
     ) -> list[list[int]]:
         """The outputs. A step computes at most `chunk` tokens of each prompt, and of all prompts
-        what fits into a step; `run_ahead` steps are sent before the first result is read."""
+        what fits into a step; `run_ahead` steps are sent before the first result is read. With
+        `free`, blocks behind the worker's window are reused at once."""
+        assert not free or (self.window and run_ahead == 1)
         waiting: deque[list[Sequence]] = deque()
         decoding: list[Sequence] = []
         step = pb.Step(starts=[self._start(sequence) for sequence in sequences])
@@ -152,6 +161,8 @@ class StepDriver:
                 step.decode_slots = pack([s.slot for s in decoded])
                 decoding = decoded
             rows = list(decoded)
+            if free:
+                self._give_up(step, sequences)
             for sequence in decoded:
                 self._grow(step, sequence, 1)
             slots, counts = [], []
@@ -176,7 +187,7 @@ class StepDriver:
         while waiting:
             await self._receive(waiting.popleft(), sequences)
         for sequence in sequences:
-            self.free.extend(sequence.blocks)
+            self.free.extend(sequence.blocks[sequence.freed :])
             self.slots.append(sequence.slot)
         await self._send(pb.Step(decode_slots=b""))
         await self._receive([], [])
@@ -194,6 +205,18 @@ class StepDriver:
             prompt_logprobs=sequence.prompt_top,
             first_prompt_logprob=sequence.first_scored,
         )
+
+    def _give_up(self, step: pb.Step, sequences: list[Sequence]) -> None:
+        """Adds to a step the blocks behind the windows of all next tokens."""
+        for sequence in sequences:
+            end = max(0, sequence.computed - self.window + 1) // self.block_size
+            if end > sequence.freed:
+                step.freed_slots += pack([sequence.slot])
+                step.freed_counts += pack([end])
+                # The next block of any sequence is one of these.
+                self.free.extendleft(sequence.blocks[sequence.freed : end])
+                sequence.blocks[sequence.freed : end] = [0] * (end - sequence.freed)
+                sequence.freed = end
 
     def _grow(self, step: pb.Step, sequence: Sequence, count: int) -> None:
         """Adds `count` computed tokens to a sequence, and the blocks that they need to the step."""

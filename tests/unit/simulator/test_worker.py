@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,21 @@ class Worker:
     backend: SimulatedBackend
     engine: StepExecutor
 
+    limits: Limits = LIMITS
+
     def driver(self) -> StepDriver:
-        return StepDriver(LocalStream(self.engine, Session(1, LIMITS)), LIMITS)
+        return StepDriver(LocalStream(self.engine, Session(1, self.limits)), self.limits)
 
 
 @asynccontextmanager
-async def simulated(speedup: float = 0, step_time: StepTime = FLAT) -> AsyncIterator[Worker]:
+async def simulated(
+    speedup: float = 0, step_time: StepTime = FLAT, limits: Limits = LIMITS
+) -> AsyncIterator[Worker]:
     fatal: list[BaseException] = []
-    backend = SimulatedBackend(LIMITS, step_time, speedup)
+    backend = SimulatedBackend(limits, step_time, speedup)
     launcher = QueueThread("launcher", fatal.append)
     engine = StepExecutor(backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append)
-    yield Worker(backend, engine)
+    yield Worker(backend, engine, limits)
     await asyncio.to_thread(engine.close)
     assert not fatal
 
@@ -138,6 +142,24 @@ async def test_a_cached_prefix_is_read_from_its_blocks() -> None:
         (strange,) = await run_steps(worker, started(2, tokens, [3, 7, 6], computed=32))
     assert shared == plain
     assert strange != plain, "block 7 holds no such prefix"
+
+
+async def test_a_block_given_up_too_early_gives_other_tokens() -> None:
+    """Behind the window nothing is read; what a token sees must still be there."""
+    windowed = replace(LIMITS, window=40, num_blocks=40)
+    sequences = [Sequence(prompt(length), 60) for length in (100, 110, 120)]
+    async with simulated(limits=windowed) as worker:
+        whole = await worker.driver().run([Sequence(s.tokens, 60) for s in sequences])
+    few = replace(windowed, num_blocks=22)
+    async with simulated(limits=few) as worker:
+        assert await worker.driver().run(sequences, chunk=16, free=True) == whole
+    async with simulated(limits=few) as worker:
+        worker.backend._limits = replace(few, window=80)  # as of another model
+        again = [Sequence(s.tokens, 60) for s in sequences]
+        freed = await worker.driver().run(again, chunk=16, free=True)
+    async with simulated(limits=replace(windowed, window=80)) as worker:
+        kept = await worker.driver().run([Sequence(s.tokens, 60) for s in sequences])
+    assert freed != kept
 
 
 async def test_stop_ids_are_not_drawn_before_min_tokens() -> None:

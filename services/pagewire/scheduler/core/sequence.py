@@ -66,7 +66,10 @@ class Sequence:
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = State.PENDING
     slot: int = -1
+    # Its block table. The first `num_freed` entries are 0: their blocks are behind the model's
+    # window, and it does not hold them.
     blocks: list[int] = field(default_factory=list)
+    num_freed: int = 0
     # Whether it was preempted and has not started again.
     preempted: bool = False
     # At its latest start: tokens whose KV was cached, output tokens that it had, and how many of
@@ -105,6 +108,11 @@ class Sequence:
     traceparent: str = ""
     # The caller's request.
     owner: Any = None
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that it holds, in its order."""
+        return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
     @property
     def num_resumes(self) -> int:

@@ -18,7 +18,12 @@ from pagewire.scheduler.text.token_texts import TokenTexts
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.outage import Outage
 from pagewire.scheduler.workers.step_codec import encode_step
-from pagewire.scheduler.workers.worker_info import model_pooling, unlike, worker_limits
+from pagewire.scheduler.workers.worker_info import (
+    model_pooling,
+    pool_tokens,
+    unlike,
+    worker_limits,
+)
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -201,7 +206,7 @@ class ReadyWorkers:
         if infos:
             self.limits = ModelLimits(
                 max_model_len=max(info.max_model_len for info in infos),
-                max_pool_tokens=max((info.num_blocks - 1) * info.block_size for info in infos),
+                max_pool_tokens=max(pool_tokens(info) for info in infos),
                 vocab_size=max(info.vocab_size for info in infos),
                 constraints=all(info.constraints for info in infos),
                 pooling=next(iter(self)).pooling,

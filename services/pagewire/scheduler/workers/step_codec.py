@@ -17,6 +17,9 @@ def encode_step(plan: StepPlan) -> pb.Step:
     if plan.append_slots:
         step.append_slots = pack(plan.append_slots)
         step.append_blocks = pack(plan.append_blocks)
+    if plan.freed_slots:
+        step.freed_slots = pack(plan.freed_slots)
+        step.freed_counts = pack(plan.freed_counts)
     if plan.prefill_slots:
         step.prefill_slots = pack(plan.prefill_slots)
         step.prefill_counts = pack(plan.prefill_counts)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 from pagewire.config import SchedulerConfig
+from pagewire.limits import INT32_MAX
+from pagewire.paging import blocks_before
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
 from pagewire.scheduler.core.pooling import ModelPooling
@@ -28,9 +30,11 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         piggyback_tokens=min(info.piggyback_tokens, budget),
         memory_threshold=config.memory_threshold,
         prefix_caching=config.prefix_caching,
-        prefix_groups=info.prefix_groups,
+        # Layers with a window read shared blocks once for each row, and tables have gaps.
+        prefix_groups=info.prefix_groups and not info.window,
         # Only the prefix cache finds blocks in host memory.
         host=_host_memory(info) if config.prefix_caching else NO_HOST_MEMORY,
+        window=info.window,
     )
 
 
@@ -62,9 +66,19 @@ def model_pooling(info: pb.WorkerInfo) -> ModelPooling | None:
     )
 
 
+def pool_tokens(info: pb.WorkerInfo) -> int:
+    """The most tokens of a sequence for which the worker's pool has enough blocks."""
+    total = info.num_blocks - 1
+    if info.window and blocks_before(info.window, info.block_size) < total:
+        return INT32_MAX
+    return total * info.block_size
+
+
 def _host_memory(info: pb.WorkerInfo) -> HostMemory:
     if not info.host_blocks:
         return NO_HOST_MEMORY
+    if info.window:
+        raise ValueError(f"it has {info.host_blocks} host_blocks beside a window of {info.window}")
     for name in ("save_block_seconds", "load_block_seconds", "prefill_token_seconds"):
         if not getattr(info, name) > 0:
             raise ValueError(f"it has {info.host_blocks} host_blocks and no {name}")

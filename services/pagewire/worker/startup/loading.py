@@ -30,7 +30,12 @@ from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
 from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
-from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, longest_sequence
+from pagewire.worker.protocol.steps.limits import (
+    Limits,
+    fit_to_pool,
+    kept_window,
+    longest_sequence,
+)
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.pooling import PoolingBackend
@@ -284,12 +289,16 @@ def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.
         free = measure_free_bytes(device, config.gpu_memory_utilization, profile)
         num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
     longest = trial.max_model_len
-    fitting = fit_to_pool(longest, config.max_model_len, num_blocks, config.block_size, size)
+    host_blocks = host_blocks_in(config.host_memory_gb, size)
+    window = kept_window(decoder.config.windows, longest, host_blocks)
     return replace(
         trial,
         num_blocks=num_blocks,
-        max_model_len=fitting,
-        host_blocks=host_blocks_in(config.host_memory_gb, size),
+        max_model_len=fit_to_pool(
+            longest, config.max_model_len, num_blocks, config.block_size, size, window
+        ),
+        host_blocks=host_blocks,
+        window=window,
     )
 
 

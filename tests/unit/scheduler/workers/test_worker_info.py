@@ -5,7 +5,12 @@ import pytest
 from pagewire.config import SchedulerConfig
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
 from pagewire.scheduler.core.pooling import ModelPooling
-from pagewire.scheduler.workers.worker_info import model_pooling, unlike, worker_limits
+from pagewire.scheduler.workers.worker_info import (
+    model_pooling,
+    pool_tokens,
+    unlike,
+    worker_limits,
+)
 from pagewire.v1 import worker_pb2 as pb
 
 
@@ -91,3 +96,18 @@ def test_a_worker_that_pools_says_how() -> None:
     given.pooling.task = "paint"
     with pytest.raises(ValueError, match="its pooling has the task 'paint'"):
         model_pooling(given)
+
+
+def test_a_window_and_the_longest_sequence_of_its_pool() -> None:
+    given = info(window=33, host_blocks=0, prefix_groups=True)
+    limits = worker_limits(SchedulerConfig(), given)
+    assert (limits.window, limits.reach) == (33, 2)
+    assert not limits.prefix_groups, "tables have gaps"
+    assert pool_tokens(given) > 700
+    assert pool_tokens(info(window=33, num_blocks=3)) == 32, "the pool holds no window"
+    assert pool_tokens(info()) == 49 * 16
+
+
+def test_host_memory_beside_a_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="9 host_blocks beside a window of 33"):
+        worker_limits(SchedulerConfig(), info(window=33))

@@ -8,7 +8,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.kv_cache import blocks_in
 from pagewire.worker.ops.contract.blocks import check_block_size
-from pagewire.worker.protocol.steps.limits import fit_to_pool, longest_sequence
+from pagewire.worker.protocol.steps.limits import fit_to_pool, kept_window, longest_sequence
 from support.models.tiny_models import save_model
 
 
@@ -48,3 +48,25 @@ def test_too_small_a_pool_is_refused_with_what_it_takes() -> None:
         fit_to_pool(512, None, num_blocks=1, block_size=16, block_bytes=1024)
     with pytest.raises(SetupError, match="cpu-kv-bytes"):
         blocks_in(1500, 1024, "--cpu-kv-bytes")
+
+
+def test_a_pool_that_holds_a_window_caps_no_length() -> None:
+    sizes = {"block_size": 16, "block_bytes": 1024, "window": 33}
+    assert fit_to_pool(4096, None, num_blocks=4, **sizes) == 4096
+    assert fit_to_pool(4096, 4096, num_blocks=4, **sizes) == 4096
+    assert fit_to_pool(4096, None, num_blocks=3, **sizes) == 32
+    with pytest.raises(SetupError, match=r"3 blocks holds 32 tokens.*needs 4 blocks"):
+        fit_to_pool(4096, 4096, num_blocks=3, **sizes)
+
+
+def test_blocks_are_given_up_only_behind_the_windows_of_all_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    assert kept_window([24, 24], longest=512, host_blocks=0) == 24
+    assert kept_window([24, 48], longest=512, host_blocks=0) == 48
+    assert kept_window([24, None], longest=512, host_blocks=0) == 0
+    assert kept_window([24, 512], longest=512, host_blocks=0) == 0, "no sequence exceeds it"
+    assert not caplog.text
+    assert kept_window([24, 24], longest=512, host_blocks=9) == 0
+    assert "--host-memory-gb" in caplog.text

@@ -1,5 +1,7 @@
 """The WorkerInfo message: limits, sizes of the backend, costs of host memory."""
 
+from dataclasses import replace
+
 from pagewire.simulator.backend import SimulatedBackend
 from pagewire.simulator.step_time import StepTime
 from pagewire.worker.protocol.backend import HostCosts
@@ -22,6 +24,13 @@ def test_it_holds_the_limits_and_what_the_backend_measured() -> None:
     assert (info.weight_bytes, info.kv_cache_bytes) == (70, 80)
     assert (info.save_block_seconds, info.load_block_seconds) == (0.1, 0.2)
     assert (info.prefill_token_seconds, info.prefill_pair_seconds) == (0.3, 0.4)
+
+
+def test_it_says_behind_which_window_blocks_may_be_given_up() -> None:
+    backend = SimulatedBackend(limits(0), STEP_TIME, 0)
+    assert not worker_info("m", "float32", "d", limits(0), backend).window
+    windowed = replace(limits(0), window=40)
+    assert worker_info("m", "float32", "d", windowed, backend).window == 40
 
 
 def test_each_message_has_an_instance_of_its_own_and_no_costs_without_host_memory() -> None:

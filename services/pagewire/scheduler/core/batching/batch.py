@@ -19,6 +19,7 @@ from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing
 from pagewire.scheduler.core.batching.slot_pool import SlotPool
 from pagewire.scheduler.core.batching.slot_table import SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepOutcome, StepPlan
+from pagewire.scheduler.core.batching.window import SlidingWindow
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.block_pool import SCRATCH_BLOCK, BlockPool
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
@@ -36,7 +37,8 @@ class WorkerBatch:
     ) -> None:
         """`on_preempt` is called with each preempted sequence, to queue it again."""
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.host)
+        reach = limits.reach
+        self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.host, reach)
         self.slots = SlotTable(limits.num_slots)
         self.in_flight: deque[StepPlan] = deque()
         # When the worker joined, in seconds of the caller's clock.
@@ -48,10 +50,19 @@ class WorkerBatch:
         self._next_step = 1
         self._slot_pool = SlotPool(limits.num_slots)
         self._sharing = PrefixSharing(limits, self.pool)
-        self._prefill = PrefillQueue(limits, self.slots, self._sharing)
+        self._window: SlidingWindow | None = None
+        if reach is not None:
+            self._window = SlidingWindow(reach, limits, self.slots, self.pool, self._sharing)
+        self._prefill = PrefillQueue(limits, self.slots, self._sharing, self._window)
         self._decode = DecodeList(self.slots, limits.prefix_groups)
         self._growth = BlockGrowth(
-            self.slots, self._slot_pool, self.pool, self._decode, self._sharing, policy
+            self.slots,
+            self._slot_pool,
+            self.pool,
+            self._decode,
+            self._sharing,
+            policy,
+            self._window,
         )
         self._isolation = Isolation(self.slots, self._decode)
 
@@ -81,7 +92,8 @@ class WorkerBatch:
         """Places for a token, in blocks of running sequences, for which no token is known yet."""
         table = self.slots
         taken = np.maximum(table.computed, table.known)
-        return int((table.capacity - taken)[table.live].sum())
+        # Beside a window, blocks for the last known tokens may be missing.
+        return int(np.maximum(table.capacity - taken, 0)[table.live].sum())
 
     def running(self) -> list[Sequence]:
         """The sequences in live slots, by slot."""
@@ -99,7 +111,7 @@ class WorkerBatch:
         """Whether the worker, with its whole pool, takes the sequence at its longest."""
         return (
             sequence.max_length <= self.limits.max_model_len
-            and self.limits.blocks_for(sequence.max_computed) <= self.pool.total
+            and self.limits.least_blocks(sequence.max_computed) <= self.pool.total
         )
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
@@ -109,10 +121,10 @@ class WorkerBatch:
     def room_for(self, sequence: Sequence) -> CachedPrefix | None:
         """The cached prefix to `admit` the sequence with; None if it may not start now.
 
-        It needs a slot and blocks for its known tokens, or for its longest where `limits` ask for
-        whole sequences. Beside running sequences it must leave the part of the pool above the
-        threshold free for them to grow. It waits while another prefill is about to compute more of
-        its beginning than is cached.
+        It needs a slot and blocks for its known tokens, as many as it may hold at once, or for its
+        longest where `limits` ask for whole sequences. Beside running sequences it must leave the
+        part of the pool above the threshold free for them to grow. It waits while another prefill
+        is about to compute more of its beginning than is cached.
         """
         if not self.open or not self.fits(sequence):
             return None
@@ -148,14 +160,16 @@ class WorkerBatch:
     def admit(self, sequence: Sequence, cached: CachedPrefix) -> Restart | None:
         """Starts the sequence with what `room_for` has just found.
 
-        It takes a slot and blocks for its known tokens. Full cached blocks are shared or loaded
+        It takes a slot and blocks for its known tokens, or for the first of them that may be held
+        at once (`WorkerLimits.most_blocks`). Full cached blocks are shared or loaded
         from host memory, one that is not full is copied, and those tokens are not computed.
         Returns how it starts again if it was preempted.
         """
-        self.pool.acquire(cached.blocks)
-        more = self.limits.blocks_for(sequence.num_known) - cached.num_full
+        self.pool.acquire(cached.held)
+        more = self._new_blocks(sequence, cached)
         sequence.blocks = cached.blocks + self.pool.bring(cached.blocks, cached.host_blocks, more)
-        self.pool.note_hits(sequence.blocks[: cached.num_full])
+        sequence.num_freed = cached.num_freed
+        self.pool.note_hits(sequence.blocks[cached.num_freed : cached.num_full])
         sequence.slot = self._slot_pool.take()
         sequence.state = State.PREFILL
         restart = cached.restart(sequence.num_known) if sequence.preempted else None
@@ -165,6 +179,8 @@ class WorkerBatch:
         if copied:
             self._sharing.copy(sequence, copied)
         self.slots.occupy(sequence.slot, sequence, len(sequence.blocks) * self.limits.block_size)
+        if self._window is not None:
+            self._window.occupy(sequence.slot)
         self._prefill.add(sequence)
         self._policy.admitted(sequence)
         if sequence.suspect:
@@ -172,9 +188,21 @@ class WorkerBatch:
         return restart
 
     def _blocks_needed(self, sequence: Sequence, cached: CachedPrefix) -> int:
-        """Blocks that are free or idle now and that the sequence would hold."""
-        new = self.limits.blocks_for(sequence.num_known) - len(cached.blocks)
-        return new + self.pool.num_idle(cached.blocks)
+        """Blocks that are free or idle now and that the sequence would hold.
+
+        Beside a window, also those that running prefills will want again: an admission that took
+        them could stop all of these.
+        """
+        new = self._new_blocks(sequence, cached) + len(cached.host_blocks)
+        if self._window is not None:
+            new += self._window.wanted(self._prefill.slots)
+        return new + self.pool.num_idle(cached.held)
+
+    def _new_blocks(self, sequence: Sequence, cached: CachedPrefix) -> int:
+        """Blocks that it gets beside the cached ones."""
+        num_known = sequence.num_known
+        held = self.limits.blocks_for(num_known) - cached.num_freed
+        return min(held, self.limits.most_blocks(num_known)) - (cached.num_full - cached.num_freed)
 
     def _must_wait(self, sequence: Sequence, cached: CachedPrefix) -> bool:
         """Whether another prefill computes the sequence's beginning, or not all would fit whole."""
@@ -185,7 +213,7 @@ class WorkerBatch:
     def _fits_whole(self, sequence: Sequence) -> bool:
         """Whether the pool holds the sequence and all running ones at their longest."""
         sequences = [*self.running(), sequence]
-        longest = sum(self.limits.blocks_for(each.max_computed) for each in sequences)
+        longest = sum(self.limits.most_blocks(each.max_computed) for each in sequences)
         return longest + self._slot_pool.num_retired_blocks <= self.pool.total
 
     # Steps
@@ -206,10 +234,16 @@ class WorkerBatch:
         if plan.num_tokens == 0:
             if self._isolation.first_is_done:
                 return self.plan()  # it was preempted as no block was free: others go on
+            if self._window is not None and self._prefill.slots and not self.in_flight:
+                # Prefills hold all blocks, and none has enough to go on.
+                self._preempt(self._policy.victim(self.running()))
+                return self.plan()
             return None
         self._next_step += 1
         self._decode.sent()
         plan.copies = self.pool.take_copies()
+        if self._window is not None:
+            self._window.put_into(plan)
         self.in_flight.append(plan)
         return plan
 
@@ -238,6 +272,8 @@ class WorkerBatch:
                 sequence = table.sequence(slot)
                 if table.received[slot] > sequence.num_generated:  # else its row failed
                     self._sharing.prove(sequence)
+        if self._window is not None:
+            self._window.answered(plan, rows)
         self._release_answered()
         return StepOutcome(rows, tokens, indices, stopped, ended, None if complete else valid)
 
@@ -275,6 +311,8 @@ class WorkerBatch:
         self._growth.stalled.discard(slot)
         self._decode.discard(slot)
         self.slots.vacate(slot)
+        if self._window is not None:
+            self._window.vacate(slot)
         sequence.state = state
         sequence.slot = -1
         self._sharing.withdraw(sequence)
@@ -282,7 +320,7 @@ class WorkerBatch:
             self._sharing.cache(sequence, sequence.num_answered, proven=True)
         if keep:
             self._sharing.keep(sequence)
-        blocks, sequence.blocks = sequence.blocks, []
+        blocks, sequence.blocks, sequence.num_freed = sequence.held, [], 0
         self._slot_pool.retire(slot, int(self.slots.last_step[slot]), blocks)
         if not sound:
             self._drop_unproven(blocks)
@@ -299,6 +337,8 @@ class WorkerBatch:
         """
         if not 0 <= slot < self.limits.num_slots:
             raise ValueError(f"slot {slot} has failed, and there are {self.limits.num_slots}")
+        if self._window is not None:
+            self._window.stop(slot)
         for retired in list(self._slot_pool.retired):
             if retired.slot == slot:
                 self._drop_unproven(retired.blocks)
@@ -316,7 +356,7 @@ class WorkerBatch:
         if not self.slots.holds(victim):
             return
         victim.preempted = True
-        blocks = victim.blocks
+        blocks = victim.held
         self.finish(victim.slot, State.PENDING, sound)
         self.pool.expect(blocks)
         self._on_preempt(victim)
@@ -338,7 +378,7 @@ class WorkerBatch:
         self.pool.check()
         running = self.running()
         self._sharing.check(running)
-        held = Counter(block for sequence in running for block in sequence.blocks)
+        held = Counter(block for sequence in running for block in sequence.held)
         held.update(block for retired in self._slot_pool.retired for block in retired.blocks)
         held.update(self._sharing.held())
         held.update(block for blocks in self.pool.loading for block in blocks)

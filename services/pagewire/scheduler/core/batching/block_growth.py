@@ -10,6 +10,7 @@ from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing
 from pagewire.scheduler.core.batching.slot_pool import SlotPool
 from pagewire.scheduler.core.batching.slot_table import SlotArray, SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.batching.window import SlidingWindow
 from pagewire.scheduler.core.kv.block_pool import BlockPool
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
@@ -18,7 +19,16 @@ from pagewire.scheduler.core.sequence import Sequence
 class BlockGrowth:
     """Appends a block to every decoding slot whose blocks are full."""
 
-    __slots__ = ("_decode", "_policy", "_pool", "_sharing", "_slot_pool", "_table", "stalled")
+    __slots__ = (
+        "_decode",
+        "_policy",
+        "_pool",
+        "_sharing",
+        "_slot_pool",
+        "_table",
+        "_window",
+        "stalled",
+    )
 
     def __init__(
         self,
@@ -28,6 +38,7 @@ class BlockGrowth:
         decode: DecodeList,
         sharing: PrefixSharing,
         policy: SchedulingPolicy,
+        window: SlidingWindow | None = None,
     ) -> None:
         # Slots that would decode but wait for a block.
         self.stalled: set[int] = set()
@@ -37,6 +48,7 @@ class BlockGrowth:
         self._decode = decode
         self._sharing = sharing
         self._policy = policy
+        self._window = window
 
     def grow(self, plan: StepPlan, preempt: Callable[[Sequence], None]) -> None:
         """Gives each slot that needs one a block, and brings the decode list up to date.
@@ -106,8 +118,10 @@ class BlockGrowth:
 
     def _awaited_blocks(self) -> int:
         """Blocks that are released once the steps in flight are answered."""
-        ending = np.flatnonzero(self._ending()).tolist()
-        held = sum(len(self._table.sequence(slot).blocks) for slot in ending)
+        ending = self._ending()
+        held = sum(len(self._table.sequence(s).held) for s in np.flatnonzero(ending).tolist())
+        if self._window is not None:
+            held += int(self._window.awaited()[self._table.live & ~ending].sum())
         return self._slot_pool.num_retired_blocks + held
 
     def _preemptible(self) -> list[Sequence]:

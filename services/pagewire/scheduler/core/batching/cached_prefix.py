@@ -19,17 +19,24 @@ class CachedPrefix:
     """Cached KV of a sequence's first tokens, in this order.
 
     `blocks` are full blocks to share, `host_blocks` full blocks to load from host memory, and
-    `partial` is a block of which the first tokens are to be copied.
+    `partial` is a block of which the first tokens are to be copied. The first `num_freed` of
+    `blocks` are 0: they are behind the model's window.
     """
 
     block_size: int
     blocks: list[int]
     host_blocks: list[int]
     partial: PartialPrefix | None
+    num_freed: int = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks to share that there are."""
+        return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
     @property
     def num_full(self) -> int:
-        """Full blocks, shared and loaded."""
+        """Full blocks, shared, loaded and behind the window."""
         return len(self.blocks) + len(self.host_blocks)
 
     @property

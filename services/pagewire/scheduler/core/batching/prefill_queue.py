@@ -3,6 +3,7 @@
 from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing
 from pagewire.scheduler.core.batching.slot_table import SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.batching.window import SlidingWindow
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.sequence import Sequence
 
@@ -14,15 +15,23 @@ MAX_PIGGYBACKED_STEPS = 16
 class PrefillQueue:
     """The admitted sequences with known tokens to compute, in the order of their admission."""
 
-    __slots__ = ("_limits", "_sharing", "_table", "_unsent", "backlog", "slots")
+    __slots__ = ("_limits", "_sharing", "_table", "_unsent", "_window", "backlog", "slots")
 
-    def __init__(self, limits: WorkerLimits, table: SlotTable, sharing: PrefixSharing) -> None:
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        table: SlotTable,
+        sharing: PrefixSharing,
+        window: SlidingWindow | None = None,
+    ) -> None:
+        """`window` None: a sequence has blocks for all of its known tokens."""
         self.slots: list[int] = []
         # Their known tokens that are in no step yet.
         self.backlog = 0
         self._limits = limits
         self._table = table
         self._sharing = sharing
+        self._window = window
         # Sequences that the worker does not know yet.
         self._unsent: list[Sequence] = []
 
@@ -56,9 +65,16 @@ class PrefillQueue:
             self.slots.remove(slot)
 
     def _put_chunk(self, plan: StepPlan, slot: int, budget: int) -> int:
-        """Adds a chunk of at most `budget` tokens; returns how many it has."""
+        """Adds a chunk of at most `budget` tokens; returns how many it has.
+
+        With a window, it has none while no block is free for it.
+        """
         sequence, computed = self._table.sequence(slot), int(self._table.computed[slot])
         count = min(budget, sequence.num_known - computed)
+        if self._window is not None:
+            count = self._window.extend(plan, slot, count)
+            if not count:
+                return 0
         computed += count
         self.backlog -= count
         plan.prefill_slots.append(slot)

@@ -51,7 +51,9 @@ class PrefixSharing:
         end = min(sequence.max_cached, begin + size - 1)
         rest = sequence.known_bytes(end, begin)
         partial = self._partials.find(blocks, rest, sequence.cache_salt)
-        return CachedPrefix(size, blocks, [], partial)
+        reach = self._limits.reach
+        freed = 0 if reach is None else max(0, len(blocks) - reach)
+        return CachedPrefix(size, blocks, [], partial, freed)
 
     def is_being_computed(
         self, sequence: Sequence, cached: CachedPrefix, prefilling: Iterable[int], table: SlotTable
@@ -132,7 +134,7 @@ class PrefixSharing:
 
     def prove(self, sequence: Sequence) -> None:
         """Notes that a token was sampled from the sequence's blocks, so their KV is sound."""
-        self._pool.prove(sequence.blocks)
+        self._pool.prove(sequence.held)
         last = (sequence.num_known - 1) // self._limits.block_size  # never a cached full block
         self._copies_of.pop(sequence.blocks[last], None)
 
@@ -166,8 +168,8 @@ class PrefixSharing:
     def keep(self, sequence: Sequence) -> None:
         """Keeps all blocks of a sequence that ends, until `forget`."""
         if self._limits.prefix_caching:
-            self._pool.acquire(sequence.blocks)
-            self._kept[sequence.arrival] = sequence.blocks
+            self._pool.acquire(sequence.held)
+            self._kept[sequence.arrival] = sequence.held
             self.offer_copies(sequence, sequence.num_answered, proven=True)
 
     def forget(self, arrival: int) -> None:
@@ -193,7 +195,7 @@ class PrefixSharing:
     def check(self, running: Iterable[Sequence]) -> None:
         """Asserts the invariants."""
         kept = {block for blocks in self._kept.values() for block in blocks}
-        self._partials.check(kept.union(*(sequence.blocks for sequence in running)))
+        self._partials.check(kept.union(*(sequence.held for sequence in running)))
 
     def _find_full_blocks(self, sequence: Sequence) -> tuple[list[int], list[int]]:
         """Full blocks to share, and those in host memory that take less time to load than to

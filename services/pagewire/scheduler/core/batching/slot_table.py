@@ -125,7 +125,10 @@ class SlotTable:
         for slot in np.flatnonzero(self.live).tolist():
             assert self.received[slot] <= self.sampled[slot] <= self.limit[slot]
             assert self.computed[slot] <= self.capacity[slot]
-            assert self.capacity[slot] == len(self.sequence(slot).blocks) * block_size
+            sequence = self.sequence(slot)
+            assert self.capacity[slot] == len(sequence.blocks) * block_size
+            assert not any(sequence.blocks[: sequence.num_freed]), "a freed block is named"
+            assert 0 not in sequence.held, "the scratch block is held"
 
     def _count_stoppers(self, sequence: Sequence, change: int) -> None:
         ids = sorted({token for token in sequence.stop_ids if token >= 0})

@@ -27,6 +27,9 @@ class StepPlan:
     starts: list[Sequence] = field(default_factory=list)
     append_slots: list[int] = field(default_factory=list)
     append_blocks: list[int] = field(default_factory=list)
+    # Slots that have given up their first blocks, and how many, those given up before included.
+    freed_slots: list[int] = field(default_factory=list)
+    freed_counts: list[int] = field(default_factory=list)
     prefill_slots: list[int] = field(default_factory=list)
     prefill_counts: list[int] = field(default_factory=list)
     decode_slots: SlotArray = field(default_factory=lambda: NO_SLOTS)

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 
 from pagewire.limits import INT32_MAX
+from pagewire.paging import blocks_before
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostMemory
+
+# Prefill chunks of one sequence for which it may hold blocks: one that is computed and one that is
+# planned behind it.
+CHUNKS_HELD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,31 @@ class WorkerLimits:
     # Steps of up to so many tokens suit piggybacked prefill; 0 for none (see WorkerInfo).
     piggyback_tokens: int = 0
     host: HostMemory = NO_HOST_MEMORY
+    # Positions that a token sees, itself included, in each layer of the model; 0 for all. Blocks
+    # behind this window are released while a sequence runs.
+    window: int = 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
+
+    @property
+    def reach(self) -> int | None:
+        """Blocks before its own that a token sees; None for all."""
+        return blocks_before(self.window, self.block_size) if self.window else None
+
+    def least_blocks(self, tokens: int) -> int:
+        """Blocks without which a sequence of so many tokens cannot run, with a pool of its own."""
+        whole = self.blocks_for(tokens)
+        return whole if self.reach is None else min(whole, self.reach + 1)
+
+    def most_blocks(self, tokens: int) -> int:
+        """Blocks that a sequence holds at most, up to so many tokens.
+
+        With a window, those behind it are released when the steps that see them are answered.
+        """
+        whole = self.blocks_for(tokens)
+        if self.reach is None:
+            return whole
+        chunks = CHUNKS_HELD * self.blocks_for(self.max_num_batched_tokens)
+        return min(whole, self.reach + 1 + chunks, self.num_blocks - 1)

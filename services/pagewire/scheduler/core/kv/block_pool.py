@@ -21,6 +21,7 @@ from pagewire.scheduler.core.kv.host_tier import (
 )
 from pagewire.scheduler.core.kv.prefix_outline import NodeOutline, outline
 from pagewire.scheduler.core.kv.prefix_tree import PrefixTree
+from pagewire.scheduler.core.kv.windowed_tree import WindowedTree
 
 SCRATCH_BLOCK = 0
 _TOKEN_BYTES = 4
@@ -47,6 +48,7 @@ class BlockPool:
     Lists of blocks are in the order of a sequence, from its beginning. Invariants:
     - every block but the scratch block is free, held or idle: `free + used + idle == total`;
     - a holder of a block holds the blocks before it too, so all blocks below an idle one are idle.
+      With a window a holder may have given up blocks before it. Then any idle block can be evicted.
     """
 
     __slots__ = (
@@ -62,9 +64,16 @@ class BlockPool:
     )
 
     def __init__(
-        self, num_blocks: int, block_size: int, memory: HostMemory = NO_HOST_MEMORY
+        self,
+        num_blocks: int,
+        block_size: int,
+        memory: HostMemory = NO_HOST_MEMORY,
+        reach: int | None = None,
     ) -> None:
-        """`num_blocks` includes the scratch block; ValueError if it is less than 2."""
+        """`num_blocks` includes the scratch block; ValueError if it is less than 2.
+
+        `reach`: blocks before its own that a token sees; None for all. Not with host memory.
+        """
         if num_blocks < 2:
             raise ValueError(
                 f"num_blocks is {num_blocks}; give at least 2, the scratch block and one more"
@@ -79,8 +88,16 @@ class BlockPool:
         self.loading: list[list[int]] = []
         self.host = HostTier(num_blocks, memory)
         self._references = np.zeros(num_blocks + memory.num_blocks, dtype=np.int32)
-        self._tree = PrefixTree(self._references, block_size * _TOKEN_BYTES, self.host)
-        self._evictor = Evictor(self._tree, self.host, block_size)
+        size = block_size * _TOKEN_BYTES
+        self._tree: PrefixTree | WindowedTree
+        self._evictor: Evictor | WindowedTree
+        if reach is None:
+            self._tree = PrefixTree(self._references, size, self.host)
+            self._evictor = Evictor(self._tree, self.host, block_size)
+        elif memory.num_blocks:
+            raise ValueError(f"{memory.num_blocks} blocks in host memory beside a window")
+        else:
+            self._tree = self._evictor = WindowedTree(self._references, size, reach)
 
     @property
     def free(self) -> int:
@@ -127,6 +144,8 @@ class BlockPool:
         self.idle -= len(held) - int(np.count_nonzero(counts))
         self._references[held] = counts + 1
         self._tree.use.awaited[held] = False
+        if isinstance(self._tree, WindowedTree):
+            self._tree.acquire(held)
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Notes that a preempted sequence will look for these again, as far as they are cached."""
@@ -145,6 +164,7 @@ class BlockPool:
             return self.allocate(more)
         leaving = np.array(host_blocks, dtype=np.int64)
         self._references[leaving] = 1  # so that evictions below do not drop them
+        assert isinstance(self._tree, PrefixTree), "there is no host memory beside a window"
         blocks = self.allocate(len(leaving) + more)
         loaded = blocks[: len(leaving)]
         self._tree.load(leaving, np.array(loaded, dtype=np.int64))
@@ -178,6 +198,8 @@ class BlockPool:
 
     def match(self, data: bytes, salt: Hashable = "") -> list[int]:
         """The blocks of the longest cached prefix of `data`, whole blocks only.
+
+        With a window, 0 stands for each of its blocks that the next token does not see.
 
         Blocks of the device come first, then blocks in host memory. `data` are token ids as
         little-endian int32. Only blocks that were cached with an equal `salt` are found.
@@ -237,6 +259,8 @@ class BlockPool:
 
     def outline(self, max_nodes: int) -> list[NodeOutline]:
         """The upper part of the prefix tree."""
+        if isinstance(self._tree, WindowedTree):
+            return self._tree.outline(max_nodes)
         return outline(self._tree, self._references, max_nodes)
 
     @property

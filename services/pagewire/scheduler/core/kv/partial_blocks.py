@@ -39,7 +39,8 @@ class PartialBlocks:
     ) -> int | None:
         """Offers the block with the end of `data` for copies, and returns it.
 
-        Returns None if that block is full, or if another block with the same tokens is offered.
+        Returns None if that block is full, if another block with the same tokens is offered, or if
+        the owner has given up the block before it.
         `data` are the owner's first tokens as little-endian int32, `blocks` the blocks that hold
         them and perhaps more. Replaces the block that the owner offered before.
         """
@@ -47,7 +48,7 @@ class PartialBlocks:
         full = len(data) // block_bytes
         rest = data[full * block_bytes :]
         key = (salt, blocks[full - 1] if full else SCRATCH_BLOCK, rest)
-        if not rest or key in self._index:
+        if not rest or key in self._index or (full and blocks[full - 1] == SCRATCH_BLOCK):
             return None
         self._index[key] = blocks[full]
         self._keys[owner] = key
@@ -60,7 +61,12 @@ class PartialBlocks:
             del self._index[key]
 
     def find(self, before: list[int], rest: bytes, salt: str) -> PartialPrefix | None:
-        """The offered block behind the full blocks `before` with the most tokens of `rest`."""
+        """The offered block behind the full blocks `before` with the most tokens of `rest`.
+
+        None also if the last of `before` is 0: it was given up.
+        """
+        if before and before[-1] == SCRATCH_BLOCK:
+            return None
         last = before[-1] if before else SCRATCH_BLOCK
         for size in range(len(rest), 0, -_TOKEN_BYTES):
             block = self._index.get((salt, last, rest[:size]))

@@ -20,6 +20,7 @@ def check_step(step: Step, decodes: Int32Array, limits: Limits) -> None:
         starts = np.array([start.slot for start in step.starts], np.int64)
         _check_slots("starts", starts, limits)
     _check_slots("append_slots", step.append_slots, limits, repeats=True)
+    _check_slots("freed_slots", step.freed_slots, limits)
     for group in step.groups or ():
         _check_slots("group_slots", group.slots, limits)
     _check_slots("prefill_slots", step.prefill_slots, limits)

@@ -1,8 +1,10 @@
 """The limits of a worker: slots, blocks, tokens of a step and of a sequence."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagewire.paging import blocks_before
 from pagewire.worker.errors import SetupError
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ class Limits:
     max_model_len: int
     max_num_batched_tokens: int
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
+    window: int = 0  # see WorkerInfo in worker.proto
 
     @property
     def max_blocks(self) -> int:
@@ -51,19 +54,47 @@ def longest_sequence(trained: int, requested: int | None) -> int:
     return requested or trained
 
 
+def kept_window(windows: Sequence[int | None], longest: int, host_blocks: int) -> int:
+    """`Limits.window` of a model with these windows of its layers: positions, or None for all.
+
+    It is 0 where no sequence exceeds the window, and beside host memory, which holds the beginning
+    of every cached text.
+    """
+    largest = max((longest if window is None else window for window in windows), default=longest)
+    if largest >= longest:
+        return 0
+    if host_blocks:
+        log.info(
+            "KV behind the window of %d tokens stays allocated, because of --host-memory-gb",
+            largest,
+        )
+        return 0
+    return largest
+
+
 def fit_to_pool(
-    longest: int, requested: int | None, num_blocks: int, block_size: int, block_bytes: int
+    longest: int,
+    requested: int | None,
+    num_blocks: int,
+    block_size: int,
+    block_bytes: int,
+    window: int = 0,
 ) -> int:
     """The longest sequence that fits into a pool of `num_blocks`, at most `longest` tokens.
+
+    With a `window` (`kept_window`) that is any, if the pool holds a window.
 
     Raises:
         SetupError: `requested`, the value of --max-model-len, does not fit, or not a single block.
     """
     held = (num_blocks - 1) * block_size  # block 0 is scratch
-    if held >= longest:
+    least = blocks_before(window, block_size) + 1 if window else num_blocks
+    if held >= longest or least < num_blocks:
         return longest
     if requested is not None or held < 1:
         needed = -(-(requested or 1) // block_size) + 1
+        if window:
+            needed = min(needed, least + 1)
         raise SetupError(
             f"a KV pool of {num_blocks} blocks holds {held} tokens, too few for one sequence of "
             f"{requested or 1}: it needs {needed} blocks ({needed * block_bytes / 2**20:.1f} MiB); "

@@ -30,7 +30,9 @@ from pagewire.worker.protocol.steps.prompt_rows import PromptRows, PromptRowsBui
 from pagewire.worker.protocol.steps.starts import (
     block_copies,
     block_fault,
+    first_seen,
     is_filtered,
+    num_freed,
     slot_starts,
     start_fault,
     table_writes,
@@ -77,6 +79,7 @@ class Slots:
         self._computed = np.zeros(n, np.int32)  # tokens whose KV is written
         self._generated = np.zeros(n, np.int32)  # index of the next token to sample
         self._num_blocks = np.zeros(n, np.int32)
+        self._num_freed = np.zeros(n, np.int32)  # of these, the first ones that it has given up
         self._room = np.zeros(n, np.int32)  # tokens that fit into the blocks and max_model_len
         self._filtered = np.zeros(n, np.bool_)
         self._constrained = np.zeros(n, np.bool_)
@@ -98,6 +101,7 @@ class Slots:
         check_step(step, decodes, self.limits)
         self._failures, self._decodes = [], decodes
         starts, given, copies = self._start(step.starts)
+        given = _joined_writes(given, self._free(step.freed_slots, step.freed_counts))
         writes = _joined_writes(given, self._append(step.append_slots, step.append_blocks))
         # Before the chunks: a chunk that ends in this step has no sampled token to decode yet.
         slots, positions, decoded = self._decode()
@@ -137,8 +141,8 @@ class Slots:
         return failed
 
     def blocks(self, slot: int) -> Int32Array:
-        """The blocks of a slot's sequence."""
-        return self._tables[slot, : self._num_blocks[slot]].copy()
+        """The blocks of a slot's sequence that it has not given up."""
+        return self._tables[slot, self._num_freed[slot] : self._num_blocks[slot]].copy()
 
     def _fail(self, slot: int, message: str) -> None:
         """Fails a sequence. Running it again would fail again."""
@@ -167,9 +171,11 @@ class Slots:
             fault = "this worker has no tokenizer, so it takes no constraints"
         if fault:
             self._set_blocks(slot, 0)
+            self._num_freed[slot] = 0
             self._fail(slot, fault)
             return False
         self._set_blocks(slot, len(start.blocks))
+        self._num_freed[slot] = num_freed(start)
         self._tables[slot, : len(start.blocks)] = start.blocks
         self._tokens[slot] = start.token_ids
         self._filtered[slot] = is_filtered(start.sampling)
@@ -203,6 +209,37 @@ class Slots:
         self._num_blocks[slots] = counts
         room = np.minimum(np.multiply(counts, self.limits.block_size), self.limits.max_model_len)
         self._room[slots] = room
+
+    def _free(self, slots: Int32Array, counts: Int32Array) -> TableWrites | None:
+        """Takes the first blocks of sequences out of their tables, which name block 0 instead.
+
+        A kernel may read a little before the window, and ignores what it reads there if that is
+        finite. Another sequence may fail and leave other values in a block that was given up.
+        """
+        if not len(slots):
+            return None
+        self._fail_empty(slots)
+        writes = []
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            if self._state[slot] != _RUNNING:
+                continue
+            position, begin = int(self._computed[slot]), int(self._num_freed[slot])
+            seen = first_seen(position, self.limits)
+            if not begin < count <= seen:
+                self._fail(
+                    slot,
+                    f"slot {slot} gives up its first {count} blocks; it has given up {begin}, and "
+                    f"its token {position} sees those from number {seen} on",
+                )
+                continue
+            self._num_freed[slot] = count
+            self._tables[slot, begin:count] = 0
+            columns = np.arange(begin, count, dtype=np.int32)
+            writes.append((np.full_like(columns, slot), columns))
+        if not writes:
+            return None
+        freed, columns = (np.concatenate(part) for part in zip(*writes, strict=True))
+        return TableWrites(freed, columns, np.zeros_like(columns))
 
     def _append(self, slots: Int32Array, blocks: Int32Array) -> TableWrites | None:
         """Appends blocks to sequences, in order."""

@@ -35,8 +35,15 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         return f"num_generated {start.num_generated} exceeds the {len(tokens)} known tokens"
     if len(blocks) > limits.max_blocks:
         return f"{len(blocks)} blocks; the longest sequence has {limits.max_blocks}"
-    if len(blocks) and (blocks.min() < 1 or blocks.max() >= limits.num_blocks):
-        return block_fault(int(blocks[(blocks < 1) | (blocks >= limits.num_blocks)][0]), limits)
+    freed = num_freed(start) if limits.window else 0
+    if freed and freed > first_seen(start.num_computed, limits):
+        return (
+            f"its first {freed} blocks are missing, and token {start.num_computed} sees those from "
+            f"number {first_seen(start.num_computed, limits)} on"
+        )
+    held = blocks[freed:]
+    if len(held) and (held.min() < 1 or held.max() >= limits.num_blocks):
+        return block_fault(int(held[(held < 1) | (held >= limits.num_blocks)][0]), limits)
     if start.num_computed > len(blocks) * limits.block_size:
         return f"num_computed {start.num_computed} tokens do not fit into {len(blocks)} blocks"
     if start.copied_block >= limits.num_blocks:
@@ -48,6 +55,17 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         if fault is not None:
             return fault
     return _prompt_fault(start, limits) or _sampling_fault(start.sampling, limits)
+
+
+def num_freed(start: Start) -> int:
+    """How many of a sequence's first blocks are 0: it has given them up."""
+    held = np.flatnonzero(start.blocks)
+    return int(held[0]) if len(held) else len(start.blocks)
+
+
+def first_seen(position: int, limits: Limits) -> int:
+    """The first block of a sequence that its token at `position` sees."""
+    return max(0, position - limits.window + 1) // limits.block_size if limits.window else 0
 
 
 def block_fault(block: int, limits: Limits) -> str:

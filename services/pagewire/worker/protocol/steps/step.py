@@ -86,6 +86,8 @@ class Step:
     decode_slots: Int32Array | None  # [decodes]; None: as in the step before
     groups: tuple[StepPrefixGroup, ...] | None = None  # None: as in the step before
     host_copies: StepHostCopies | None = None
+    freed_slots: Int32Array = field(default_factory=lambda: _EMPTY)  # [frees]
+    freed_counts: Int32Array = field(default_factory=lambda: _EMPTY)  # [frees]
 
 
 def decode_step(message: pb.Step) -> Step:
@@ -104,8 +106,11 @@ def decode_step(message: pb.Step) -> Step:
         ),
         groups=_groups(message),
         host_copies=_host_copies(message),
+        freed_slots=_array("freed_slots", message.freed_slots),
+        freed_counts=_array("freed_counts", message.freed_counts),
     )
     _same_length("append_blocks", step.append_blocks, "append_slots", step.append_slots)
+    _same_length("freed_counts", step.freed_counts, "freed_slots", step.freed_slots)
     _same_length("prefill_counts", step.prefill_counts, "prefill_slots", step.prefill_slots)
     return step
 
