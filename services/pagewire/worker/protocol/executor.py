@@ -15,10 +15,14 @@ from pagewire.worker.protocol.backend import Backend, Outcome
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
+from pagewire.worker.protocol.speculation.draft_rows import TakenRows
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
 log = logging.getLogger(__name__)
+
+# Of a step without drafts: each row has one token.
+NO_COUNTS = np.empty(0, np.int32)
 
 
 class StepExecutor:
@@ -140,7 +144,7 @@ class StepExecutor:
         planned: PlannedStep,
         outcome: Outcome | RequestError,
     ) -> None:
-        failures = list(planned.failures)
+        failures, rows, counts = list(planned.failures), planned.rows, NO_COUNTS
         logprobs: dict[str, bytes] = {}
         prompt_logprobs: pb.PromptLogprobs | None = None
         pooled = b""
@@ -149,22 +153,28 @@ class StepExecutor:
             tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
         else:
             failures += self._fail_rows(session, planned.plan, outcome)
-            failed = session.slots.failed(planned.plan.sample_slots)
+            session.slots.take(planned.plan, outcome)
+            slots = planned.plan.sample_slots
+            if outcome.taken is not None:
+                taken = TakenRows.of(planned.plan, outcome, rows)
+                outcome, slots, rows, counts = taken.outcome, taken.slots, taken.rows, taken.counts
+            failed = session.slots.failed(slots)
             tokens = np.where(failed, np.int32(-1), outcome.tokens)
             duration = outcome.duration_us
             if outcome.logprobs is not None:
-                logprobs = outcome.logprobs.fields(tokens, planned.rows)
+                logprobs = outcome.logprobs.fields(tokens, rows)
             if (scored := outcome.prompt_logprobs) is not None:
                 prompt_logprobs = scored.message(session.slots.failed(scored.rows.slots))
             if outcome.pooled is not None:
                 pooled = pack_floats(outcome.pooled[tokens >= 0])
-        if planned.rows is not None:
-            tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended -1
+        if rows is not None:
+            tokens = np.append(tokens, np.int32(-1))[rows]  # row -1 is the appended -1
         self._metrics.failures.inc(len(failures))
         session.post(
             pb.StepResult(
                 step=number,
                 token_ids=pack(tokens),
+                token_counts=pack(counts),
                 errors=[
                     pb.SlotError(
                         slot=f.slot, message=f.message, retryable=f.retryable, field=f.field
@@ -200,12 +210,18 @@ class StepExecutor:
 
     def _measure(self, plan: DevicePlan, outcome: Outcome) -> None:
         metrics = self._metrics
+        drafts = 0
+        if outcome.taken is not None:
+            drafts = plan.num_drafts
+            rejected = int(np.count_nonzero(~outcome.taken))
+            metrics.rejected_drafts.inc(rejected)
+            metrics.accepted_drafts.inc(drafts - rejected)
         metrics.steps.inc()
         metrics.decode_tokens.inc(plan.num_decodes)
         metrics.prefill_tokens.inc(plan.num_prefilled)
         metrics.step_seconds.observe(outcome.duration_us / 1e6)
         metrics.slots_in_use.set(
-            plan.num_decodes + (0 if plan.chunks is None else len(plan.chunks.slots))
+            plan.num_decodes - drafts + (0 if plan.chunks is None else len(plan.chunks.slots))
         )
 
 

@@ -40,6 +40,7 @@ def worker_info(
         constraints=constraints,
         batch_invariant=batch_invariant,
         pooling=backend.pooling,
+        max_drafts=limits.max_drafts,
     )
     if (costs := backend.host_costs) is not None:
         info.save_block_seconds = costs.save_block

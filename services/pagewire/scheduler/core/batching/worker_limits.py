@@ -27,6 +27,8 @@ class WorkerLimits:
     # Steps of up to so many tokens suit piggybacked prefill; 0 for none (see WorkerInfo).
     piggyback_tokens: int = 0
     host: HostMemory = NO_HOST_MEMORY
+    # The most drafts of a decode row, less than `block_size` (see WorkerInfo).
+    max_drafts: int = 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""

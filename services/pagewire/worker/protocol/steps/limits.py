@@ -23,6 +23,7 @@ class Limits:
     max_model_len: int
     max_num_batched_tokens: int
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
+    max_drafts: int = 0  # of a decode row; 0: no speculation
 
     @property
     def max_blocks(self) -> int:
