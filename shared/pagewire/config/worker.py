@@ -60,7 +60,7 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     speculate: Literal["none", "suffix"] = setting(
         "none",
-        "Guess the next tokens of a sequence and compute them in the same step; the answer stays the "
+        "Guess the next tokens of a sequence and compute them in the same step. Tokens stay the "
         "same. `suffix` guesses what followed the last time that the sequence ended like this. It "
         "needs a CPU.",
     )

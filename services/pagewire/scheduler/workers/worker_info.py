@@ -19,8 +19,10 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         if not getattr(info, name):
             raise ValueError(f"its {name} is 0")
     if info.max_drafts >= info.block_size:
-        raise ValueError(f"its max_drafts is {info.max_drafts}, and its blocks have "
-                         f"{info.block_size} tokens: it must be less")
+        raise ValueError(
+            f"its max_drafts is {info.max_drafts}, and its blocks have "
+            f"{info.block_size} tokens: it must be less"
+        )
     budget = min(config.max_num_batched_tokens or 2**31, info.max_num_batched_tokens)
     return WorkerLimits(
         num_blocks=info.num_blocks,

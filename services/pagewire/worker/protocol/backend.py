@@ -47,7 +47,7 @@ class Outcome:
     prompt_logprobs: PromptLogprobs | None = None  # of `DevicePlan.prompt_rows`
     pooled: Float32Array | None = None  # [rows, size], the vectors of a backend that pools
     # [rows], of a plan with drafts: the rows whose inputs are the tokens of the output. The tokens
-    # of the other rows have no meaning.
+    # of the other rows have no meaning. The backend has handed the tokens on to the plan's masks.
     taken: NDArray[np.bool_] | None = None
 
 

@@ -15,7 +15,7 @@ from pagewire.worker.protocol.backend import Backend, Outcome
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
-from pagewire.worker.protocol.speculation.draft_rows import TakenRows
+from pagewire.worker.protocol.speculation.draft_rows import TakenRows, first_rows
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
@@ -44,7 +44,7 @@ class StepExecutor:
         self._backend = backend
         self._launcher = launcher
         self._collector = None if backend.synchronous else QueueThread("collector", on_fatal)
-        self._metrics = metrics
+        self.metrics = metrics
         self._on_fatal = on_fatal
 
     def step(self, session: Session, message: pb.Step) -> None:
@@ -93,8 +93,8 @@ class StepExecutor:
                 # The scheduler would take the wrong content for that of these blocks.
                 self._on_fatal(error)
                 return
-            self._metrics.saved_blocks.inc(len(copies.saved))
-            self._metrics.loaded_blocks.inc(len(copies.loaded))
+            self.metrics.saved_blocks.inc(len(copies.saved))
+            self.metrics.loaded_blocks.inc(len(copies.loaded))
         answer = partial(self._answer, session, message.step, planned)
         try:
             handle = self._backend.submit(planned.plan)
@@ -125,7 +125,7 @@ class StepExecutor:
             answer(self._failed_step(plan, error))
         else:
             self._measure(plan, outcome)
-            if plan.masks is not None:
+            if plan.masks is not None and outcome.taken is None:
                 plan.masks.advance(outcome.tokens)
             answer(outcome)
 
@@ -150,7 +150,7 @@ class StepExecutor:
         pooled = b""
         if isinstance(outcome, RequestError):
             failures += _fail_all(session, planned.plan, outcome.message)
-            tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
+            tokens, duration = np.full(len(first_rows(planned.plan)), -1, np.int32), 0
         else:
             failures += self._fail_rows(session, planned.plan, outcome)
             session.slots.take(planned.plan, outcome)
@@ -169,7 +169,7 @@ class StepExecutor:
                 pooled = pack_floats(outcome.pooled[tokens >= 0])
         if rows is not None:
             tokens = np.append(tokens, np.int32(-1))[rows]  # row -1 is the appended -1
-        self._metrics.failures.inc(len(failures))
+        self.metrics.failures.inc(len(failures))
         session.post(
             pb.StepResult(
                 step=number,
@@ -209,7 +209,7 @@ class StepExecutor:
             self._on_fatal(error)
 
     def _measure(self, plan: DevicePlan, outcome: Outcome) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         drafts = 0
         if outcome.taken is not None:
             drafts = plan.num_drafts

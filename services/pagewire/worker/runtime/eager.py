@@ -201,9 +201,7 @@ class EagerBackend:
         unmasked = apply_masks(self._decoder.ops, logits, plan)
         ops, taken = self._decoder.ops, None
         if plan.drafts is None:
-            tokens = self._slots.sample(
-                ops, logits, hidden, sample_slots, indices, plan.filtered
-            )
+            tokens = self._slots.sample(ops, logits, hidden, sample_slots, indices, plan.filtered)
         else:
             tokens, taken = sample_with_drafts(self._slots, ops, logits, hidden, plan)
         return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs, taken

@@ -231,7 +231,9 @@ class WorkerBatch:
         """Takes the answer to the oldest step in flight; `tokens` is parallel to its rows.
 
         On a worker that speculates these are the first tokens of the rows; `commit_more` takes the
-        next ones, then `settle` ends the answer. Raises ValueError if the answer is to another step or has another number of rows.
+        next ones, then `settle` ends the answer.
+
+        Raises ValueError if the answer is to another step or has another number of rows.
         """
         if not self.in_flight or self.in_flight[0].number != number:
             raise ValueError(f"answer to step {number}, which is not the oldest in flight")

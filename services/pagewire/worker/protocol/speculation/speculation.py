@@ -34,7 +34,6 @@ class Speculation:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        # None: the slot's sequence gets no drafts.
         self._sequences: list[_Drafted | None] = [None] * limits.num_slots
         self._ends = np.zeros(limits.num_slots, np.int32)  # the most tokens of each output
 
@@ -42,12 +41,8 @@ class Speculation:
         """A sequence takes a slot."""
         more = start.max_new_tokens or INT32_MAX - start.num_generated
         self._ends[start.slot] = min(start.num_generated + more, INT32_MAX)
-        drafted = None
-        # The mask of a constrained token is computed from the tokens before it, one at a time.
-        if start.constraint is None:
-            length = DraftLength(self._limits.max_drafts)
-            drafted = _Drafted(SuffixDrafter(start.token_ids), length)
-        self._sequences[start.slot] = drafted
+        length = DraftLength(self._limits.max_drafts)
+        self._sequences[start.slot] = _Drafted(SuffixDrafter(start.token_ids), length)
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
         """Which of `slots [n]` have had all their tokens; `generated [n]` is how many they had."""
@@ -66,7 +61,7 @@ class Speculation:
         drafts = []
         for slot, fitting in zip(slots.tolist(), (most - 1).tolist(), strict=True):
             sequence, tokens = self._sequences[slot], _NONE
-            if sequence is not None and (length := sequence.length.next()):
+            if sequence is not None and (length := sequence.length.next(decodes)):
                 tokens = sequence.drafter.draft(min(length, fitting, left))
             left -= len(tokens)
             drafts.append(tokens)

@@ -17,7 +17,6 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prompt_rows import PromptRows
 from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
-
 # See `DevicePlan.drafts`.
 NO_DRAFT = -1
 
@@ -111,8 +110,8 @@ class DevicePlan:
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
     masks: StepMasks | None = None  # None: no row is constrained
-    # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others. The drafts of
-    # a slot follow its row: positions and indices ascend. A draft belongs to the output if all
+    # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others. The drafts
+    # of a slot follow its row: positions and indices ascend. A draft belongs to the output if all
     # drafts before it do, and the row before it draws the same token. None: no row is a draft.
     drafts: Int32Array | None = None
 
