@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 PLAIN = WORKER
 SPECULATING = (*WORKER, "--speculate=suffix")
 # Too few blocks for all sequences: some are preempted.
-FEW_BLOCKS = (*SPECULATING, "--num-blocks=36")
+FEW_BLOCKS = (*SPECULATING, "--num-blocks=14")
 CHECKED = ("--check-invariants",)
 
 WORDS = ["red", " red", " kite", " plums", ".", " the", " end"]

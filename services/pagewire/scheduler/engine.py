@@ -20,7 +20,6 @@ from pagewire.scheduler.core.batching.step_plan import StepOutcome
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.policies import make_admission, make_policy
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
-from pagewire.scheduler.requests.token_runs import TokenRuns
 from pagewire.scheduler.snapshots.snapshot import Snapshots
 from pagewire.scheduler.stages.endings import Endings
 from pagewire.scheduler.stages.intake import Intake
@@ -28,6 +27,7 @@ from pagewire.scheduler.stages.losses import WorkerLosses
 from pagewire.scheduler.stages.pooled import deliver_vectors, read_vectors
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.stages.results import Results
+from pagewire.scheduler.stages.token_runs import TokenRuns
 from pagewire.scheduler.text.output_formats import find_formats
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.link import WorkerLink

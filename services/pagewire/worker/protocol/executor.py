@@ -15,8 +15,8 @@ from pagewire.worker.protocol.backend import Backend, Outcome
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
-from pagewire.worker.protocol.speculation.draft_rows import TakenRows, first_rows
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.draft_rows import TakenRows, first_rows
 from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
 log = logging.getLogger(__name__)
@@ -153,16 +153,16 @@ class StepExecutor:
             tokens, duration = np.full(len(first_rows(planned.plan)), -1, np.int32), 0
         else:
             failures += self._fail_rows(session, planned.plan, outcome)
-            session.slots.take(planned.plan, outcome)
-            slots = planned.plan.sample_slots
+            session.slots.take(planned.plan, outcome.tokens, outcome.taken)
+            slots, tokens, scores = planned.plan.sample_slots, outcome.tokens, outcome.logprobs
             if outcome.taken is not None:
-                taken = TakenRows.of(planned.plan, outcome, rows)
-                outcome, slots, rows, counts = taken.outcome, taken.slots, taken.rows, taken.counts
-            failed = session.slots.failed(slots)
-            tokens = np.where(failed, np.int32(-1), outcome.tokens)
+                of = TakenRows.of(planned.plan, outcome.taken, tokens, scores, rows)
+                slots, tokens, scores = of.slots, of.tokens, of.logprobs
+                rows, counts = of.rows, of.counts
+            tokens = np.where(session.slots.failed(slots), np.int32(-1), tokens)
             duration = outcome.duration_us
-            if outcome.logprobs is not None:
-                logprobs = outcome.logprobs.fields(tokens, rows)
+            if scores is not None:
+                logprobs = scores.fields(tokens, rows)
             if (scored := outcome.prompt_logprobs) is not None:
                 prompt_logprobs = scored.message(session.slots.failed(scored.rows.slots))
             if outcome.pooled is not None:

@@ -1,1 +1,1 @@
-"""Torch-free: drafts of the next tokens of a sequence, and which of them its output has got."""
+"""Guesses of a sequence's next tokens: which, and how many. Not here: the rows of steps."""

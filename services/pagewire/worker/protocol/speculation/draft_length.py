@@ -12,10 +12,10 @@ FIXED_ROWS = 9
 # A result counts as much as all that come after the next four.
 MEMORY = 0.8
 # Before the first results: so many drafts, of which so many were right.
-TRIED_BEFORE, RIGHT_BEFORE = 2.0, 1.4
+TRIED_BEFORE, RIGHT_BEFORE = 2.0, 1.0
 # A sequence without drafts tries one after so many steps, then after twice as many, and so on.
-FIRST_PAUSE = 8
-LONGEST_PAUSE = 128
+FIRST_PAUSE = 16
+LONGEST_PAUSE = 256
 
 
 class DraftLength:

@@ -5,7 +5,7 @@ import numpy as np
 from pagewire.packing import Int32Array
 
 # The fewest tokens at the end of a sequence that must have come before, and the most compared.
-SHORTEST_MATCH = 2
+SHORTEST_MATCH = 3
 LONGEST_MATCH = 24
 
 _NONE = np.empty(0, np.int32)

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
-from pagewire.worker.protocol.backend import Outcome
-from pagewire.worker.protocol.speculation.draft_rows import (
+from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan, dummy_plan
+from pagewire.worker.protocol.steps.draft_rows import (
     TakenRows,
     first_rows,
     taken_counts,
     with_drafts,
 )
-from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
@@ -54,18 +53,16 @@ def test_each_draft_is_a_row_of_its_slot(plan: DevicePlan) -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_rows_that_are_not_taken_are_left_out_of_the_answer(
-    plan: DevicePlan, failed: bool
-) -> None:
+def test_rows_that_are_not_taken_are_left_out_of_the_answer(plan: DevicePlan, failed: bool) -> None:
     taken = np.array([1, 1, 0, 1, 1, 0, 1], np.bool_)
     assert taken_counts(plan, taken).tolist() == [2, 1, 1, 1]
     logprobs = Logprobs(ints(0, 1, 2, 6), np.float32([0, 1, 2, 6]), ints(9, 9, 9, 9)[:, None],
                         np.zeros((4, 1), np.float32))  # fmt: skip
-    outcome = Outcome(ints(50, 8, 9, 30, 70, 71, 80), (), 5, logprobs, taken=taken)
+    drawn = ints(50, 8, 9, 30, 70, 71, 80)
     # The answer has a row of a failed sequence between those of slots 2 and 7.
-    rows = TakenRows.of(plan, outcome, ints(0, 1, -1, 2, 3) if failed else None)
-    tokens = rows.outcome.tokens
-    assert tokens.tolist() == [50, 8, 30, 70, 80]
+    answered = ints(0, 1, -1, 2, 3) if failed else None
+    rows = TakenRows.of(plan, taken, drawn, logprobs, answered)
+    assert rows.tokens.tolist() == [50, 8, 30, 70, 80]
     assert rows.slots.tolist() == [4, 4, 2, 7, 1]
     if failed:
         assert rows.counts.tolist() == [2, 1, 1, 1, 1]
@@ -74,7 +71,7 @@ def test_rows_that_are_not_taken_are_left_out_of_the_answer(
     else:
         assert rows.counts.tolist() == [2, 1, 1, 1]
         assert rows.rows is None
-    assert rows.outcome.logprobs is not None
-    fields = rows.outcome.logprobs.fields(tokens, rows.rows)
+    assert rows.logprobs is not None
+    fields = rows.logprobs.fields(rows.tokens, rows.rows)
     assert unpack(fields["logprob_rows"]).tolist() == [0, 1, 5 if failed else 4]
     assert np.frombuffer(fields["logprobs"], np.float32).tolist() == [0, 1, 6]

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.backend import Outcome
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
-from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
 
 def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
@@ -49,24 +48,32 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
 class TakenRows:
     """The sampling rows of a step that an output has got, and how they answer the step."""
 
-    outcome: Outcome  # of these rows
     slots: Int32Array  # [taken]
+    tokens: Int32Array  # [taken]
+    logprobs: Logprobs | None
     # [tokens of the answer], the taken row of each, -1 for a failed sequence; None: all, in order.
     rows: Int32Array | None
     counts: Int32Array  # [rows of the answer], tokens of each
 
     @classmethod
-    def of(cls, plan: DevicePlan, outcome: Outcome, rows: Int32Array | None) -> "TakenRows":
-        """Those of an outcome with drafts; `rows` as in `PlannedStep`."""
-        taken = outcome.taken
-        assert taken is not None
+    def of(
+        cls,
+        plan: DevicePlan,
+        taken: NDArray[np.bool_],
+        tokens: Int32Array,
+        logprobs: Logprobs | None,
+        rows: Int32Array | None,
+    ) -> "TakenRows":
+        """The rows of a plan with drafts that are `taken [rows]`, of the rows of its outcome.
+
+        `rows` as in `PlannedStep`.
+        """
         counts = taken_counts(plan, taken)
         places = None
         if rows is not None:
             counts = np.append(counts, np.int32(1))[rows]  # a failed sequence has one token, -1
             computed = np.repeat(rows >= 0, counts)
             places = np.where(computed, np.cumsum(computed) - 1, -1).astype(np.int32)
-        logprobs = outcome.logprobs
         if logprobs is not None:
             kept = taken[logprobs.rows]
             own_rows = (np.cumsum(taken, dtype=np.int32) - 1)[logprobs.rows[kept]]
@@ -77,8 +84,8 @@ class TakenRows:
                 top_ids=logprobs.top_ids[kept],
                 top=logprobs.top[kept],
             )
-        outcome = replace(outcome, tokens=outcome.tokens[taken], logprobs=logprobs)
-        return cls(outcome, plan.sample_slots[taken], places, counts.astype(np.int32))
+        counts = counts.astype(np.int32)
+        return cls(plan.sample_slots[taken], tokens[taken], logprobs, places, counts)
 
 
 def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:

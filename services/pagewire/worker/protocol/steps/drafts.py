@@ -1,4 +1,4 @@
-"""The drafts of all slots of one stream: made when a step is planned, judged by its result.
+"""The drafts of all slots of one stream: made when a step is planned, judged by its tokens.
 
 It needs the tokens of a step before the next one is planned, so it works with synchronous backends.
 """
@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.backend import Outcome
 from pagewire.worker.protocol.speculation.draft_length import DraftLength
-from pagewire.worker.protocol.speculation.draft_rows import first_rows, taken_counts, with_drafts
 from pagewire.worker.protocol.speculation.suffix_drafter import SuffixDrafter
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.draft_rows import first_rows, taken_counts, with_drafts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start
 
@@ -29,7 +28,7 @@ class _Drafted:
     length: DraftLength
 
 
-class Speculation:
+class Drafts:
     """Drafts for the sequences of one stream."""
 
     def __init__(self, limits: Limits) -> None:
@@ -67,13 +66,18 @@ class Speculation:
             drafts.append(tokens)
         return with_drafts(plan, drafts) if any(map(len, drafts)) else plan
 
-    def take(self, plan: DevicePlan, outcome: Outcome) -> Int32Array:
-        """Takes the tokens of a step; how many each sequence has got, in the order of the plan."""
+    def take(
+        self, plan: DevicePlan, tokens: Int32Array, taken: NDArray[np.bool_] | None
+    ) -> Int32Array:
+        """Takes the tokens of a step; how many each sequence has got, in the order of the plan.
+
+        `tokens [rows]` and `taken [rows]` as in the step's outcome.
+        """
         firsts = first_rows(plan)
         drafted = np.diff(firsts, append=len(plan.sample_slots)) - 1
         counts = np.ones(len(firsts), np.int32)
-        if outcome.taken is not None:
-            counts = taken_counts(plan, outcome.taken)
+        if taken is not None:
+            counts = taken_counts(plan, taken)
         rows = zip(
             plan.sample_slots[firsts].tolist(),
             firsts.tolist(),
@@ -83,9 +87,9 @@ class Speculation:
         )
         for slot, first, count, proposed in rows:
             sequence = self._sequences[slot]
-            if sequence is None or outcome.tokens[first] < 0:
+            if sequence is None or tokens[first] < 0:
                 continue
-            sequence.drafter.extend(outcome.tokens[first : first + count])
+            sequence.drafter.extend(tokens[first : first + count])
             if proposed:
                 sequence.length.observe(proposed, count - 1)
         return counts

@@ -5,7 +5,7 @@ import pytest
 
 from pagewire.packing import pack, pack_floats
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
-from pagewire.scheduler.requests.token_runs import TokenRuns
+from pagewire.scheduler.stages.token_runs import TokenRuns
 from pagewire.v1 import worker_pb2 as pb
 
 
