@@ -156,6 +156,35 @@ async def test_other_kinds_of_attention(tmp_path: Path, variant: str) -> None:
     assert outputs[0] == outputs[1]
 
 
+async def test_a_failed_step_with_drafts_fails_its_sequences_alone() -> None:
+    async with local_worker(FOLDER, speculate="suffix", num_blocks=256) as worker:
+        backend, drafted = worker.loaded.backend, 0
+        submit = backend.submit
+
+        def failing(plan: Any) -> Any:
+            nonlocal drafted
+            drafted += plan.drafts is not None
+            if drafted == 4:
+                drafted += 1
+                raise RuntimeError("this step fails")
+            return submit(plan)
+
+        backend.submit = failing  # type: ignore[method-assign]
+        driver = StepDriver(worker.stream(), worker.limits)
+        failed = [Sequence(repetitive(i), 60, sampling=sampling()) for i in range(3)]
+        await driver.run(failed, run_ahead=2)
+        for sequence in failed:
+            assert "this step fails" in sequence.failure
+            assert sequence.output[-1] == -1
+        again = [Sequence(repetitive(i), 60, sampling=sampling()) for i in range(3)]
+        outputs = await driver.run(again, run_ahead=2)
+        for sequence, output in zip(failed, outputs, strict=True):
+            drawn = [token for token in sequence.output if token >= 0]
+            assert output[: len(drawn)] == drawn
+            assert min(output) >= 0
+        assert worker.fatal == []
+
+
 PASSAGE = (
     "Tara is in the kitchen. Adam has a red kite. Hana likes plums. Peter went to the garden. "
     "Priya is a baker. Tom has seven apples. The garden is behind the old house. Nina sings well."
