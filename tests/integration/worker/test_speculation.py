@@ -2,6 +2,8 @@
 
 import re
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from pagewire.config import WorkerConfig
 from pagewire.models import resolve_model
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
 from pagewire.worker.ops.reference import attention
 from pagewire.worker.ops.reference import ops as torch_ops
+from pagewire.worker.startup.loading import check_speculation
 from support.models.constrained_sequences import EOS, constrained
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
@@ -241,3 +245,18 @@ async def test_a_worker_that_cannot_speculate_says_so(settings: dict[str, Any], 
     with pytest.raises(SetupError, match=part):
         async with local_worker(FOLDER, speculate="suffix", **settings):
             pass
+
+
+def test_a_gpu_is_refused_by_name() -> None:
+    config = WorkerConfig(model=str(FOLDER), speculate="suffix")
+    with pytest.raises(SetupError, match=r"--speculate suffix works on a CPU only.* cuda:0"):
+        check_speculation(config, torch.device("cuda", 0), pools=False)
+
+
+def test_an_external_program_is_refused_by_name() -> None:
+    command = [sys.executable, "-m", "pagewire.cli.main", "worker", "--backend=command"]
+    command += ["--command=cat", "--speculate=suffix", f"--model={FOLDER}"]
+    command += ["--worker-address=127.0.0.1:0", "--worker-metrics-port=0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "--speculate suffix needs --backend torch" in ended.stdout + ended.stderr
