@@ -1,4 +1,4 @@
-"""What speculation costs and gains: the same requests with `--speculate none` and `suffix`, in turns.
+"""The cost and gain of speculation: equal requests with `--speculate none` and `suffix`, in turns.
 
 `chat` asks for stories, which repeat little. `quote` quotes a passage of the prompt, by a grammar.
 The ratio is the time without drafts over the time with them, the median over the rounds. Ends with
