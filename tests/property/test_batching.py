@@ -6,6 +6,7 @@ step is one that a worker can compute.
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 from hypothesis import settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagewire.scheduler.core.admission import Admission
-from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.batching.step_plan import StepOutcome, StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.host_tier import NO_HOST_MEMORY, HostCopies, HostMemory
 from pagewire.scheduler.core.kv.prefix_groups import PrefixGroup
@@ -45,9 +46,16 @@ class PlayedWorker:
     garbage that a failed one has left; then what it computes is garbage too.
     """
 
-    def __init__(self, window: int = 0) -> None:
-        """`window`: positions that a token sees, itself included; 0 for all."""
+    def __init__(
+        self, window: int = 0, max_drafts: int = 0, accepted: tuple[int, ...] = (0,)
+    ) -> None:
+        """`window`: positions that a token sees, itself included; 0 for all. `accepted`: how many
+        drafts decode rows get, one row after the other."""
         self.window = window or 10**9
+        self.max_drafts = max_drafts
+        self.accepted = cycle(accepted)
+        # Tokens that each slot may still draw.
+        self.left: dict[int, int] = {}
         self.failed: set[int] = set()
         self.groups: list[PrefixGroup] = []
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -62,9 +70,15 @@ class PlayedWorker:
         self.freed = 0
 
     def run(
-        self, plan: StepPlan, starts: list[tuple[int, list[int], int, list[int], int]], failing: int
+        self,
+        plan: StepPlan,
+        starts: list[tuple[int, list[int], int, list[int], int]],
+        failing: int,
+        left: list[int],
     ) -> "Computed":
-        """`failing` chooses one of the step's slots to fail; 0 for none."""
+        """`failing` chooses one of the step's slots to fail; 0 for none. `left`: the most tokens of
+        each start."""
+        self.left.update((slot, most) for (slot, *_), most in zip(starts, left, strict=True))
         self._save_and_load(plan.copies)
         self._copy(starts)
         for slot, tokens, computed, blocks, _ in starts:
@@ -95,21 +109,22 @@ class PlayedWorker:
         for group in self.groups:
             for slot in group.slots:
                 assert group.blocks * BLOCK_SIZE <= self.computed[slot], "shared but not computed"
-        rows = list(self.decode)
-        for slot in self.decode:
+        rows, counts = list(self.decode), [1] * len(plan.rows)
+        for row, slot in enumerate(self.decode):
             assert self.computed[slot] >= self.known[slot], "decode before the end of prefill"
-            self._compute(slot, 1)
+            counts[row] = self._decode(slot)
         for slot, count in zip(plan.prefill_slots, plan.prefill_counts, strict=True):
             assert count > 0
             self._compute(slot, count)
             assert self.computed[slot] <= self.known[slot], "prefill beyond the known tokens"
             if self.computed[slot] == self.known[slot]:
                 rows.append(slot)
+                self.left[slot] -= 1
         assert rows == plan.rows.tolist()
         garbage = {
             slot for slot in named if self._attends_to_garbage(slot, self.computed[slot] - 1)
         }
-        return Computed(plan, errors, self.failed & set(named), garbage - self.failed)
+        return Computed(plan, errors, self.failed & set(named), garbage - self.failed, counts)
 
     def _save_and_load(self, copies: HostCopies | None) -> None:
         if copies is None:
@@ -137,6 +152,23 @@ class PlayedWorker:
                 # What stood in the target before is gone, also where the source has nothing.
                 self.places[target, offset] = self.places.get((source, offset), ())
         self.copies += len(copies)
+
+    def _decode(self, slot: int) -> int:
+        """Computes a decode row and its drafts; returns how many tokens it gets."""
+        if not self.max_drafts:
+            self._compute(slot, 1)
+            return 1
+        if self.left[slot] < 1:
+            return 1  # the scheduler does not know yet that it has ended
+        most = min(1 + self.max_drafts, self.left[slot])
+        count = 1 if slot in self.failed else min(1 + next(self.accepted), most)
+        self._compute(slot, count)
+        self.left[slot] -= count
+        for ahead in range(most - count):  # the KV of rejected drafts
+            position = self.computed[slot] + ahead
+            assert position < len(self.blocks[slot]) * BLOCK_SIZE, "a draft beyond the blocks"
+            self.places[self._place(slot, position)] = GARBAGE
+        return count
 
     def _compute(self, slot: int, count: int) -> None:
         for _ in range(count):
@@ -174,6 +206,7 @@ class Computed:
     errors: set[int]
     failed: set[int]
     garbage: set[int]
+    counts: list[int]  # tokens of each row
 
 
 class Batching(RuleBasedStateMachine):
@@ -187,6 +220,8 @@ class Batching(RuleBasedStateMachine):
         piggyback_tokens=st.sampled_from([0, 3, 5]),
         host=st.sampled_from([NO_HOST_MEMORY, *HOSTS]),
         window=st.sampled_from([0, 0, 1, 3, 5, 6, 9, 16]),
+        max_drafts=st.integers(0, BLOCK_SIZE - 1),
+        accepted=st.lists(st.integers(0, BLOCK_SIZE - 1), min_size=1, max_size=5),
     )
     def start(
         self,
@@ -199,6 +234,8 @@ class Batching(RuleBasedStateMachine):
         piggyback_tokens: int,
         host: HostMemory,
         window: int,
+        max_drafts: int,
+        accepted: list[int],
     ) -> None:
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
         self.waiting = self.admission.waiting
@@ -212,9 +249,10 @@ class Batching(RuleBasedStateMachine):
             piggyback_tokens=piggyback_tokens,
             host=NO_HOST_MEMORY if window else host,
             window=window,
+            max_drafts=0 if window else max_drafts,
         )
         self.batch = self.admission.add_worker(limits)
-        self.worker = PlayedWorker(window)
+        self.worker = PlayedWorker(window, limits.max_drafts, tuple(accepted))
         self.arrivals = 0
         self.requests: list[Sequence] = []
         self.unanswered: deque[Computed] = deque()
@@ -315,7 +353,7 @@ class Batching(RuleBasedStateMachine):
         for deadly in self.admission.remove_deadly():
             deadly.state = State.FAILED
         self.batch = self.admission.add_worker(self.batch.limits, self.now)
-        self.worker = PlayedWorker(self.batch.limits.window)
+        self.worker = PlayedWorker(self.batch.limits.window, self.worker.max_drafts)
         self.unanswered.clear()
 
     def _admit(self) -> None:
@@ -341,7 +379,8 @@ class Batching(RuleBasedStateMachine):
             tables = {slot: tuple(self.worker.blocks[slot]) for slot in plan.decode_slots.tolist()}
             expected = naive_groups(tables) if self.batch.limits.prefix_groups else []
             assert plan.groups == expected
-            self.unanswered.append(self.worker.run(plan, starts, self.failing))
+            left = [s.max_tokens - len(s.output) for s in plan.starts]
+            self.unanswered.append(self.worker.run(plan, starts, self.failing, left))
             self.failing = 0
 
     def _answer(self, token: int, keep: bool = False) -> None:
@@ -350,7 +389,8 @@ class Batching(RuleBasedStateMachine):
         step = self.unanswered.popleft()
         plan = step.plan
         tokens = np.full(len(plan.rows), SAMPLED, dtype=np.int32)
-        tokens[:1] = token
+        counts = np.array(step.counts, dtype=np.int32)
+        tokens[:1] = token if step.counts[:1] == [1] else SAMPLED
         tokens[np.isin(plan.rows, list(step.failed))] = -1
         for slot in sorted(step.errors):
             self.batch.slot_failed(slot)
@@ -359,6 +399,16 @@ class Batching(RuleBasedStateMachine):
             if self.batch.slots.live[slot]:
                 self.waiting.push(self.batch.finish(slot, State.PENDING, sound=False))
         assert not step.garbage & {*outcome.slots.tolist()}, "a token came from garbage"
+        self._finish(outcome, keep)
+        for place in range(1, counts.max(initial=1)):
+            rows = np.flatnonzero(counts > place)
+            tokens = np.full(len(rows), SAMPLED, dtype=np.int32)
+            if rows[0] == 0 and counts[0] == place + 1:
+                tokens[0] = token
+            self._finish(self.batch.commit_more(rows, tokens), keep)
+        self.batch.settle()
+
+    def _finish(self, outcome: StepOutcome, keep: bool) -> None:
         for slot in outcome.slots[[*{*outcome.stopped, *outcome.ended}]].tolist():
             self.batch.finish(slot, State.COMPLETED, keep=keep)
 

@@ -27,6 +27,7 @@ from pagewire.scheduler.stages.losses import WorkerLosses
 from pagewire.scheduler.stages.pooled import deliver_vectors, read_vectors
 from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.stages.results import Results
+from pagewire.scheduler.stages.token_runs import TokenRuns
 from pagewire.scheduler.text.output_formats import find_formats
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.link import WorkerLink
@@ -171,7 +172,7 @@ class Engine:
             vectors = None
             if worker.pooling is not None:
                 vectors = read_vectors(result, worker.pooling.size)
-            outcome, logprobs = self._commit(worker, result)
+            runs, outcome, logprobs = self._commit(worker, result)
         except ValueError:
             log.error("%s is no valid result of step %d", summary(result), result.step)
             raise
@@ -179,14 +180,21 @@ class Engine:
             raise _failed_at(link, result) from error
         try:
             self._take(worker, result, outcome, logprobs, vectors)
+            if worker.batch.limits.max_drafts:
+                self._take_later(worker, runs)
+            self._go_on(worker)
         except Exception as error:
             raise _failed_at(link, result) from error
 
     def _commit(
         self, worker: ReadyWorker, result: worker_pb.StepResult
-    ) -> tuple[StepOutcome, StepLogprobs | None]:
+    ) -> tuple[TokenRuns | None, StepOutcome, StepLogprobs | None]:
+        """Takes the first token of each row; the other ones are in the runs."""
         # This runs for every step: what is usually empty is looked at before it is called.
         logprobs = StepLogprobs.read(result) if result.logprob_rows else None
+        runs = None
+        if result.token_counts:
+            runs = TokenRuns.read(result, logprobs, 1 + worker.batch.limits.max_drafts)
         worker.observe(result.duration_us)
         if result.errors:
             for error in result.errors:
@@ -195,9 +203,13 @@ class Engine:
             self._prompts.take(worker, result.prompt_logprobs)
         if worker.batch.in_flight:
             self.snapshots.steps.note(worker.batch, worker.batch.in_flight[0], result.duration_us)
-        outcome = worker.batch.commit(result.step, unpack(result.token_ids))
+        if runs is None:
+            tokens = unpack(result.token_ids)
+        else:
+            tokens, logprobs = runs.first
+        outcome = worker.batch.commit(result.step, tokens)
         metrics.STEP_SECONDS.observe(worker.step_seconds)
-        return outcome, logprobs
+        return runs, outcome, logprobs
 
     def _take(
         self,
@@ -215,6 +227,21 @@ class Engine:
         elif len(outcome.slots):
             metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
             self._results.deliver(worker, outcome, logprobs)
+
+    def _take_later(self, worker: ReadyWorker, runs: TokenRuns | None) -> None:
+        """Takes the tokens after the first of each row, one place after the other.
+
+        A sequence that a token ends is gone before its next one is looked at.
+        """
+        for places, tokens, logprobs in () if runs is None else runs.later():
+            outcome = worker.batch.commit_more(places, tokens)
+            if len(outcome.slots):
+                metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
+                self._results.deliver(worker, outcome, logprobs)
+        worker.batch.settle()
+
+    def _go_on(self, worker: ReadyWorker) -> None:
+        """Plans what comes after a result."""
         if self._config.check_invariants:
             worker.batch.check()
         if worker.draining or self._waiting:

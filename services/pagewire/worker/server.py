@@ -133,6 +133,11 @@ def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases)
             raise SetupError(
                 f"--task {config.task} needs --backend torch: an external program generates text"
             )
+        if config.speculate != "none":
+            raise SetupError(
+                f"--speculate {config.speculate} needs --backend torch: an external program draws "
+                "its own tokens"
+            )
         from pagewire.worker.command.loading import load_command
 
         loaded = load_command(config)

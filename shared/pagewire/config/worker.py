@@ -59,6 +59,12 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "batch, chunks, cached or shared prefixes. It needs the triton operations on a GPU and a "
         "Llama, Mistral, Qwen2 or Qwen3 model, and costs speed.",
     )
+    speculate: Literal["none", "suffix"] = setting(
+        "none",
+        "Guess the next tokens of a sequence and compute them in the same step. Tokens stay the "
+        "same. `suffix` guesses what followed the last time that the sequence ended like this. It "
+        "needs a CPU.",
+    )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
     )

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds", "piggyback_tokens", "batch_invariant", "constraints", "pooling", "window")
+    __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds", "piggyback_tokens", "batch_invariant", "constraints", "max_drafts", "pooling", "window")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class WorkerInfo(_message.Message):
     PIGGYBACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     model: str
@@ -52,9 +53,10 @@ class WorkerInfo(_message.Message):
     piggyback_tokens: int
     batch_invariant: bool
     constraints: bool
+    max_drafts: int
     pooling: Pooling
     window: int
-    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ..., piggyback_tokens: _Optional[int] = ..., batch_invariant: bool = ..., constraints: bool = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., window: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., instance_id: _Optional[str] = ..., prefix_groups: bool = ..., host_blocks: _Optional[int] = ..., save_block_seconds: _Optional[float] = ..., load_block_seconds: _Optional[float] = ..., prefill_token_seconds: _Optional[float] = ..., prefill_pair_seconds: _Optional[float] = ..., piggyback_tokens: _Optional[int] = ..., batch_invariant: bool = ..., constraints: bool = ..., max_drafts: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("task", "size", "activation", "whole_prompt", "pair_format")
@@ -261,7 +263,7 @@ class Alive(_message.Message):
     def __init__(self, received_steps: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs", "prompt_logprobs", "pooled")
+    __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs", "prompt_logprobs", "token_counts", "pooled")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +273,7 @@ class StepResult(_message.Message):
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     step: int
     token_ids: bytes
@@ -281,8 +284,9 @@ class StepResult(_message.Message):
     top_ids: bytes
     top_logprobs: bytes
     prompt_logprobs: PromptLogprobs
+    token_counts: bytes
     pooled: bytes
-    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ..., logprob_rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ..., logprob_rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., token_counts: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("slots", "begins", "counts", "logprobs", "ranks", "top_ids", "top_logprobs")

@@ -136,6 +136,8 @@ class StepDriver:
         self.free.extend(range(limits.num_blocks - 2, 0, -2))
         self.slots = deque(range(limits.num_slots))
         self.number = 0
+        # The most tokens of a decode row; above 1 the worker speculates.
+        self.reach = 1 + limits.max_drafts
 
     async def run(
         self,
@@ -164,7 +166,7 @@ class StepDriver:
             if free:
                 self._give_up(step, sequences)
             for sequence in decoded:
-                self._grow(step, sequence, 1)
+                self._grow(step, sequence, self.reach)
             slots, counts = [], []
             for sequence in prefilling:
                 left = self.max_tokens - len(decoded) - sum(counts)
@@ -202,6 +204,7 @@ class StepDriver:
             num_computed=0,
             sampling=sequence.sampling,
             constraint=sequence.constraint,
+            max_new_tokens=sequence.wanted if self.reach > 1 else 0,
             prompt_logprobs=sequence.prompt_top,
             first_prompt_logprob=sequence.first_scored,
         )
@@ -221,8 +224,11 @@ class StepDriver:
     def _grow(self, step: pb.Step, sequence: Sequence, count: int) -> None:
         """Adds `count` computed tokens to a sequence, and the blocks that they need to the step."""
         sequence.computed += count
+        needed = sequence.computed
+        if self.reach > 1:
+            needed = min(needed, len(sequence.tokens) + sequence.wanted - 1)
         appended = []
-        while len(sequence.blocks) * self.block_size < sequence.computed:
+        while len(sequence.blocks) * self.block_size < needed:
             appended.append(self.free.popleft())
             sequence.blocks.append(appended[-1])
         step.append_slots += pack([sequence.slot] * len(appended))
@@ -236,9 +242,12 @@ class StepDriver:
     async def _receive(self, rows: list[Sequence], sequences: list[Sequence]) -> None:
         result = await self.stream.receive()
         tokens = unpack(result.token_ids).tolist()
+        if self.reach > 1:
+            rows = self._runs(result, rows)
         assert len(tokens) == len(rows)
         for sequence, token in zip(rows, tokens, strict=True):
-            sequence.output.append(token)
+            if self.reach == 1 or len(sequence.output) < sequence.wanted:
+                sequence.output.append(token)
         if result.pooled:
             self._take_vectors(result, rows)
         else:
@@ -248,6 +257,16 @@ class StepDriver:
         for error in result.errors:
             assert not by_slot[error.slot].failure, "a failure is reported once"
             by_slot[error.slot].failure = error.message
+
+    def _runs(self, result: pb.StepResult, rows: list[Sequence]) -> list[Sequence]:
+        """The sequence of each token, and the books of what is known of them now."""
+        counts = unpack(result.token_counts).tolist() or [1] * len(rows)
+        for sequence, count in zip(rows, counts, strict=True):
+            assert 1 <= count <= self.reach
+            sequence.sampled += count - 1
+            if sequence.output:  # else it is the row of its prompt
+                sequence.computed -= self.reach - count
+        return [s for s, count in zip(rows, counts, strict=True) for _ in range(count)]
 
     def _take_vectors(self, result: pb.StepResult, rows: list[Sequence]) -> None:
         sound = [sequence for sequence in rows if sequence.output[-1] >= 0]
@@ -285,4 +304,6 @@ class StepDriver:
             wanted = rows[row].sampling.logprobs  # a step returns as many for all its rows
             rows[row].logprobs.append((own, its_ids[:wanted], its_top[:wanted].tolist()))
         wanting = [i for i, s in enumerate(rows) if s.sampling.HasField("logprobs")]
+        if self.reach > 1:
+            return
         assert [i for i in wanting if rows[i].output[-1] >= 0] == named.tolist()

@@ -20,6 +20,13 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
     for name in ("block_size", "num_slots", "max_model_len", "max_num_batched_tokens"):
         if not getattr(info, name):
             raise ValueError(f"its {name} is 0")
+    if info.max_drafts >= info.block_size:
+        raise ValueError(
+            f"its max_drafts is {info.max_drafts}, and its blocks have "
+            f"{info.block_size} tokens: it must be less"
+        )
+    if info.window and info.max_drafts:
+        raise ValueError(f"it has max_drafts {info.max_drafts} beside a window of {info.window}")
     budget = min(config.max_num_batched_tokens or 2**31, info.max_num_batched_tokens)
     return WorkerLimits(
         num_blocks=info.num_blocks,
@@ -35,6 +42,7 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         # Only the prefix cache finds blocks in host memory.
         host=_host_memory(info) if config.prefix_caching else NO_HOST_MEMORY,
         window=info.window,
+        max_drafts=info.max_drafts,
     )
 
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagewire.packing import Float32Array, Int32Array
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.constraints.token_bans import Words
@@ -43,6 +46,9 @@ class Outcome:
     logprobs: Logprobs | None = None  # of the rows in `DevicePlan.logprobs`
     prompt_logprobs: PromptLogprobs | None = None  # of `DevicePlan.prompt_rows`
     pooled: Float32Array | None = None  # [rows, size], the vectors of a backend that pools
+    # [rows], of a plan with drafts: the rows whose inputs are the tokens of the output. The tokens
+    # of the other rows have no meaning. The backend has handed the tokens on to the plan's masks.
+    taken: NDArray[np.bool_] | None = None
 
 
 class Backend(Protocol):

@@ -16,9 +16,13 @@ from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.draft_rows import TakenRows, first_rows
 from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
 log = logging.getLogger(__name__)
+
+# Of a step without drafts: each row has one token.
+NO_COUNTS = np.empty(0, np.int32)
 
 
 class StepExecutor:
@@ -40,7 +44,7 @@ class StepExecutor:
         self._backend = backend
         self._launcher = launcher
         self._collector = None if backend.synchronous else QueueThread("collector", on_fatal)
-        self._metrics = metrics
+        self.metrics = metrics
         self._on_fatal = on_fatal
 
     def step(self, session: Session, message: pb.Step) -> None:
@@ -89,8 +93,8 @@ class StepExecutor:
                 # The scheduler would take the wrong content for that of these blocks.
                 self._on_fatal(error)
                 return
-            self._metrics.saved_blocks.inc(len(copies.saved))
-            self._metrics.loaded_blocks.inc(len(copies.loaded))
+            self.metrics.saved_blocks.inc(len(copies.saved))
+            self.metrics.loaded_blocks.inc(len(copies.loaded))
         answer = partial(self._answer, session, message.step, planned)
         try:
             handle = self._backend.submit(planned.plan)
@@ -121,7 +125,7 @@ class StepExecutor:
             answer(self._failed_step(plan, error))
         else:
             self._measure(plan, outcome)
-            if plan.masks is not None:
+            if plan.masks is not None and outcome.taken is None:
                 plan.masks.advance(outcome.tokens)
             answer(outcome)
 
@@ -140,31 +144,37 @@ class StepExecutor:
         planned: PlannedStep,
         outcome: Outcome | RequestError,
     ) -> None:
-        failures = list(planned.failures)
+        failures, rows, counts = list(planned.failures), planned.rows, NO_COUNTS
         logprobs: dict[str, bytes] = {}
         prompt_logprobs: pb.PromptLogprobs | None = None
         pooled = b""
         if isinstance(outcome, RequestError):
             failures += _fail_all(session, planned.plan, outcome.message)
-            tokens, duration = np.full(len(planned.plan.sample_slots), -1, np.int32), 0
+            tokens, duration = np.full(len(first_rows(planned.plan)), -1, np.int32), 0
         else:
             failures += self._fail_rows(session, planned.plan, outcome)
-            failed = session.slots.failed(planned.plan.sample_slots)
-            tokens = np.where(failed, np.int32(-1), outcome.tokens)
+            session.slots.take(planned.plan, outcome.tokens, outcome.taken)
+            slots, tokens, scores = planned.plan.sample_slots, outcome.tokens, outcome.logprobs
+            if outcome.taken is not None:
+                of = TakenRows.of(planned.plan, outcome.taken, tokens, scores, rows)
+                slots, tokens, scores = of.slots, of.tokens, of.logprobs
+                rows, counts = of.rows, of.counts
+            tokens = np.where(session.slots.failed(slots), np.int32(-1), tokens)
             duration = outcome.duration_us
-            if outcome.logprobs is not None:
-                logprobs = outcome.logprobs.fields(tokens, planned.rows)
+            if scores is not None:
+                logprobs = scores.fields(tokens, rows)
             if (scored := outcome.prompt_logprobs) is not None:
                 prompt_logprobs = scored.message(session.slots.failed(scored.rows.slots))
             if outcome.pooled is not None:
                 pooled = pack_floats(outcome.pooled[tokens >= 0])
-        if planned.rows is not None:
-            tokens = np.append(tokens, np.int32(-1))[planned.rows]  # row -1 is the appended -1
-        self._metrics.failures.inc(len(failures))
+        if rows is not None:
+            tokens = np.append(tokens, np.int32(-1))[rows]  # row -1 is the appended -1
+        self.metrics.failures.inc(len(failures))
         session.post(
             pb.StepResult(
                 step=number,
                 token_ids=pack(tokens),
+                token_counts=pack(counts),
                 errors=[
                     pb.SlotError(
                         slot=f.slot, message=f.message, retryable=f.retryable, field=f.field
@@ -199,13 +209,19 @@ class StepExecutor:
             self._on_fatal(error)
 
     def _measure(self, plan: DevicePlan, outcome: Outcome) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
+        drafts = 0
+        if outcome.taken is not None:
+            drafts = plan.num_drafts
+            rejected = int(np.count_nonzero(~outcome.taken))
+            metrics.rejected_drafts.inc(rejected)
+            metrics.accepted_drafts.inc(drafts - rejected)
         metrics.steps.inc()
         metrics.decode_tokens.inc(plan.num_decodes)
         metrics.prefill_tokens.inc(plan.num_prefilled)
         metrics.step_seconds.observe(outcome.duration_us / 1e6)
         metrics.slots_in_use.set(
-            plan.num_decodes + (0 if plan.chunks is None else len(plan.chunks.slots))
+            plan.num_decodes - drafts + (0 if plan.chunks is None else len(plan.chunks.slots))
         )
 
 

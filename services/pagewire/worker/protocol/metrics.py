@@ -16,6 +16,14 @@ class WorkerMetrics:
         tokens = Counter(name("tokens"), "Tokens computed.", ["phase"], registry=registry)
         self.prefill_tokens = tokens.labels("prefill")
         self.decode_tokens = tokens.labels("decode")
+        drafts = Counter(
+            name("drafts"),
+            "Tokens that speculation guessed.",
+            ["drafter", "outcome"],
+            registry=registry,
+        )
+        self.accepted_drafts = drafts.labels("suffix", "accepted")
+        self.rejected_drafts = drafts.labels("suffix", "rejected")
         self.step_seconds = Histogram(
             name("step_seconds"),
             "Time from the start of a step's computation to its last token.",

@@ -41,6 +41,7 @@ def worker_info(
         batch_invariant=batch_invariant,
         pooling=backend.pooling,
         window=limits.window,
+        max_drafts=limits.max_drafts,
     )
     if (costs := backend.host_costs) is not None:
         info.save_block_seconds = costs.save_block

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewire.packing import Int32Array
@@ -15,7 +16,7 @@ from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
 from pagewire.worker.protocol.constraints.token_bans import Words
-from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, dummy_plan
+from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, Chunks, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
@@ -29,6 +30,7 @@ from pagewire.worker.runtime.device_logprobs import (
 )
 from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.draft_checks import sample_with_drafts
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
 from pagewire.worker.runtime.upload import upload
@@ -43,6 +45,7 @@ class EagerHandle:
     timer: HostTimer | DeviceTimer
     logprobs: PendingLogprobs | None
     prompt_logprobs: PendingPromptLogprobs | None = None
+    taken: NDArray[np.bool_] | None = None  # see `Outcome`
 
 
 class EagerBackend:
@@ -96,10 +99,10 @@ class EagerBackend:
         timer = HostTimer() if self.synchronous else DeviceTimer()
         with torch.inference_mode():
             self._apply(plan)
-            tokens, logprobs, prompt_logprobs = self._compute(plan)
+            tokens, logprobs, prompt_logprobs, taken = self._compute(plan)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs)
+        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs, taken)
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
@@ -111,7 +114,8 @@ class EagerBackend:
         )
         logprobs = None if handle.logprobs is None else handle.logprobs.read()
         scored = None if handle.prompt_logprobs is None else handle.prompt_logprobs.read()
-        return Outcome(tokens, failures, int(seconds * 1e6), logprobs, scored)
+        duration = int(seconds * 1e6)
+        return Outcome(tokens, failures, duration, logprobs, scored, taken=handle.taken)
 
     def scrub(self, blocks: Int32Array) -> None:
         """See `Backend`."""
@@ -180,20 +184,27 @@ class EagerBackend:
 
     def _compute(
         self, plan: DevicePlan
-    ) -> tuple[Tensor, PendingLogprobs | None, PendingPromptLogprobs | None]:
-        """Runs the model and samples. Returns tokens `[rows]` int32 on the device."""
+    ) -> tuple[
+        Tensor, PendingLogprobs | None, PendingPromptLogprobs | None, NDArray[np.bool_] | None
+    ]:
+        """Runs the model and samples.
+
+        Returns tokens `[rows]` int32 on the device, log probabilities, and `Outcome.taken`.
+        """
         if not plan.num_decodes + plan.num_prefilled:
-            return torch.empty(0, dtype=torch.int32, device=self.device), None, None
+            return torch.empty(0, dtype=torch.int32, device=self.device), None, None, None
         batch, sample_slots, indices = self._batch(plan)
         hidden, prompt_logprobs = self._hidden(plan, batch)
         if not len(plan.sample_slots):
-            return indices, None, prompt_logprobs  # [0]
+            return indices, None, prompt_logprobs, None  # [0]
         logits = self._decoder.logits(hidden)
         unmasked = apply_masks(self._decoder.ops, logits, plan)
-        tokens = self._slots.sample(
-            self._decoder.ops, logits, hidden, sample_slots, indices, plan.filtered
-        )
-        return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs
+        ops, taken = self._decoder.ops, None
+        if plan.drafts is None:
+            tokens = self._slots.sample(ops, logits, hidden, sample_slots, indices, plan.filtered)
+        else:
+            tokens, taken = sample_with_drafts(self._slots, ops, logits, hidden, plan)
+        return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs, taken
 
     def _hidden(
         self, plan: DevicePlan, batch: Batch
@@ -219,7 +230,7 @@ class EagerBackend:
             plan.sample_indices,
         )
         batch = Batch(
-            token_ids=self._slots.last_tokens[slots],  # sampled by earlier steps
+            token_ids=self._decode_tokens(slots, plan),
             positions=positions,
             slots=slots,
             num_decodes=plan.num_decodes,
@@ -227,6 +238,14 @@ class EagerBackend:
             prefill=None,
         )
         return batch, slots, indices
+
+    def _decode_tokens(self, slots: Tensor, plan: DevicePlan) -> Tensor:
+        """The inputs `[decodes]` of the decode rows, of `slots [decodes]`."""
+        tokens = self._slots.last_tokens[slots]  # sampled by earlier steps
+        if plan.drafts is None:
+            return tokens
+        (drafts,) = upload(self.device, plan.drafts)
+        return torch.where(drafts == NO_DRAFT, tokens, drafts)
 
     def _mixed_batch(self, plan: DevicePlan, chunks: Chunks) -> tuple[Batch, Tensor, Tensor]:
         decodes = plan.num_decodes
@@ -256,7 +275,7 @@ class EagerBackend:
             chunks.lengths,
         )
         batch = Batch(
-            token_ids=torch.cat((self._slots.last_tokens[slots[:decodes]], prompt)),
+            token_ids=torch.cat((self._decode_tokens(slots[:decodes], plan), prompt)),
             positions=positions,
             slots=slots,
             num_decodes=decodes,

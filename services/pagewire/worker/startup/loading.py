@@ -46,6 +46,8 @@ from pagewire.worker.startup.phases import StartupPhases
 from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
 
 CPU_BATCHED_TOKENS = 2048
+# The most drafts of a row. Steps of more rows take longer on a CPU, so more would have to be right.
+MAX_DRAFTS = 7
 GPU_BATCHED_TOKENS = 8192
 FP8_CAPABILITY = (8, 9)  # from which on tensor cores multiply FP8
 
@@ -96,6 +98,7 @@ def _load(
     ops = load_ops("invariant" if config.batch_invariant else kernels)
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
+    check_speculation(config, device, pooling is not None)
     graphs = device.type == "cuda" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
@@ -245,6 +248,22 @@ def check_fp8(model: ModelConfig, device: torch.device) -> None:
         )
 
 
+def check_speculation(config: WorkerConfig, device: torch.device, pools: bool) -> None:
+    """Raises SetupError if --speculate is on and this worker cannot do it."""
+    if config.speculate == "none":
+        return
+    name = f"--speculate {config.speculate}"
+    if pools:
+        raise SetupError(f"{name}: this model pools and generates nothing; leave it out")
+    if device.type != "cpu":
+        raise SetupError(
+            f"{name} works on a CPU only, and this worker uses {device}: its steps are submitted "
+            "before the tokens of the last one are known; use --speculate none"
+        )
+    if config.block_size < 2:
+        raise SetupError(f"{name} needs blocks of 2 tokens or more (--block-size)")
+
+
 def choose_ops(
     name: Literal["auto", "torch", "triton"], device: torch.device
 ) -> Literal["torch", "triton"]:
@@ -271,6 +290,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         block_size=config.block_size,
         num_blocks=1,
         host_blocks=1 if config.host_memory_gb else 0,
+        max_drafts=0 if config.speculate == "none" else min(MAX_DRAFTS, config.block_size - 1),
         max_model_len=longest_sequence(model.max_position_embeddings, config.max_model_len),
         max_num_batched_tokens=batched,
     )
@@ -290,7 +310,7 @@ def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.
         num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
     longest = trial.max_model_len
     host_blocks = host_blocks_in(config.host_memory_gb, size)
-    window = kept_window(decoder.config.windows, longest, host_blocks)
+    window = kept_window(decoder.config.windows, longest, host_blocks, trial.max_drafts)
     return replace(
         trial,
         num_blocks=num_blocks,

@@ -111,3 +111,8 @@ def test_a_window_and_the_longest_sequence_of_its_pool() -> None:
 def test_host_memory_beside_a_window_is_refused() -> None:
     with pytest.raises(ValueError, match="9 host_blocks beside a window of 33"):
         worker_limits(SchedulerConfig(), info(window=33))
+
+
+def test_drafts_beside_a_window_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_drafts 3 beside a window of 33"):
+        worker_limits(SchedulerConfig(), info(window=33, host_blocks=0, max_drafts=3))

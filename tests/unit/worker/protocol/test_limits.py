@@ -70,3 +70,5 @@ def test_blocks_are_given_up_only_behind_the_windows_of_all_layers(
     assert not caplog.text
     assert kept_window([24, 24], longest=512, host_blocks=9) == 0
     assert "--host-memory-gb" in caplog.text
+    assert kept_window([24, 24], longest=512, max_drafts=4) == 0
+    assert "--speculate" in caplog.text

@@ -17,8 +17,9 @@ from pagewire.scheduler.core.batching.isolation import Isolation
 from pagewire.scheduler.core.batching.prefill_queue import PrefillQueue
 from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing
 from pagewire.scheduler.core.batching.slot_pool import SlotPool
-from pagewire.scheduler.core.batching.slot_table import SlotTable
+from pagewire.scheduler.core.batching.slot_table import SlotArray, SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepOutcome, StepPlan
+from pagewire.scheduler.core.batching.variable_advance import VariableAdvance
 from pagewire.scheduler.core.batching.window import SlidingWindow
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.kv.block_pool import SCRATCH_BLOCK, BlockPool
@@ -48,13 +49,18 @@ class WorkerBatch:
         self._policy = policy
         self._on_preempt = on_preempt
         self._next_step = 1
+        # The step that was answered last.
+        self._answered = StepPlan(0)
         self._slot_pool = SlotPool(limits.num_slots)
         self._sharing = PrefixSharing(limits, self.pool)
         self._window: SlidingWindow | None = None
         if reach is not None:
             self._window = SlidingWindow(reach, limits, self.slots, self.pool, self._sharing)
+        self._variable: VariableAdvance | None = None
+        if limits.max_drafts:
+            self._variable = VariableAdvance(self.slots, 1 + limits.max_drafts)
         self._prefill = PrefillQueue(limits, self.slots, self._sharing, self._window)
-        self._decode = DecodeList(self.slots, limits.prefix_groups)
+        self._decode = DecodeList(self.slots, limits.prefix_groups, self._variable)
         self._growth = BlockGrowth(
             self.slots,
             self._slot_pool,
@@ -63,6 +69,7 @@ class WorkerBatch:
             self._sharing,
             policy,
             self._window,
+            self._variable,
         )
         self._isolation = Isolation(self.slots, self._decode)
 
@@ -181,6 +188,8 @@ class WorkerBatch:
         self.slots.occupy(sequence.slot, sequence, len(sequence.blocks) * self.limits.block_size)
         if self._window is not None:
             self._window.occupy(sequence.slot)
+        if self._variable is not None:
+            self._variable.occupy(sequence.slot, sequence)
         self._prefill.add(sequence)
         self._policy.admitted(sequence)
         if sequence.suspect:
@@ -250,6 +259,9 @@ class WorkerBatch:
     def commit(self, number: int, tokens: Int32Array) -> StepOutcome:
         """Takes the answer to the oldest step in flight; `tokens` is parallel to its rows.
 
+        On a worker that speculates these are the first tokens of the rows; `commit_more` takes the
+        next ones, then `settle` ends the answer.
+
         Raises ValueError if the answer is to another step or has another number of rows.
         """
         if not self.in_flight or self.in_flight[0].number != number:
@@ -258,7 +270,7 @@ class WorkerBatch:
         rows = plan.rows
         if len(tokens) != len(rows):
             raise ValueError(f"step {number} has {len(rows)} rows, its answer {len(tokens)}")
-        self.in_flight.popleft()
+        self._answered = self.in_flight.popleft()
         table = self.slots
         valid = table.live[rows] & (tokens >= 0)
         complete = bool(valid.all())
@@ -276,6 +288,24 @@ class WorkerBatch:
             self._window.answered(plan, rows)
         self._release_answered()
         return StepOutcome(rows, tokens, indices, stopped, ended, None if complete else valid)
+
+    def commit_more(self, rows: SlotArray, tokens: Int32Array) -> StepOutcome:
+        """Takes one more token for each of some `rows [n]` of the step that was committed last.
+
+        Sequences that its earlier tokens have ended must have been finished by now.
+        """
+        table, slots = self.slots, self._answered.rows[rows]
+        valid = table.live[slots]
+        complete = bool(valid.all())
+        if not complete:
+            slots, tokens = slots[valid], tokens[valid]
+        indices = table.append(slots, tokens)
+        stopped, ended = table.stopped(slots, tokens), table.full(slots)
+        return StepOutcome(slots, tokens, indices, stopped, ended, None if complete else valid)
+
+    def settle(self) -> None:
+        """All tokens of the answered step are committed, and the sequences that ended finished."""
+        self._decode.settle(self._answered)
 
     def slots_in_flight(self) -> set[int]:
         """Slots that steps in flight compute, those of ended sequences included."""

@@ -10,6 +10,7 @@ from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing
 from pagewire.scheduler.core.batching.slot_pool import SlotPool
 from pagewire.scheduler.core.batching.slot_table import SlotArray, SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepPlan
+from pagewire.scheduler.core.batching.variable_advance import VariableAdvance
 from pagewire.scheduler.core.batching.window import SlidingWindow
 from pagewire.scheduler.core.kv.block_pool import BlockPool
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
@@ -26,6 +27,7 @@ class BlockGrowth:
         "_sharing",
         "_slot_pool",
         "_table",
+        "_variable",
         "_window",
         "stalled",
     )
@@ -39,7 +41,9 @@ class BlockGrowth:
         sharing: PrefixSharing,
         policy: SchedulingPolicy,
         window: SlidingWindow | None = None,
+        variable: VariableAdvance | None = None,
     ) -> None:
+        """`variable` None: decode rows get one token each."""
         # Slots that would decode but wait for a block.
         self.stalled: set[int] = set()
         self._table = table
@@ -49,6 +53,7 @@ class BlockGrowth:
         self._sharing = sharing
         self._policy = policy
         self._window = window
+        self._variable = variable
 
     def grow(self, plan: StepPlan, preempt: Callable[[Sequence], None]) -> None:
         """Gives each slot that needs one a block, and brings the decode list up to date.
@@ -58,7 +63,10 @@ class BlockGrowth:
         table = self._table
         self._decode.refresh()
         # All slots at once: whole arrays cost less than gathering the rows of the decode list.
-        full = ((table.computed >= table.capacity) & table.decoding).nonzero()[0]
+        if self._variable is None:
+            full = ((table.computed >= table.capacity) & table.decoding).nonzero()[0]
+        else:
+            full = self._variable.lacking().nonzero()[0]
         if not self.stalled and len(full) <= self._pool.available:
             self._append_to_all(full, plan)
         else:

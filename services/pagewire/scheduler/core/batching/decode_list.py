@@ -2,6 +2,7 @@
 
 from pagewire.scheduler.core.batching.slot_table import SlotTable
 from pagewire.scheduler.core.batching.step_plan import NO_SLOTS, StepPlan
+from pagewire.scheduler.core.batching.variable_advance import VariableAdvance
 from pagewire.scheduler.core.kv.prefix_groups import PrefixGroups
 
 
@@ -18,14 +19,19 @@ class DecodeList:
         "_last_planned",
         "_table",
         "_unsent",
+        "_variable",
         "slots",
     )
 
-    def __init__(self, table: SlotTable, prefix_groups: bool) -> None:
-        """`prefix_groups`: whether the worker makes use of groups."""
+    def __init__(
+        self, table: SlotTable, prefix_groups: bool, variable: VariableAdvance | None = None
+    ) -> None:
+        """`prefix_groups`: whether the worker makes use of groups. `variable` None: rows get one
+        token each."""
         # As of the latest `refresh`, ascending.
         self.slots = NO_SLOTS
         self._table = table
+        self._variable = variable
         # Whether `slots` must be rebuilt, and whether the worker has another list.
         self._changed = False
         self._unsent = False
@@ -70,13 +76,23 @@ class DecodeList:
         self._last_planned = plan.number
         if not len(self.slots):
             return
-        table.computed += table.decoding
-        table.sampled += table.decoding
+        if self._variable is None:
+            table.computed += table.decoding
+            table.sampled += table.decoding
+        else:
+            self._variable.advance()
+            plan.ends = True  # any row may be the last one
         last = ((table.sampled >= table.limit) & table.decoding).nonzero()[0]
         if len(last):
             table.decoding[last] = False
             table.last_step[last] = plan.number
             self._changed = plan.ends = True
+
+    def settle(self, plan: StepPlan) -> None:
+        """Counts the tokens that an answered step's rows have got; slots at their limit leave."""
+        if self._variable is not None:
+            for slot in self._variable.settle(plan.decode_slots).tolist():
+                self.set(slot, False)
 
     def sent(self) -> None:
         """Notes that the plan is sent, so the worker will know the list and the groups."""

@@ -35,6 +35,8 @@ class WorkerLimits:
     # Positions that a token sees, itself included, in each layer of the model; 0 for all. Blocks
     # behind this window are released while a sequence runs.
     window: int = 0
+    # The most drafts of a decode row, less than `block_size` (see WorkerInfo).
+    max_drafts: int = 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""

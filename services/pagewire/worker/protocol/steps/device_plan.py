@@ -17,6 +17,9 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prompt_rows import PromptRows
 from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
+# See `DevicePlan.drafts`.
+NO_DRAFT = -1
+
 
 @dataclass(frozen=True, slots=True)
 class SlotStarts:
@@ -83,8 +86,8 @@ class DevicePlan:
 
     `host_copies` come first, see `Backend.copy`. Then a backend applies `starts`, `writes` and
     `copies`, computes the decode rows and the chunks, and samples. Nothing else changes a slot.
-    The input of a decode row is the token last sampled for its slot; its position is one more
-    than before.
+    The input of a decode row is the token last sampled for its slot, or a draft; its position is
+    one more than before.
 
     The sampling rows are the decode rows, then the chunks that end at their last known token.
     `filtered` is whether any of them uses top_k, top_p, min_p, penalties or biases. Backends must
@@ -107,11 +110,20 @@ class DevicePlan:
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
     masks: StepMasks | None = None  # None: no row is constrained
+    # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others. The drafts
+    # of a slot follow its row: positions and indices ascend. A draft belongs to the output if all
+    # drafts before it do, and the row before it draws the same token. None: no row is a draft.
+    drafts: Int32Array | None = None
 
     @property
     def num_decodes(self) -> int:
         """Number of decode rows."""
         return len(self.decode_slots)
+
+    @property
+    def num_drafts(self) -> int:
+        """Number of decode rows that are drafts."""
+        return 0 if self.drafts is None else int((self.drafts != NO_DRAFT).sum())
 
     @property
     def num_prefilled(self) -> int:

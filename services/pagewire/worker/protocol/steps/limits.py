@@ -26,6 +26,7 @@ class Limits:
     max_num_batched_tokens: int
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
     window: int = 0  # see WorkerInfo in worker.proto
+    max_drafts: int = 0  # of a decode row; 0: no speculation
 
     @property
     def max_blocks(self) -> int:
@@ -54,19 +55,22 @@ def longest_sequence(trained: int, requested: int | None) -> int:
     return requested or trained
 
 
-def kept_window(windows: Sequence[int | None], longest: int, host_blocks: int) -> int:
+def kept_window(
+    windows: Sequence[int | None], longest: int, host_blocks: int = 0, max_drafts: int = 0
+) -> int:
     """`Limits.window` of a model with these windows of its layers: positions, or None for all.
 
-    It is 0 where no sequence exceeds the window, and beside host memory, which holds the beginning
-    of every cached text.
+    It is 0 where no sequence exceeds the window, beside host memory, which holds the beginning
+    of every cached text, and beside drafts, whose sequences advance by unknown numbers of tokens.
     """
     largest = max((longest if window is None else window for window in windows), default=longest)
     if largest >= longest:
         return 0
-    if host_blocks:
+    if host_blocks or max_drafts:
         log.info(
-            "KV behind the window of %d tokens stays allocated, because of --host-memory-gb",
+            "KV behind the window of %d tokens stays allocated, because of %s",
             largest,
+            "--host-memory-gb" if host_blocks else "--speculate",
         )
         return 0
     return largest

@@ -23,6 +23,8 @@ from pagewire.worker.protocol.steps.device_plan import (
     SlotStarts,
     TableWrites,
 )
+from pagewire.worker.protocol.steps.draft_rows import first_rows
+from pagewire.worker.protocol.steps.drafts import Drafts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prefix_groups import PrefixGroups
@@ -73,6 +75,7 @@ class Slots:
         """`masks` None: sequences with a constraint fail."""
         self.limits = limits
         self._masks = masks
+        self._drafts = Drafts(limits) if limits.max_drafts else None
         n = limits.num_slots
         self._state = np.zeros(n, np.int8)
         self._known = np.zeros(n, np.int32)  # tokens given at the start
@@ -126,7 +129,21 @@ class Slots:
             host_copies=step.host_copies,
             masks=self._step_masks(sample_slots, indices),
         )
+        if self._drafts is not None:
+            plan = self._drafts.draft(plan, self._room)
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
+
+    def take(self, plan: DevicePlan, tokens: Int32Array, taken: NDArray[np.bool_] | None) -> None:
+        """Takes the tokens of a step, for the drafts and positions of the next one.
+
+        `tokens [rows]` and `taken [rows]` as in the step's outcome.
+        """
+        if self._drafts is None:
+            return
+        counts = self._drafts.take(plan, tokens, taken)
+        slots = plan.sample_slots[first_rows(plan)]
+        self._computed[slots] += counts - 1
+        self._generated[slots] += counts - 1
 
     def fail(self, slot: int) -> bool:
         """Marks a sequence as failed; False if it was already. Another thread may run `plan`."""
@@ -178,6 +195,8 @@ class Slots:
         self._num_freed[slot] = num_freed(start)
         self._tables[slot, : len(start.blocks)] = start.blocks
         self._tokens[slot] = start.token_ids
+        if self._drafts is not None:
+            self._drafts.start(start)
         self._filtered[slot] = is_filtered(start.sampling)
         num_top = start.sampling.logprobs
         self._logprobs[slot] = _NO_LOGPROBS if num_top is None else num_top
@@ -271,6 +290,9 @@ class Slots:
         position, state = self._computed[slots], self._state[slots]
         live = (state == _RUNNING) & (position >= self._known[slots])
         live &= position < self._room[slots]
+        if self._drafts is not None:
+            ended = self._drafts.ended(slots, self._generated[slots])
+            live, state = live & ~ended, np.where(ended, _FAILED, state)
         if not live.all():
             for i in np.flatnonzero(~live & (state != _FAILED)):
                 self._fail(int(slots[i]), self._why_not_decoded(int(slots[i])))

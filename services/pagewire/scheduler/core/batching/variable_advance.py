@@ -1,0 +1,69 @@
+"""The books of decode rows that get several tokens in a step, on a worker that speculates.
+
+How many tokens a row got is known with the answer of its step. Until then `SlotTable.computed` is
+the most that the slot may have computed, so that its blocks suffice, and `SlotTable.sampled` the
+fewest tokens that it has drawn, so that it decodes until it surely ends. Both are exact while no
+decode row of the slot is in flight.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.scheduler.core.batching.slot_table import SlotArray, SlotTable
+from pagewire.scheduler.core.sequence import Sequence
+
+
+class VariableAdvance:
+    """Counts the tokens of decode rows that get 1 to `row_tokens` of them."""
+
+    __slots__ = ("_ahead", "_longest", "_prompt", "_row_tokens", "_table")
+
+    def __init__(self, table: SlotTable, row_tokens: int) -> None:
+        num_slots = len(table.live)
+        self._table = table
+        self._row_tokens = row_tokens
+        # By slot: decode rows that are not answered, tokens of the prompt, and the most tokens
+        # whose KV is ever needed.
+        self._ahead = np.zeros(num_slots, np.int32)
+        self._prompt = np.zeros(num_slots, np.int32)
+        self._longest = np.zeros(num_slots, np.int32)
+
+    def occupy(self, slot: int, sequence: Sequence) -> None:
+        """A sequence has taken a slot."""
+        self._ahead[slot] = 0
+        self._prompt[slot] = len(sequence.prompt)
+        self._longest[slot] = sequence.max_computed
+
+    def lacking(self) -> NDArray[np.bool_]:
+        """The decoding slots `[slots]` whose blocks may be too few for their next row."""
+        table = self._table
+        return (self._after_next_row() > table.capacity) & table.decoding
+
+    def advance(self) -> None:
+        """A step has a row of each decoding slot."""
+        table = self._table
+        np.copyto(table.computed, self._after_next_row(), where=table.decoding)
+        table.sampled += table.decoding
+        self._ahead += table.decoding
+
+    def settle(self, slots: SlotArray) -> SlotArray:
+        """The tokens of a step's decode rows, of `slots [n]`, are in the table.
+
+        Returns the slots that have reached their limit, in `sampled`, and still decode.
+        """
+        table = self._table
+        self._ahead[slots] -= 1
+        slots = slots[table.live[slots]]
+        received, ahead = table.received[slots], self._ahead[slots]
+        # The last token's KV is computed by the next row.
+        most = self._prompt[slots] + received - 1 + self._row_tokens * ahead
+        table.computed[slots] = np.minimum(most, self._longest[slots])
+        table.sampled[slots] = np.minimum(received + ahead, table.limit[slots])
+        return slots[table.decoding[slots] & (table.sampled[slots] >= table.limit[slots])]
+
+    def _after_next_row(self) -> NDArray[np.int32]:
+        """The most tokens that slots have computed after one more row, `[slots]`."""
+        most: NDArray[np.int32] = np.minimum(
+            self._table.computed + np.int32(self._row_tokens), self._longest
+        )
+        return most

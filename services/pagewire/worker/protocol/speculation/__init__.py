@@ -1,0 +1,1 @@
+"""Guesses of a sequence's next tokens: which, and how many. Not here: the rows of steps."""

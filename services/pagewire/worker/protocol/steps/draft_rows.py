@@ -1,0 +1,109 @@
+"""The rows of a step with drafts: of its plan, and of its answer.
+
+A decode row with k drafts becomes 1 + k decode rows of its slot, one position after the other. The
+first has the slot's last token as its input, the others the drafts.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
+
+
+def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
+    """The plan with the drafts of each decode row `[decodes]`; some row has at least one."""
+    counts = np.array([1 + len(each) for each in drafts], np.int32)
+    places = _places(counts)
+    tokens = np.full(len(places), NO_DRAFT, np.int32)
+    tokens[places > 0] = np.concatenate(drafts)
+    # Behind the decode rows come the sampling rows of chunks.
+    all_counts = np.ones(len(plan.sample_slots), np.int32)
+    all_counts[: len(counts)] = counts
+    firsts = np.cumsum(all_counts, dtype=np.int32) - all_counts
+    logprobs, masks = plan.logprobs, plan.masks
+    if logprobs is not None:
+        wanted = np.zeros(len(all_counts), np.bool_)
+        wanted[logprobs.rows] = True
+        rows = np.flatnonzero(np.repeat(wanted, all_counts)).astype(np.int32)
+        logprobs = LogprobRows(rows, logprobs.num_top)
+    if masks is not None:
+        masks = replace(masks, rows=firsts[masks.rows])
+    return replace(
+        plan,
+        decode_slots=np.repeat(plan.decode_slots, counts),
+        decode_positions=np.repeat(plan.decode_positions, counts) + places,
+        drafts=tokens,
+        sample_slots=np.repeat(plan.sample_slots, all_counts),
+        sample_indices=np.repeat(plan.sample_indices, all_counts) + _places(all_counts),
+        logprobs=logprobs,
+        masks=masks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """The sampling rows of a step that an output has got, and how they answer the step."""
+
+    slots: Int32Array  # [taken]
+    tokens: Int32Array  # [taken]
+    logprobs: Logprobs | None
+    # [tokens of the answer], the taken row of each, -1 for a failed sequence; None: all, in order.
+    rows: Int32Array | None
+    counts: Int32Array  # [rows of the answer], tokens of each
+
+    @classmethod
+    def of(
+        cls,
+        plan: DevicePlan,
+        taken: NDArray[np.bool_],
+        tokens: Int32Array,
+        logprobs: Logprobs | None,
+        rows: Int32Array | None,
+    ) -> "TakenRows":
+        """The rows of a plan with drafts that are `taken [rows]`, of the rows of its outcome.
+
+        `rows` as in `PlannedStep`.
+        """
+        counts = taken_counts(plan, taken)
+        places = None
+        if rows is not None:
+            counts = np.append(counts, np.int32(1))[rows]  # a failed sequence has one token, -1
+            computed = np.repeat(rows >= 0, counts)
+            places = np.where(computed, np.cumsum(computed) - 1, -1).astype(np.int32)
+        if logprobs is not None:
+            kept = taken[logprobs.rows]
+            own_rows = (np.cumsum(taken, dtype=np.int32) - 1)[logprobs.rows[kept]]
+            logprobs = replace(
+                logprobs,
+                rows=own_rows,
+                chosen=logprobs.chosen[kept],
+                top_ids=logprobs.top_ids[kept],
+                top=logprobs.top[kept],
+            )
+        counts = counts.astype(np.int32)
+        return cls(plan.sample_slots[taken], tokens[taken], logprobs, places, counts)
+
+
+def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
+    """How many of its rows each sequence of a plan with drafts has got, `[sequences]`."""
+    firsts = first_rows(plan)
+    counts: Int32Array = np.add.reduceat(taken, firsts, dtype=np.int32)
+    return counts
+
+
+def first_rows(plan: DevicePlan) -> NDArray[np.intp]:
+    """The first sampling row of each sequence of a plan, `[sequences]`."""
+    first = np.ones(len(plan.sample_slots), np.bool_)
+    if plan.drafts is not None:
+        first[: len(plan.drafts)] = plan.drafts == NO_DRAFT
+    return first.nonzero()[0]
+
+
+def _places(counts: Int32Array) -> Int32Array:
+    """For each of `counts` repeated rows its place among the repetitions, from 0."""
+    begins = np.cumsum(counts, dtype=np.int32) - counts
+    return np.arange(counts.sum(), dtype=np.int32) - np.repeat(begins, counts)

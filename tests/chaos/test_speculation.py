@@ -1,0 +1,103 @@
+"""Workers that speculate give the answers of those that do not, while processes are killed."""
+
+import re
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from pagewire.models import EMBEDDED_NAME, resolve_model
+from support.clients.load import Answer, Question
+from support.processes.fleet import Fleet, running_fleet
+from support.processes.fleet_checks import check_answers, undisturbed
+from support.processes.real_model import CLIENTS, WORKER, constrained_questions, run_with_fault
+
+pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
+
+PLAIN = WORKER
+SPECULATING = (*WORKER, "--speculate=suffix")
+# Too few blocks for all sequences: some are preempted.
+FEW_BLOCKS = (*SPECULATING, "--num-blocks=14")
+CHECKED = ("--check-invariants",)
+
+WORDS = ["red", " red", " kite", " plums", ".", " the", " end"]
+
+
+def repetitive(count: int) -> list[Question]:
+    """Few words are likely, so that drafts are right and wrong, and stops come within a run."""
+    tokenizer = Tokenizer.from_file(str(resolve_model("embedded") / "tokenizer.json"))
+    likely = {str(tokenizer.encode(word).ids[0]): 11.0 for word in WORDS}
+    made = []
+    for number in range(count):
+        body: dict[str, Any] = {
+            "model": EMBEDDED_NAME,
+            "prompt": "Say: red kite. the red kite. the red plums" * (1 + number % 3),
+            "max_tokens": 60 + 9 * (number % 5),
+            "logit_bias": likely,
+            "temperature": [0, 0.2, 0.6, 1][number % 4],
+            "seed": number,
+            "stream": number % 5 != 0,
+            "ignore_eos": True,
+        }
+        if number % 3 == 0:
+            body["logprobs"] = 2
+        if number % 4 == 1:
+            body |= {"presence_penalty": 0.3, "frequency_penalty": 0.05}
+        if number % 4 == 3:
+            body["stop"] = ["kite the", "red red red", "end. the"]
+        if number % 6 == 2:
+            body["n"] = 2
+        if number % 7 == 3:
+            body |= {"ignore_eos": False, "min_tokens": 20, "stop_token_ids": [int([*likely][2])]}
+        made.append(Question("/v1/completions", body))
+    return made
+
+
+ASKED = [*repetitive(24), *constrained_questions(8)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain_answers() -> list[Answer]:
+    async with running_fleet(workers=1, worker_command=PLAIN) as fleet:
+        answers = await undisturbed(fleet, ASKED, CLIENTS)
+    ends = {reason for answer in answers for reason in answer.finish_reasons.values()}
+    assert ends == {"stop", "length"}
+    return answers
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two_workers() -> AsyncIterator[Fleet]:
+    async with running_fleet(
+        workers=2, worker_command=SPECULATING, scheduler_flags=CHECKED
+    ) as fleet:
+        yield fleet
+
+
+async def test_answers_equal_those_without_drafts(
+    two_workers: Fleet, plain_answers: list[Answer]
+) -> None:
+    got = await undisturbed(two_workers, ASKED, CLIENTS)
+    check_answers(two_workers, ASKED, got, plain_answers, tolerance=1e-4)
+    right = re.escape('pagewire_worker_drafts_total{drafter="suffix",outcome="accepted"}')
+    assert sum(two_workers.metric(name, right) for name in two_workers.names("worker")) > 100
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+async def test_answers_equal_those_without_drafts_when_a_process_is_killed(
+    two_workers: Fleet, plain_answers: list[Answer], victim: str
+) -> None:
+    await run_with_fault(two_workers, ASKED, plain_answers, victim, signal.SIGKILL)
+
+
+async def test_answers_equal_those_without_drafts_after_preemptions(
+    plain_answers: list[Answer],
+) -> None:
+    async with running_fleet(
+        workers=1, worker_command=FEW_BLOCKS, scheduler_flags=CHECKED
+    ) as fleet:
+        got = await undisturbed(fleet, ASKED, CLIENTS)
+        check_answers(fleet, ASKED, got, plain_answers, tolerance=1e-4)
+        assert fleet.metric("scheduler-0", "pagewire_scheduler_preemptions_total") > 0

@@ -1,0 +1,262 @@
+"""Drafts change how many steps an answer takes, and nothing else of it."""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from pagewire.config import WorkerConfig
+from pagewire.models import resolve_model
+from pagewire.packing import pack, pack_floats
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.errors import SetupError
+from pagewire.worker.ops.reference import attention
+from pagewire.worker.ops.reference import ops as torch_ops
+from pagewire.worker.startup.loading import check_speculation
+from support.models.constrained_sequences import EOS, constrained
+from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
+from support.models.tiny_models import VARIANTS, VOCAB, save_model
+
+FOLDER = resolve_model("embedded")
+LENGTH = 80
+LIKELY = [40, 41, 44, 49]
+
+
+def accepted(worker: LocalWorker) -> float:
+    return worker.engine.metrics.accepted_drafts._value.get()
+
+
+def repetitive(seed: int, period: int = 7) -> list[int]:
+    """A prompt that says the same thing over and over."""
+    return [40 + (seed * 31 + i * i) % 900 for i in range(period)] * 6
+
+
+def sampling(**fields: Any) -> pb.SlotSampling:
+    """Few tokens are likely, so that drafts are right and wrong."""
+    return pb.SlotSampling(
+        **({"top_p": 1.0} | fields), bias_ids=pack(LIKELY), biases=pack_floats([14.0] * len(LIKELY))
+    )
+
+
+def sequences() -> list[Sequence]:
+    """Every way of drawing tokens, and prompts of several lengths."""
+    ways = [
+        sampling(),
+        sampling(logprobs=3),
+        sampling(temperature=0.7, seed=1),
+        sampling(temperature=0.3, seed=2, logprobs=0),
+        sampling(temperature=0.9, seed=3, top_k=3, min_p=0.1, top_p=0.9),
+        sampling(temperature=0.2, seed=4, presence_penalty=0.3, frequency_penalty=0.05),
+        sampling(repetition_penalty=1.05, logprobs=2),
+        sampling(min_tokens=30, stop_token_ids=[40, 41, 2]),
+    ]
+    made = [
+        Sequence(repetitive(i, 5 + 3 * i), LENGTH - i, sampling=way) for i, way in enumerate(ways)
+    ]
+    return [*made, constrained(1), constrained(2, presence_penalty=0.1)]
+
+
+async def run(speculate: str, **cut: int) -> tuple[list[Sequence], float]:
+    """The sequences with their results, and how many drafts were right."""
+    async with local_worker(FOLDER, speculate=speculate, num_blocks=512) as worker:
+        ran = sequences()
+        await StepDriver(worker.stream(), worker.limits).run(ran, **cut)
+        assert worker.fatal == []
+        return ran, accepted(worker)
+
+
+@pytest.mark.parametrize("cut", [{}, {"run_ahead": 2}, {"run_ahead": 3, "chunk": 16}])
+async def test_tokens_are_those_of_steps_without_drafts(cut: dict[str, int]) -> None:
+    want, _ = await run("none", **cut)
+    got, right = await run("suffix", **cut)
+    assert right > 50
+    for ours, theirs in zip(got, want, strict=True):
+        assert not ours.failure
+        assert ours.output == theirs.output
+        assert len(ours.logprobs) == len(theirs.logprobs)
+        for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert one[1] == other[1]
+            assert one[2] == pytest.approx(other[2], abs=2e-5)
+
+
+async def test_log_probabilities_have_the_same_bits_where_rows_do_not_depend_on_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's GEMMs and attention do depend on it, so here each row is computed by itself."""
+    multiply = F.linear
+
+    def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.cat([multiply(x[i : i + 1], weight, bias) for i in range(len(x))])
+
+    def attention_by_rows(q: Tensor, *given: Any, out: Tensor | None = None, **more: Any) -> Tensor:
+        *caches, slots, lengths, scale = given
+        rows = [
+            attention.decode_attention(
+                q[i : i + 1], *caches, slots[i : i + 1], lengths[i : i + 1], scale, **more
+            )
+            for i in range(len(q))
+        ]
+        whole = torch.cat(rows)
+        return whole if out is None else out.copy_(whole)
+
+    monkeypatch.setattr(F, "linear", linear_by_rows)
+    monkeypatch.setattr(torch_ops, "decode_attention", attention_by_rows)
+    want, _ = await run("none", run_ahead=2)
+    got, right = await run("suffix", run_ahead=2)
+    assert right > 50
+    assert [s.output for s in got] == [s.output for s in want]
+    assert [s.logprobs for s in got] == [s.logprobs for s in want]
+
+
+async def test_a_resumed_sequence_goes_on_as_it_would_have() -> None:
+    async with local_worker(FOLDER, speculate="suffix", num_blocks=256) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        for way in (sampling(), sampling(temperature=0.6, seed=9, frequency_penalty=0.1)):
+            whole = Sequence(repetitive(3), LENGTH, sampling=way)
+            (output,) = await driver.run([whole], run_ahead=2)
+            for known in (1, 20, 50):
+                rest = Sequence(
+                    repetitive(3) + output[:known], LENGTH - known, generated=known, sampling=way
+                )
+                assert await driver.run([rest], run_ahead=2) == [output[known:]]
+        assert accepted(worker) > 50
+
+
+async def test_drafts_fit_into_the_tokens_of_a_step() -> None:
+    limit = {"worker_max_num_batched_tokens": 8}
+    async with local_worker(FOLDER, speculate="suffix", num_blocks=256, **limit) as worker:
+        submit = worker.loaded.backend.submit
+
+        def checked(plan: Any) -> Any:
+            assert plan.num_decodes + plan.num_prefilled <= 8
+            return submit(plan)
+
+        worker.loaded.backend.submit = checked  # type: ignore[method-assign]
+        many = [Sequence(repetitive(i), 40) for i in range(6)]
+        outputs = await StepDriver(worker.stream(), worker.limits).run(many, run_ahead=2)
+        assert [len(output) for output in outputs] == [40] * 6
+        assert accepted(worker) > 5
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "window" in v or "gemma" in v][:4])
+async def test_other_kinds_of_attention(tmp_path: Path, variant: str) -> None:
+    save_model(tmp_path, variant)
+    outputs = []
+    for speculate in ("none", "suffix"):
+        async with local_worker(tmp_path, speculate=speculate) as worker:
+            ran = [Sequence([(i * 7 + j % 5) % VOCAB for j in range(40)], 60) for i in range(4)]
+            driver = StepDriver(worker.stream(), worker.limits)
+            outputs.append(await driver.run(ran, run_ahead=2))
+    assert outputs[0] == outputs[1]
+
+
+async def test_a_failed_step_with_drafts_fails_its_sequences_alone() -> None:
+    async with local_worker(FOLDER, speculate="suffix", num_blocks=256) as worker:
+        backend, drafted = worker.loaded.backend, 0
+        submit = backend.submit
+
+        def failing(plan: Any) -> Any:
+            nonlocal drafted
+            drafted += plan.drafts is not None
+            if drafted == 4:
+                drafted += 1
+                raise RuntimeError("this step fails")
+            return submit(plan)
+
+        backend.submit = failing  # type: ignore[method-assign]
+        driver = StepDriver(worker.stream(), worker.limits)
+        failed = [Sequence(repetitive(i), 60, sampling=sampling()) for i in range(3)]
+        await driver.run(failed, run_ahead=2)
+        for sequence in failed:
+            assert "this step fails" in sequence.failure
+            assert sequence.output[-1] == -1
+        again = [Sequence(repetitive(i), 60, sampling=sampling()) for i in range(3)]
+        outputs = await driver.run(again, run_ahead=2)
+        for sequence, output in zip(failed, outputs, strict=True):
+            drawn = [token for token in sequence.output if token >= 0]
+            assert output[: len(drawn)] == drawn
+            assert min(output) >= 0
+        assert worker.fatal == []
+
+
+PASSAGE = (
+    "Tara is in the kitchen. Adam has a red kite. Hana likes plums. Peter went to the garden. "
+    "Priya is a baker. Tom has seven apples. The garden is behind the old house. Nina sings well."
+)
+
+
+def quoting(temperature: float) -> Sequence:
+    """The passage of the prompt, by a grammar."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    text = f"<|im_start|>user\nRepeat after me: {PASSAGE}<|im_end|>\n<|im_start|>assistant\n"
+    grammar = LLMatcher.grammar_from_regex(re.escape(PASSAGE))
+    return Sequence(
+        tokenizer.encode(text).ids,
+        len(tokenizer.encode(PASSAGE).ids),
+        sampling=pb.SlotSampling(top_p=1, temperature=temperature),
+        constraint=pb.Constraint(grammar=grammar, end_token_ids=EOS),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_a_quote_from_the_prompt_is_at_least_one_and_a_half_times_as_fast(
+    temperature: float,
+) -> None:
+    async with (
+        local_worker(FOLDER, speculate="none") as plain,
+        local_worker(FOLDER, speculate="suffix") as fast,
+    ):
+        times: list[tuple[float, float]] = []
+        for _ in range(7):
+            want, plain_time = await _timed(plain, quoting(temperature))
+            got, fast_time = await _timed(fast, quoting(temperature))
+            assert got == want
+            times.append((plain_time, fast_time))
+    plain_time, fast_time = map(statistics.median, zip(*times, strict=True))
+    print(f"{plain_time / fast_time:.2f} times as fast")
+    assert plain_time / fast_time >= 1.5
+
+
+async def _timed(worker: LocalWorker, sequence: Sequence) -> tuple[list[int], float]:
+    driver = StepDriver(worker.stream(), worker.limits)
+    began = time.perf_counter()
+    (output,) = await driver.run([sequence], run_ahead=2)
+    return output, time.perf_counter() - began
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"task": "embed"}, "generates nothing"),
+        ({"block_size": 1}, "blocks of 2 tokens"),
+    ],
+)
+async def test_a_worker_that_cannot_speculate_says_so(settings: dict[str, Any], part: str) -> None:
+    with pytest.raises(SetupError, match=part):
+        async with local_worker(FOLDER, speculate="suffix", **settings):
+            pass
+
+
+def test_a_gpu_is_refused_by_name() -> None:
+    config = WorkerConfig(model=str(FOLDER), speculate="suffix")
+    with pytest.raises(SetupError, match=r"--speculate suffix works on a CPU only.* cuda:0"):
+        check_speculation(config, torch.device("cuda", 0), pools=False)
+
+
+def test_an_external_program_is_refused_by_name() -> None:
+    command = [sys.executable, "-m", "pagewire.cli.main", "worker", "--backend=command"]
+    command += ["--command=cat", "--speculate=suffix", f"--model={FOLDER}"]
+    command += ["--worker-address=127.0.0.1:0", "--worker-metrics-port=0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "--speculate suffix needs --backend torch" in ended.stdout + ended.stderr

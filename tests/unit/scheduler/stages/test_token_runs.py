@@ -1,0 +1,41 @@
+"""Results with several tokens a row."""
+
+import numpy as np
+import pytest
+
+from pagewire.packing import pack, pack_floats
+from pagewire.scheduler.requests.step_logprobs import StepLogprobs
+from pagewire.scheduler.stages.token_runs import TokenRuns
+from pagewire.v1 import worker_pb2 as pb
+
+
+def result(tokens: list[int], counts: list[int]) -> pb.StepResult:
+    return pb.StepResult(
+        step=3,
+        token_ids=pack(tokens),
+        token_counts=pack(counts),
+        logprob_rows=pack([1, 4]),
+        logprobs=pack_floats(np.float32([0.5, 0.25])),
+    )
+
+
+def test_tokens_are_taken_place_by_place() -> None:
+    message = result([10, 20, 21, 22, 30, 31], [1, 3, 2])
+    runs = TokenRuns.read(message, StepLogprobs.read(message), most=3)
+    assert runs is not None
+    tokens, logprobs = runs.first
+    assert tokens.tolist() == [10, 20, 30]
+    assert logprobs is not None
+    assert logprobs.rows.tolist() == [1, 2]
+    assert logprobs.ids.tolist() == [[20], [30]]
+    second, third = runs.later()
+    assert second[0].tolist() == [1, 2]
+    assert second[1].tolist() == [21, 31]
+    assert third[0].tolist() == [1]
+    assert third[1].tolist() == [22]
+
+
+@pytest.mark.parametrize("counts", [[1, 3, 1], [0, 4, 2], [1, 4, 1], [1, 2, 2]])
+def test_counts_that_cannot_be_are_refused(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="step 3 has 6 tokens"):
+        TokenRuns.read(result([10, 20, 21, 22, 30, 31], counts), None, most=3)
