@@ -26,3 +26,9 @@ def dependent_launch(device: torch.device) -> bool:
     With PDL a kernel may start before the kernel launched before it has ended.
     """
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Tell whether the device is of sm_90, the only one that has Hopper's instructions."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)

@@ -34,7 +34,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
 
 HEAD_DIM = gl.constexpr(128)
@@ -51,12 +51,6 @@ LOADER_REGISTERS = gl.constexpr(56)
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
-
-
-@cache
-def is_hopper(device: torch.device) -> bool:
-    """Tell whether the kernel can run on the device: only sm_90 has its instructions."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int) -> bool:

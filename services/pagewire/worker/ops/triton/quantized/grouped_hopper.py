@@ -26,9 +26,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
-from pagewire.worker.ops.device import dependent_launch
+from pagewire.worker.ops.device import dependent_launch, is_hopper
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.attention.prefill_hopper import is_hopper
 
 ROWS = gl.constexpr(64)  # weight rows of a program
 HALF = gl.constexpr(RUN // 2)  # columns of a half run, and its bytes

@@ -29,9 +29,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
-from pagewire.worker.ops.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
 from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.attention.prefill_hopper import is_hopper
 
 BLOCK_K = gl.constexpr(128)  # products that the tensor cores add up
 HALF = gl.constexpr(64)  # tokens of a matrix instruction

@@ -7,10 +7,11 @@ tokens.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput, ScaledWeight
-from pagewire.worker.ops.triton import linear as plain
+from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.triton.quantized import grouped, grouped_hopper, scaled, vector
 from pagewire.worker.ops.triton.quantized.matrices import widen
 
@@ -46,7 +47,8 @@ def grouped_linear(
     """Implement `QuantizedOps.grouped_linear`; the rows of `x` may have any stride."""
     tokens = x.shape[0]
     if _widens(x, weight):
-        return plain.linear(_ordered(x, weight), widen(weight, x.dtype), bias, out)
+        x, wide = _ordered(x, weight), widen(weight, x.dtype)
+        return gemm(x, wide, out) if bias is None else torch.addmm(bias, x, wide.t(), out=out)
     if tokens != 1 or weight.bits != 4 or weight.float4:
         return grouped.grouped_linear(x, weight, bias, out)
     if out is None:
@@ -59,7 +61,7 @@ def grouped_linear_add(x: Tensor, weight: GroupedWeight, residual: Tensor) -> Te
     """Implement `QuantizedOps.grouped_linear_add`; `residual` is contiguous."""
     tokens = x.shape[0]
     if _widens(x, weight):
-        return plain.linear_add(_ordered(x, weight), widen(weight, x.dtype), residual)
+        return gemm_add(_ordered(x, weight), widen(weight, x.dtype), residual)
     if tokens != 1 or weight.bits != 4 or weight.float4:
         return grouped.grouped_linear_add(x, weight, residual)
     vector.multiply_grouped(_ordered(x, weight), weight, residual, None, add=True)
