@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
 from pagewire.gateway.other_names import publish_other_names
 from pagewire.lifecycle.loop_lag import measure_loop_lag
-from pagewire.lifecycle.metrics import count_tasks
+from pagewire.lifecycle.metrics import StepCounter, StepHistogram, count_tasks
 from pagewire.lifecycle.other_names import OtherNames, SameAs
 from pagewire.rpc.checksums import CORRUPT_MESSAGES
 from pagewire.scheduler import metrics as scheduler_metrics
@@ -31,6 +31,7 @@ BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 # Of each process that Python runs; prometheus_client documents them.
 _PYTHONS = ("process_", "python_")
+_METRICS = (MetricWrapperBase, StepCounter, StepHistogram)
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
 
 
@@ -62,7 +63,7 @@ async def _described() -> list[Described]:
     publish_other_names(gateway, lambda: [pb.Load()])
     scheduler = CollectorRegistry()
     for value in vars(scheduler_metrics).values():
-        if isinstance(value, MetricWrapperBase):
+        if isinstance(value, _METRICS):
             scheduler.register(value)
     publish_vllm_names("a", pb.Load, scheduler)
     WorkerMetrics(worker)
@@ -82,9 +83,9 @@ def _of_registry(process: str, registry: CollectorRegistry) -> Iterator[Describe
     for collector in registry._collector_to_names:
         if isinstance(collector, OtherNames):
             yield from _other_names(process, collector)
-        elif isinstance(collector, MetricWrapperBase):
+        elif isinstance(collector, _METRICS):
             [family] = collector.describe()
-            yield _row(process, family, collector._labelnames)
+            yield _row(process, family, _labels_of(collector))
         else:
             for family in collector.collect():
                 if not family.name.startswith(_PYTHONS):
@@ -96,8 +97,13 @@ def _other_names(process: str, collector: OtherNames) -> Iterator[Described]:
     for name, family in zip(collector._names, collector.describe(), strict=True):
         labels: tuple[str, ...] = ()
         if isinstance(name, SameAs):
-            labels = tuple(name.labels.get(each, each) for each in name.source._labelnames)
+            labels = tuple(name.labels.get(each, each) for each in _labels_of(name.source))
         yield _row(process, family, (*common, *labels))
+
+
+def _labels_of(metric: MetricWrapperBase | StepCounter | StepHistogram) -> tuple[str, ...]:
+    """The names of its labels; those of steps have none."""
+    return tuple(metric._labelnames) if isinstance(metric, MetricWrapperBase) else ()
 
 
 def _row(process: str, family: Metric, labels: list[str] | tuple[str, ...]) -> Described:
