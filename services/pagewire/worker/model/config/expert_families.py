@@ -1,6 +1,7 @@
 """The families with experts: rows of the table of families."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pagewire.worker.model.config.experts import ExpertKeys
 from pagewire.worker.model.config.family import Activation, Family, WeightNames
@@ -14,6 +15,25 @@ _GPT_OSS_ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+
+# DeepSeek V3's experts.
+SIGMOID_EXPERTS = ExpertKeys(
+    default_count=256,
+    count_keys=("n_routed_experts", "num_local_experts"),
+    intermediate_size_key="moe_intermediate_size",
+    renormalize="norm_topk_prob",
+    scoring="sigmoid",
+    scaled=True,
+    grouped="yes",
+    shared_size_key="moe_intermediate_size",
+    shared_count_key="n_shared_experts",
+    dense_layers="first",
+)
+SHARED_EXPERTS = {
+    "shared_gate_proj": "mlp.shared_experts.gate_proj",
+    "shared_up_proj": "mlp.shared_experts.up_proj",
+    "shared_down": "mlp.shared_experts.down_proj",
 }
 
 EXPERT_FAMILIES = (
@@ -158,24 +178,9 @@ EXPERT_FAMILIES = (
         qkv_bias="attention_bias",
         partial_rotary=True,
         activations=_SILU,
-        experts=ExpertKeys(
-            default_count=128,
-            count_keys=("n_routed_experts", "num_local_experts"),
-            intermediate_size_key="moe_intermediate_size",
-            renormalize="norm_topk_prob",
-            scoring="sigmoid",
-            scaled=True,
-            grouped="yes",
-            shared_size_key="moe_intermediate_size",
-            shared_count_key="n_shared_experts",
-            dense_layers="first",
-        ),
+        experts=replace(SIGMOID_EXPERTS, default_count=128),
         names=WeightNames(
-            parts={
-                "shared_gate_proj": "mlp.shared_experts.gate_proj",
-                "shared_up_proj": "mlp.shared_experts.up_proj",
-                "shared_down": "mlp.shared_experts.down_proj",
-            },
+            parts=SHARED_EXPERTS,
             later_layers=True,
         ),
         defaults={

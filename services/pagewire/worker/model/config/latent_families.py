@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pagewire.worker.model.config.expert_families import SHARED_EXPERTS, SIGMOID_EXPERTS
 from pagewire.worker.model.config.experts import ExpertKeys
 from pagewire.worker.model.config.family import Activation, Family, WeightNames
 
@@ -10,9 +11,7 @@ _NAMES = WeightNames(
     parts={
         "q_norm": "self_attn.q_a_layernorm",
         "k_norm": "self_attn.kv_a_layernorm",
-        "shared_gate_proj": "mlp.shared_experts.gate_proj",
-        "shared_up_proj": "mlp.shared_experts.up_proj",
-        "shared_down": "mlp.shared_experts.down_proj",
+        **SHARED_EXPERTS,
     },
     later_layers=True,
 )
@@ -25,25 +24,13 @@ _SIZES = {
     "v_head_dim": 128,
 }
 
-_SIGMOID_EXPERTS = ExpertKeys(
-    default_count=256,
-    count_keys=("n_routed_experts", "num_local_experts"),
-    intermediate_size_key="moe_intermediate_size",
-    renormalize="norm_topk_prob",
-    scoring="sigmoid",
-    scaled=True,
-    grouped="yes",
-    shared_size_key="moe_intermediate_size",
-    shared_count_key="n_shared_experts",
-    dense_layers="first",
-)
 _DEEPSEEK_V3 = Family(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     interleaved="rope_interleave",
     activations=_SILU,
     latent=True,
-    experts=_SIGMOID_EXPERTS,
+    experts=SIGMOID_EXPERTS,
     names=_NAMES,
     defaults={
         **_SIZES,
@@ -105,7 +92,7 @@ LATENT_FAMILIES = (
         _DEEPSEEK_V3,
         model_type="glm4_moe_lite",
         architecture="Glm4MoeLiteForCausalLM",
-        experts=replace(_SIGMOID_EXPERTS, default_count=64, dense_layers="types"),
+        experts=replace(SIGMOID_EXPERTS, default_count=64, dense_layers="types"),
         defaults={
             **_SIZES,
             "q_lora_rank": 768,

@@ -28,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.device import dependent_launch, is_hopper
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.quantized.hopper import next_stage
 
 ROWS = gl.constexpr(64)  # weight rows of a program
 HALF = gl.constexpr(RUN // 2)  # columns of a half run, and its bytes
@@ -139,13 +140,6 @@ def grouped_hopper_kernel(
 
 
 @gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):
-    """Return the stage after `stage`, and its phase."""
-    last = stage == STAGES - 1
-    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
 def _load(
     row,
     token,
@@ -175,7 +169,7 @@ def _load(
                 full.index(stage),
                 x_smem.index(stage * 2 + half),
             )
-        stage, phase = _next(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -269,7 +263,7 @@ def _consume(
         x = x_smem.index(stage * 2 + 1).permute((1, 0))
         sums = warpgroup_mma(high, x, sums, is_async=True)
         held = stage
-        stage, phase = _next(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
     sums = warpgroup_mma_wait(0, deps=(sums,))
 
     feature = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))

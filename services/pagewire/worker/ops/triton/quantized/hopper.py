@@ -195,7 +195,7 @@ def scaled_hopper_kernel(
 
 
 @gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):
+def next_stage(stage, phase, STAGES: gl.constexpr):
     """Return the stage after `stage`, and its phase."""
     last = stage == STAGES - 1
     return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
@@ -244,7 +244,7 @@ def _load(
             tma.async_copy_global_to_shared(
                 weight_tiles, [column * COLUMNS, start], full.index(stage), w_smem.index(stage)
             )
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -302,7 +302,7 @@ def _consume(
                 part = warpgroup_mma_wait(0, deps=(part,))
                 mbarrier.arrive(empty.index(stage))
                 lower += part
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
         row, column = _place(tile, token_tiles, feature_tiles)
         first_token = row * ROWS + first_row
         first_feature = column * COLUMNS + first_column
