@@ -47,14 +47,19 @@ async def test_answers_equal_those_of_an_undisturbed_run(
     await run_with_fault(two_workers, asked, undisturbed_answers, victim, number)
 
 
-@pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=fp8",)], ids=["plain", "fp8 KV"])
+# Between two numbers of FP8 the last bits decide, which depend on the batch.
+@pytest.mark.parametrize(
+    ("flags", "tolerance"),
+    [((), 1e-4), (("--kv-cache-dtype=fp8",), 0.05)],
+    ids=["plain", "fp8 KV"],
+)
 async def test_the_only_worker_with_the_real_model_is_killed_and_returns(
-    flags: tuple[str, ...],
+    flags: tuple[str, ...], tolerance: float
 ) -> None:
     async with running_fleet(workers=1, worker_command=(*WORKER, *flags)) as fleet:
         asked = questions(12)
         want = await undisturbed(fleet, asked, CLIENTS)
-        await run_with_fault(fleet, asked, want, "worker-0", signal.SIGKILL)
+        await run_with_fault(fleet, asked, want, "worker-0", signal.SIGKILL, tolerance)
 
 
 async def test_constrained_answers_equal_those_of_an_undisturbed_run(two_workers: Fleet) -> None:
