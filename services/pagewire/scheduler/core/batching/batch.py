@@ -273,7 +273,7 @@ class WorkerBatch:
         self._answered = self.in_flight.popleft()
         table = self.slots
         valid = table.live[rows] & (tokens >= 0)
-        complete = bool(valid.all())
+        complete = np.count_nonzero(valid) == len(rows)
         if not complete:
             rows, tokens = rows[valid], tokens[valid]
         indices = table.append(rows, tokens)
@@ -296,7 +296,7 @@ class WorkerBatch:
         """
         table, slots = self.slots, self._answered.rows[rows]
         valid = table.live[slots]
-        complete = bool(valid.all())
+        complete = np.count_nonzero(valid) == len(rows)
         if not complete:
             slots, tokens = slots[valid], tokens[valid]
         indices = table.append(slots, tokens)
