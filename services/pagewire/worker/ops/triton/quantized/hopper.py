@@ -1,10 +1,10 @@
 """The GEMM of FP8 weights and inputs for many tokens on Hopper, written in Gluon.
 
 A program has a loader, which is one warp, and two consumers, which are warp groups of four warps.
-The loader copies tiles of inputs and weights to shared memory by TMA. A consumer owns 128 tokens
-and 128 features of the output tile. It multiplies half of its tokens at a time, and adds the sums
-of 128 products in float32, because Hopper's tensor cores keep fewer bits. While one consumer adds,
-the other one multiplies; nothing synchronizes them.
+The loader copies tiles of inputs and weights to shared memory by TMA. A consumer owns 64 or 128
+tokens and 128 features of the output tile. It multiplies 64 tokens at a time, and adds the sums of
+128 products in float32, because Hopper's tensor cores keep fewer bits. While one consumer adds, the
+other one multiplies; nothing synchronizes them.
 
 Programs are persistent, one on each multiprocessor. The loader works ahead into the next tile while
 the consumers store.
@@ -84,8 +84,7 @@ SHAPES = (Shape(2, False, 4), Shape(2, True, 4), Shape(1, False, 6))
 
 
 def choose_shape(tokens: int, features: int, programs: int) -> Shape:
-    """Choose the shape whose tiles need the fewest rounds of all programs, weighted by their
-    size."""
+    """Choose the shape with the least work: rounds of all programs, times the size of a tile."""
 
     def cost(shape: Shape) -> float:
         rounds = cdiv(cdiv(tokens, shape.rows) * cdiv(features, shape.columns), programs)
