@@ -183,7 +183,7 @@ class QuantizedOps(Protocol):
 
         Products of FP8 are added up in float32, in sums of at most 128 products: the tensor cores
         of Hopper keep fewer bits. Those of INT8 are added up exactly. The order of the sums does
-        not depend on the number of tokens.
+        not depend on the number of tokens, but that one token may have its own.
 
         Args:
             x: `[tokens, in_features]`, quantized in the weight's `input_format`.
@@ -212,7 +212,7 @@ class QuantizedOps(Protocol):
     ) -> Tensor:
         """Return `x @ weight.T + bias`, the weight rounded to the dtype of `x` before.
 
-        The order of the sums does not depend on the number of tokens.
+        One token, or very many, may have sums of another order than other numbers of tokens.
 
         Args:
             x: `[tokens, in_features]`.

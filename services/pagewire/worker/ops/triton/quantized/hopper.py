@@ -53,6 +53,7 @@ def is_supported(x: QuantizedInput, weight: ScaledWeight) -> bool:
         and weight.block == (1, k)
         and k % BLOCK_K.value == 0
         and weight.shape[0] % 16 == 0
+        and weight.scales.stride(0) == 1
         and x.dtype in (torch.bfloat16, torch.float16)
     )
 

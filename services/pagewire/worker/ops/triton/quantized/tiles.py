@@ -25,8 +25,7 @@ def choose_tiles(tokens: int, features: int, item_size: int = 2) -> Tiles:
     """Choose tiles that hold all tokens, up to 128, for a weight with so many rows.
 
     `item_size` is the bytes of an input. Inputs in float32 get tiles that fit shared memory.
-    Measured on an H200 (`benchmarks/kernels/quantized.py`): where there are few programs, each must
-    have more loads in flight.
+    Timed on an H200: where there are few programs, each must have more loads in flight.
     """
     if item_size == 4:
         return Tiles(rows=64, tokens=16, warps=4, stages=2)

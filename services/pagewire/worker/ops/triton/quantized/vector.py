@@ -6,6 +6,7 @@ while the kernel that computes the input may still run.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -47,11 +48,16 @@ def _scaled_vector_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
+    INTEGER: tl.constexpr,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply ROWS rows of a weight in eight bits. The grid is `[features / ROWS]`."""
+    """Multiply ROWS rows of a weight in eight bits. The grid is `[features / ROWS]`.
+
+    Products of INTEGER weights are added up exactly.
+    """
+    number: tl.constexpr = tl.int32 if INTEGER else tl.float32
     if PDL:
         gdc_launch_dependents()
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -63,18 +69,18 @@ def _scaled_vector_kernel(
     w = tl.load(weight, mask=inside & (column < K), other=0.0, eviction_policy="evict_first")
     if PDL:
         gdc_wait()
-    product = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    product = tl.zeros((ROWS, BLOCK_K), number)
     for start in tl.static_range(0, K, BLOCK_K):
         here = start + column < K
         if start > 0:
             w = tl.load(weight + start, inside & here, 0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + start + column, mask=here, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + start + column, mask=here, other=0.0).to(number)
         if GROUP < K:
             at = (start + column) // GROUP
             x *= tl.load(x_scales_ptr + at, mask=here, other=0.0)
             x *= tl.load(scales + at, mask=inside & here, other=0.0)
-        product += w.to(tl.float32) * x
-    out = tl.sum(product, axis=1)
+        product += w.to(number) * x
+    out = tl.sum(product, axis=1).to(tl.float32)
     if GROUP >= K:
         out *= tl.load(x_scales_ptr)
         at = output // BLOCK_ROWS * weight_scales_stride
@@ -168,6 +174,7 @@ def multiply_scaled(
         BLOCK_K=block_k,
         BLOCK_ROWS=weight.block[0],
         GROUP=weight.block[1],
+        INTEGER=weight.values.dtype == torch.int8,
         ADD=add,
         BIAS=bias is not None,
         PDL=pdl,
