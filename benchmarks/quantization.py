@@ -24,7 +24,7 @@ from tools.embedded_model.packing import Rows, pack
 from pagewire.bench.results import Figure, write_rows
 from pagewire.llm import LLM, SamplingParams
 from pagewire.models import resolve_model
-from pagewire.worker.startup.quantizing import quantize_folder
+from pagewire.worker.quantizing.folder import quantize_folder
 
 QUESTIONS = [PROBES[i][0] for i in (0, 1, 4, 5, 7, 8, 9, 10, 18, 25)]
 LENGTH = 1024
@@ -56,7 +56,15 @@ def answers(llm: LLM, questions: list[str], max_tokens: int) -> list[str]:
     return [output.outputs[0].text for output in llm.chat(chats, params, progress=False)]
 
 
-def formats(folder: Path, work: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+def calibration_texts(tokenizer: Tokenizer, path: Path) -> Path:
+    """Writes texts that are not among those of the evaluation to `path`."""
+    rows = pack(tokenizer, 3, 60, 512)
+    texts = [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in rows.ids]
+    path.write_text("".join(texts), encoding="utf-8")
+    return path
+
+
+def formats(folder: Path, work: Path, texts: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
     """The name of each format, the folder to serve and the settings to serve it with."""
     yield "plain", folder, {}
     yield "fp8 KV", folder, {"kv_cache_dtype": "fp8"}
@@ -71,6 +79,9 @@ def formats(folder: Path, work: Path) -> Iterator[tuple[str, Path, dict[str, Any
     ]
     for name, target, group in written:
         quantize_folder(folder, work / name, target, group)
+        yield name, work / name, {}
+        name = f"{name}, calibrated"
+        quantize_folder(folder, work / name, target, group, texts)
         yield name, work / name, {}
 
 
@@ -89,7 +100,8 @@ def main() -> None:
     figures: list[Figure] = []
     plain: tuple[float, list[str]] | None = None
     with tempfile.TemporaryDirectory() as work:
-        for name, served, settings in formats(folder, Path(work)):
+        texts = calibration_texts(tokenizer, Path(work) / "texts.txt")
+        for name, served, settings in formats(folder, Path(work), texts):
             if options.only is not None and name not in ("plain", *options.only):
                 continue
             with LLM(served, **settings) as llm:

@@ -7,7 +7,7 @@ import pytest
 
 from pagewire.llm import LLM, SamplingParams
 from pagewire.models import resolve_model
-from pagewire.worker.startup.quantizing import quantize_folder
+from pagewire.worker.quantizing.folder import quantize_folder
 
 ANSWERS = {
     "What is seven plus five?": "Seven plus five is twelve.",

@@ -23,6 +23,13 @@ def quantize(
             help="With int4, the inputs that share a scale: a power of two from 16; by default 128."
         ),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text file in UTF-8. Rounding then keeps outputs for such texts close, instead of "
+            "weights; it runs the model on the CPU. By default values are rounded to the nearest."
+        ),
+    ] = None,
 ) -> None:
     """Write a copy of a model with quantized weights, in the format of compressed-tensors.
 
@@ -40,13 +47,13 @@ def quantize(
     try:
         from pagewire.models import resolve_model
         from pagewire.worker.errors import SetupError
-        from pagewire.worker.startup.quantizing import quantize_folder
+        from pagewire.worker.quantizing.folder import quantize_folder
     except ImportError as error:
         raise CommandError(
             f"{error}: install the worker, pip install 'pagewire[worker]'"
         ) from error
     try:
-        before, after = quantize_folder(resolve_model(model), output, to, size)
+        before, after = quantize_folder(resolve_model(model), output, to, size, calibrate)
     except (SetupError, OSError) as error:
         raise CommandError(str(error)) from error
     print(f"{output}: {after / 1e9:.3f} GB of weights in {to}, of {before / 1e9:.3f} GB")

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.quantization.packing import pack, unpack_runs
 from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.model.quantization.scheme import Fp8Scheme, GroupedScheme, Int8Scheme, Scheme
-from pagewire.worker.ops.contract.quantized import ScaledWeight
+from pagewire.worker.ops.contract.quantized import QuantizedWeight, ScaledWeight
 
 Target = Literal["fp8", "int8", "int4"]
 
@@ -37,13 +37,15 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 class Layers:
     """The layers that are quantized, by name, with their numbers of inputs, and how.
 
-    `plain` are the ends of names of linear layers that are not.
+    `plain` are the ends of names of linear layers that are not. `done` has the tensors of layers
+    that are quantized already; values of other layers are rounded to the nearest.
     """
 
     columns: Mapping[str, int]
     target: Target
     group: int
     plain: tuple[str, ...] = ()
+    done: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
 
     @property
     def scheme(self) -> Scheme:
@@ -68,14 +70,9 @@ class Layers:
         layer, _, suffix = name.rpartition(".")
         if suffix != "weight" or layer not in self.columns:
             return {name: tensor}
-        weight = quantize_weight(tensor, self.scheme, tensor.dtype)
-        if isinstance(weight, ScaledWeight):
-            return {name: weight.values, f"{layer}.weight_scale": weight.scales}
-        return {
-            f"{layer}.weight_packed": pack(unpack_runs(weight.values, weight.columns), 4),
-            f"{layer}.weight_scale": weight.scales,
-            f"{layer}.weight_shape": torch.tensor(weight.shape),
-        }
+        if layer in self.done:
+            return self.done[layer]
+        return stored_tensors(layer, quantize_weight(tensor, self.scheme, tensor.dtype))
 
     def config(self) -> dict[str, Any]:
         """The `quantization_config` for config.json."""
@@ -119,6 +116,23 @@ class Layers:
         }
 
 
+def stored_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+    """What a checkpoint has of a quantized layer, by the names of tensors."""
+    if isinstance(weight, ScaledWeight):
+        return {f"{layer}.weight": weight.values, f"{layer}.weight_scale": weight.scales}
+    return {
+        f"{layer}.weight_packed": pack(unpack_runs(weight.values, weight.columns), 4),
+        f"{layer}.weight_scale": weight.scales,
+        f"{layer}.weight_shape": torch.tensor(weight.shape),
+    }
+
+
+def check_absent(output: Path) -> None:
+    """Raises SetupError if there is something at the path to write to."""
+    if output.exists():
+        raise SetupError(f"{output} exists; give the name of a folder that does not")
+
+
 def write_folder(
     source: Path,
     output: Path,
@@ -138,8 +152,7 @@ def write_folder(
         OSError: a file cannot be read or written.
     """
     layers.check()
-    if output.exists():
-        raise SetupError(f"{output} exists; give the name of a folder that does not")
+    check_absent(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.quantization import export
-from pagewire.worker.startup.quantizing import quantize_folder
+from pagewire.worker.quantizing.folder import quantize_folder
 from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.tiny_models import save_model, save_vision_model
 
