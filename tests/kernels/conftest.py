@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+from support.kernels import quick_interpreter
+
+if not torch.cuda.is_available():
+    quick_interpreter.install()
+
 
 @pytest.fixture
 def device() -> torch.device:
