@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from support.kernels import quick_interpreter
-
 if not torch.cuda.is_available():
+    from support.kernels import quick_interpreter
+
     quick_interpreter.install()
 
 
