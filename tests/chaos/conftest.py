@@ -20,13 +20,13 @@ async def shared_fleet() -> AsyncIterator[SharedFleet]:
         await shared.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def requests(pytestconfig: pytest.Config) -> int:
     """Number of requests of each test."""
     return int(pytestconfig.getoption("--requests"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def is_full_size(requests: int) -> bool:
     """Whether this is a long run, such as `make chaos`."""
     return requests >= FULL_SIZE

@@ -15,9 +15,15 @@ from support.processes.fleet_checks import CLIENTS, check_answers, report, undis
 
 pytestmark = pytest.mark.chaos
 
-FAULT_SECONDS = 10.0
+FAULT_SECONDS, SMALL_FAULT_SECONDS = 10.0, 6.0
 INTERVAL = 1.5  # seconds between two changed bytes of a proxy
 CORRUPT = r"pagewire_corrupt_messages_total.*"
+
+
+@pytest.fixture
+def seconds(is_full_size: bool) -> float:
+    """How long bytes change."""
+    return FAULT_SECONDS if is_full_size else SMALL_FAULT_SECONDS
 
 
 def seed() -> int:
@@ -27,14 +33,19 @@ def seed() -> int:
 
 
 async def run_corrupted(
-    fleet: Fleet, asked: list[Question], clients: int, rng: random.Random, interval: float
+    fleet: Fleet,
+    asked: list[Question],
+    clients: int,
+    rng: random.Random,
+    interval: float,
+    seconds: float,
 ) -> list[Answer]:
     """The answers while a byte of each proxy changes about every `interval` seconds."""
     load = Load(fleet.urls, asked, clients, endless=True)
     running = asyncio.create_task(load.run())
     for proxy in fleet.proxies:
         proxy.corrupt(rng, interval)
-    await asyncio.sleep(FAULT_SECONDS)
+    await asyncio.sleep(seconds)
     await load.reached(len(asked))
     for proxy in fleet.proxies:
         proxy.stop_corrupting()
@@ -55,12 +66,12 @@ def traceback_in(fleet: Fleet) -> str:
 
 
 async def check_run(
-    fleet: Fleet, asked: list[Question], clients: int, tolerance: float = 0.0
+    fleet: Fleet, asked: list[Question], clients: int, seconds: float, tolerance: float = 0.0
 ) -> None:
     rng = random.Random(seed())
     want = await undisturbed(fleet, asked)
     pids = dict(fleet.supervisor.pids)
-    got = await run_corrupted(fleet, asked, clients, rng, INTERVAL)
+    got = await run_corrupted(fleet, asked, clients, rng, INTERVAL, seconds)
     corrupt = corrupt_messages(fleet)
     report(f"bytes changed, {corrupt} corrupt messages", asked, got, want)
     check_answers(fleet, asked, got, want, tolerance)
@@ -70,23 +81,24 @@ async def check_run(
     await until_idle(fleet, workers=len(fleet.names("worker")))
 
 
-async def test_corrupted_bytes_only_break_connections(requests: int) -> None:
+async def test_corrupted_bytes_only_break_connections(requests: int, seconds: float) -> None:
     async with running_fleet(workers=4, schedulers=2, gateways=1) as fleet:
-        await check_run(fleet, questions(requests), CLIENTS)
+        await check_run(fleet, questions(requests), CLIENTS, seconds)
 
 
-async def test_corrupted_bytes_do_not_change_the_real_models_answers() -> None:
+async def test_corrupted_bytes_do_not_change_the_real_models_answers(seconds: float) -> None:
     async with running_fleet(workers=2, worker_command=real_model.WORKER) as fleet:
-        await check_run(fleet, real_model.questions(24), real_model.CLIENTS, tolerance=1e-4)
+        asked = real_model.questions(24)
+        await check_run(fleet, asked, real_model.CLIENTS, seconds, tolerance=1e-4)
 
 
-async def test_answers_change_without_checksums(requests: int) -> None:
+async def test_answers_change_without_checksums(requests: int, seconds: float) -> None:
     """The tests above are of use: without checksums they would fail."""
     rng, asked = random.Random(seed()), questions(requests)
     program = (str(Path(support.processes.without_checksums.__file__)),)
     async with running_fleet(workers=4, schedulers=2, program=program) as fleet:
         want = await undisturbed(fleet, asked)
-        got = await run_corrupted(fleet, asked, CLIENTS, rng, INTERVAL / 3)
+        got = await run_corrupted(fleet, asked, CLIENTS, rng, INTERVAL / 3, seconds)
         wrong = differences(asked, got, want)
         traceback = any("Traceback" in line for line in fleet.log)
         print(f"{len(wrong)} answers are wrong or failed; tracebacks: {traceback}")

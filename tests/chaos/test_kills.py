@@ -11,8 +11,9 @@ import time
 
 import httpx
 import pytest
+import pytest_asyncio
 
-from support.clients.load import Load, questions
+from support.clients.load import Answer, Load, questions
 from support.processes.faults import Faults
 from support.processes.fleet import SIMULATED, Fleet, running_fleet
 from support.processes.fleet_checks import (
@@ -31,17 +32,23 @@ GENERATED_TOKENS = "pagewire_scheduler_output_tokens_total"
 PAUSED_SECONDS = 12.0  # more than twice the time until peers notice a pause
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def want(shared_fleet: SharedFleet, requests: int) -> list[Answer]:
+    """The answers without faults, which are those of every fleet."""
+    fleet = await shared_fleet.get(workers=4, schedulers=2, gateways=2)
+    return await undisturbed(fleet, questions(requests))
+
+
 async def run_with_kills(
-    fleet: Fleet, requests: int, name: str, kills: list[tuple[float, str]]
+    fleet: Fleet, want: list[Answer], name: str, kills: list[tuple[float, str]]
 ) -> None:
     """Kills processes when a share of the requests is done; checks the answers to all of them."""
-    asked = questions(requests)
+    asked = questions(len(want))
     workers = len(fleet.names("worker"))
-    want = await undisturbed(fleet, asked)
     load = Load(fleet.urls, asked, CLIENTS)
     running = asyncio.create_task(load.run())
     for share, victim in kills:
-        await load.reached(int(share * requests))
+        await load.reached(int(share * len(asked)))
         fleet.signal(victim, signal.SIGKILL)
     got = await running
     report(name, asked, got, want)
@@ -50,22 +57,23 @@ async def run_with_kills(
 
 
 async def test_a_worker_and_then_a_scheduler_are_killed(
-    shared_fleet: SharedFleet, requests: int
+    shared_fleet: SharedFleet, want: list[Answer]
 ) -> None:
     fleet = await shared_fleet.get(workers=4, schedulers=2, gateways=2)
     kills = [(1 / 4, "worker-1"), (1 / 2, "scheduler-0")]
-    await run_with_kills(fleet, requests, "a worker of 4, then a scheduler of 2, killed", kills)
+    await run_with_kills(fleet, want, "a worker of 4, then a scheduler of 2, killed", kills)
 
 
-async def test_rolling_restart(shared_fleet: SharedFleet, requests: int) -> None:
+async def test_rolling_restart(
+    shared_fleet: SharedFleet, want: list[Answer], is_full_size: bool
+) -> None:
     """One process after the other gets SIGTERM, the next when the one before is ready again."""
-    asked = questions(requests)
+    asked = questions(len(want))
     fleet = await shared_fleet.get(workers=4, schedulers=2, gateways=2)
-    want = await undisturbed(fleet, asked)
     load = Load(fleet.urls, asked, CLIENTS, endless=True)
     running = asyncio.create_task(load.run())
     for name in fleet.names():
-        await load.reached(load.done + 40)
+        await load.reached(load.done + (40 if is_full_size else 16))
         before = len(fleet.log)
         fleet.signal(name, signal.SIGTERM)
         await fleet.until_restarted(name, since=before)
@@ -94,10 +102,10 @@ async def test_random_faults(shared_fleet: SharedFleet, requests: int) -> None:
 
 
 async def test_the_only_worker_is_killed_and_returns(
-    shared_fleet: SharedFleet, requests: int
+    shared_fleet: SharedFleet, want: list[Answer]
 ) -> None:
     fleet = await shared_fleet.get(workers=1)
-    await run_with_kills(fleet, requests, "the only worker killed", [(1 / 3, "worker-0")])
+    await run_with_kills(fleet, want, "the only worker killed", [(1 / 3, "worker-0")])
 
 
 async def test_a_new_scheduler_takes_over_in_under_a_second(shared_fleet: SharedFleet) -> None:
@@ -128,23 +136,22 @@ async def test_a_new_scheduler_takes_over_in_under_a_second(shared_fleet: Shared
 
 
 async def test_the_only_scheduler_is_killed_and_returns(
-    shared_fleet: SharedFleet, requests: int
+    shared_fleet: SharedFleet, want: list[Answer]
 ) -> None:
     fleet = await shared_fleet.get(workers=2)
-    await run_with_kills(fleet, requests, "the only scheduler killed", [(1 / 3, "scheduler-0")])
+    await run_with_kills(fleet, want, "the only scheduler killed", [(1 / 3, "scheduler-0")])
 
 
 @pytest.mark.parametrize(("victim", "schedulers"), [("worker-0", 1), ("scheduler-0", 2)])
 async def test_a_process_is_paused_and_continues(
-    shared_fleet: SharedFleet, requests: int, victim: str, schedulers: int
+    shared_fleet: SharedFleet, want: list[Answer], victim: str, schedulers: int
 ) -> None:
     """Other processes take over its requests; what it sends after the pause is ignored."""
-    asked = questions(requests)
+    asked = questions(len(want))
     fleet = await shared_fleet.get(workers=2, schedulers=schedulers)
-    want = await undisturbed(fleet, asked)
     load = Load(fleet.urls, asked, CLIENTS, endless=True)
     running = asyncio.create_task(load.run())
-    await load.reached(requests // 4)
+    await load.reached(len(asked) // 4)
     fleet.signal(victim, signal.SIGSTOP)
     await asyncio.sleep(PAUSED_SECONDS)
     fleet.signal(victim, signal.SIGCONT)

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 
 Faults = Callable[[Load], Awaitable[None]]
 
-ROUNDS = 4
+ROUNDS, SMALL_ROUNDS = 4, 2
 # Steps that are computed again and late polls: a busy machine adds to each part.
 SLACK_SECONDS = 2.0
 NOTICE_SECONDS = (SILENT_HEARTBEATS + 1) * HEARTBEAT_SECONDS
@@ -44,6 +44,12 @@ HOST_MEMORY = (
     "--max-model-len=512",
     "--host-memory-gb=1",
 )
+
+
+@pytest.fixture
+def rounds(is_full_size: bool) -> int:
+    """How often each fault comes. Two rounds differ in who is hit, or in the fault."""
+    return ROUNDS if is_full_size else SMALL_ROUNDS
 
 
 async def start_seconds(worker: tuple[str, ...]) -> float:
@@ -95,13 +101,13 @@ async def under_load(
     return pauses[0] - pauses[1], start
 
 
-async def test_a_worker_is_killed_while_another_drains(requests: int) -> None:
+async def test_a_worker_is_killed_while_another_drains(requests: int, rounds: int) -> None:
     """No worker takes new sequences until one of the two has started again."""
     asked = questions(requests)
     async with running_fleet(workers=2) as fleet:
 
         async def faults(load: Load) -> None:
-            for number in range(ROUNDS):
+            for number in range(rounds):
                 drained, killed = f"worker-{number % 2}", f"worker-{1 - number % 2}"
                 before = len(fleet.log)
                 fleet.signal(drained, signal.SIGTERM)
@@ -116,7 +122,7 @@ async def test_a_worker_is_killed_while_another_drains(requests: int) -> None:
         assert pause <= MAX_SERVED_DELAY + 2 * start + SLACK_SECONDS
 
 
-async def test_workers_are_killed_while_they_copy_blocks(requests: int) -> None:
+async def test_workers_are_killed_while_they_copy_blocks(requests: int, rounds: int) -> None:
     """The blocks in host memory are lost too, and are computed again."""
     asked = questions(requests)
     patient = ("--max-waiting-seconds=60",)
@@ -125,7 +131,7 @@ async def test_workers_are_killed_while_they_copy_blocks(requests: int) -> None:
 
         async def faults(load: Load) -> None:
             nonlocal copied
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 await load.reached(load.done + CLIENTS)
                 copied += fleet.metric("worker-0", "pagewire_worker_(saved|loaded)_blocks_total")
                 before = len(fleet.log)
@@ -141,7 +147,7 @@ async def test_workers_are_killed_while_they_copy_blocks(requests: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_connections_are_cut_frozen_and_slow(
-    shared_fleet: SharedFleet, requests: int, at_once: int
+    shared_fleet: SharedFleet, requests: int, rounds: int, at_once: int
 ) -> None:
     """A stream waits until each fault on its path is noticed, and continues on another path."""
     seed = int(os.environ.get("CHAOS_SEED", random.randrange(1000)))
@@ -159,7 +165,7 @@ async def test_connections_are_cut_frozen_and_slow(
             await proxy.slow(NOTICE_SECONDS)
 
     async def faults(load: Load) -> None:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             kinds = ["freeze" if number % 2 else rng.choice(["cut", "slow"])]
             kinds += rng.choices(["cut", "freeze", "slow"], k=at_once - 1)
             async with asyncio.TaskGroup() as group:

@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    from support.kernels import quick_interpreter
+
+    quick_interpreter.install()
+
 
 @pytest.fixture
 def device() -> torch.device:

@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pagewire.models import EMBEDDED_NAME
-from support.processes.stack_process import RunningStack, running_stack
+from support.processes.stack_process import RunningStack
 from support.rows import values
 from support.waiting import until
 
@@ -27,12 +26,6 @@ def pagewire(*arguments: str, **options: object) -> subprocess.CompletedProcess[
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [*PAGEWIRE, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
     )
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[RunningStack]:
-    with running_stack() as started:
-        yield started
 
 
 def test_the_curl_line_of_the_ready_block_streams_an_answer() -> None:
@@ -181,15 +174,15 @@ def test_a_missing_model_ends_run_with_the_reason(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_worker_that_is_killed_is_replaced() -> None:
-    with running_stack() as stack:
-        [before] = stack.pids("worker")
-        os.kill(before, signal.SIGKILL)
-        until(lambda: stack.pids("worker") not in ([before], []), 30)
-        done = pagewire("generate", "Hello!", "--url", stack.url)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
-        assert any("worker-0 was ended by SIGKILL" in line for line in stack.log)
+def test_a_worker_that_is_killed_is_replaced(stack: RunningStack) -> None:
+    [before] = stack.pids("worker")
+    lines = len(stack.log)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: stack.pids("worker") not in ([before], []), 30)
+    done = pagewire("generate", "Hello!", "--url", stack.url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert any("worker-0 was ended by SIGKILL" in line for line in stack.log[lines:])
 
 
 def test_all_services_end_with_a_run_that_is_killed() -> None:

@@ -1,5 +1,6 @@
 """The help of every command, as a user sees it at 80 columns and in a pipe."""
 
+import json
 import os
 import pty
 import re
@@ -28,6 +29,23 @@ def every_command() -> Iterator[tuple[str, ...]]:
 
 COMMANDS = sorted(every_command())
 
+# Prints the help of many commands, each in a pipe and at 80 columns, as JSON.
+_SHOW_ALL = """
+import contextlib, io, json, os, sys
+from pagewire.cli.main import make_app
+
+def shown(words, columns):
+    os.environ.pop("COLUMNS", None)
+    os.environ.update(columns)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        assert not make_app()([*words, "--help"], standalone_mode=False, prog_name="pagewire")
+    return text.getvalue()
+
+given = json.load(sys.stdin)
+print(json.dumps([[shown(words, {}), shown(words, {"COLUMNS": "80"})] for words in given]))
+"""
+
 
 def shown(*arguments: str, columns: str | None = None) -> str:
     """What a command prints in a pipe."""
@@ -44,6 +62,20 @@ def shown(*arguments: str, columns: str | None = None) -> str:
     )
     assert (done.returncode, done.stderr) == (0, ""), (arguments, done.stderr)
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def all_shown() -> dict[tuple[str, ...], tuple[str, str]]:
+    """The help of each command in a pipe and at 80 columns, from one process for all."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SHOW_ALL],
+        input=json.dumps(COMMANDS),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return dict(zip(COMMANDS, map(tuple, json.loads(done.stdout)), strict=True))
 
 
 def flags_of(words: tuple[str, ...]) -> list[str]:
@@ -66,9 +98,11 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_has_each_flag_whole_on_a_line_of_80_columns(words: tuple[str, ...]) -> None:
-    piped = shown(*words, "--help")
-    assert piped == shown(*words, "--help", columns="80")
+def test_help_has_each_flag_whole_on_a_line_of_80_columns(
+    words: tuple[str, ...], all_shown: dict[tuple[str, ...], tuple[str, str]]
+) -> None:
+    piped, at_80_columns = all_shown[words]
+    assert piped == at_80_columns
     lines = piped.splitlines()
     assert max(map(len, lines)) <= 80
     assert not re.search(r"[^\x00-\x7f]", piped), "only characters that every terminal has"
@@ -78,6 +112,14 @@ def test_help_has_each_flag_whole_on_a_line_of_80_columns(words: tuple[str, ...]
     options = piped.partition("Options:\n")[2].partition("\n\n")[0].splitlines()
     assert len(options) == 1 + len(set(flags_of(words))), "one line for each, and --help"
     assert all(re.match(r"  --[a-z0-9-]+(, -.)?  +\S", line) for line in options)
+
+
+@pytest.mark.parametrize("columns", [None, "80"])
+def test_a_process_of_its_own_shows_the_same(
+    columns: str | None, all_shown: dict[tuple[str, ...], tuple[str, str]]
+) -> None:
+    for words in (("run",), ("bench", "http")):
+        assert shown(*words, "--help", columns=columns) == all_shown[words][columns is not None]
 
 
 @pytest.mark.parametrize("words", [("run",), ("bench", "offline"), ("worker",)], ids=" ".join)

@@ -73,17 +73,16 @@ def test_the_printed_commands_carry_the_key(tmp_path: Path) -> None:
         assert "PAGEWIRE_API_KEY" in refused["error"]["message"]
 
 
-def test_without_keys_the_printed_commands_work_as_they_are() -> None:
-    with running_stack() as stack:
-        curl = example(stack, "curl -N ")
-        assert "Authorization" not in curl
-        assert f"    {stack.url}/    in a browser: " in stack.output
-        assert httpx.get(f"{stack.url}/", trust_env=False).status_code == 200
-        assert streamed_text(run_in_shell(curl)).strip()
-        chat = next(line.strip() for line in stack.output.splitlines() if " chat --url" in line)
-        assert chat.split(" chat ")[0].endswith("bin/pagewire"), "it is not on this path"
-        shown = run_in_shell(f"echo Hello | {chat} --max-tokens 4")
-        assert f"{EMBEDDED_NAME} at {stack.url}" in shown
+def test_without_keys_the_printed_commands_work_as_they_are(stack: RunningStack) -> None:
+    curl = example(stack, "curl -N ")
+    assert "Authorization" not in curl
+    assert f"    {stack.url}/    in a browser: " in stack.output
+    assert httpx.get(f"{stack.url}/", trust_env=False).status_code == 200
+    assert streamed_text(run_in_shell(curl)).strip()
+    chat = next(line.strip() for line in stack.output.splitlines() if " chat --url" in line)
+    assert chat.split(" chat ")[0].endswith("bin/pagewire"), "it is not on this path"
+    shown = run_in_shell(f"echo Hello | {chat} --max-tokens 4")
+    assert f"{EMBEDDED_NAME} at {stack.url}" in shown
 
 
 def test_the_example_of_a_model_without_chat_template_is_a_completion(tmp_path: Path) -> None:

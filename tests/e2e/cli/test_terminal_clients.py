@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pagewire.models import EMBEDDED_NAME
-from support.processes.stack_process import RunningStack, running_stack
+from pagewire.v1 import inference_pb2_grpc
+from support.processes.stack_process import RunningStack, is_idle, running_stack
+from support.waiting import until
 
 PAGEWIRE = [sys.executable, "-m", "pagewire.cli.main"]
 NOBODY = "http://127.0.0.1:9"
@@ -30,12 +31,6 @@ def pagewire(
         input=given or "",
         env={**variables, **environment},
     )
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[RunningStack]:
-    with running_stack() as started:
-        yield started
 
 
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
@@ -111,7 +106,10 @@ def test_generate_says_that_it_starts_a_server(monkeypatch: pytest.MonkeyPatch) 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ps_shows_who_runs_and_the_load(stack: RunningStack) -> None:
+def test_ps_shows_who_runs_and_the_load(
+    stack: RunningStack, stub: inference_pb2_grpc.InferenceStub
+) -> None:
+    until(lambda: is_idle(stub), 10)
     done = pagewire("ps")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[1]: line for line in done.stdout.splitlines()}

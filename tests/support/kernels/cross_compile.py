@@ -7,16 +7,16 @@ executed. The process must not have TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -24,7 +24,6 @@ from triton.runtime.jit import JITFunction, mangle_type
 
 HOPPER = GPUTarget("cuda", 90, 32)
 _OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg", "enable_fp_fusion")
-_PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,9 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
             attributes[(index,)] = [["tt.divisibility", 16]]
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(kernel, signature, constexprs, attributes)
-    compiled = triton.compile(source, target=HOPPER, options=options)
-    report = _assemble(compiled.asm["ptx"])
+    with patch.object(knobs.runtime, "add_stages_inspection_hook", _keep_report):
+        compiled = triton.compile(source, target=HOPPER, options=options)
+    report = compiled.metadata.assembler_report
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
     registers = int(re.search(r"Used (\d+) registers", report).group(1))
     return Launch(
@@ -114,10 +114,23 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
     )
 
 
-def _assemble(ptx: str) -> str:
-    """Return the assembler's report on the resources that `ptx` uses."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [_PTXAS, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+def _keep_report(*arguments: Any) -> tuple[str, str] | None:
+    """Adds the assembler's report on the resources of a kernel to its metadata.
+
+    Triton calls it with the stages of a compilation, and without arguments for what tells such
+    compilations from others in its cache.
+    """
+    if not arguments:
+        return ("assembler report",) * 2
+    stages = arguments[1]
+    assemble = stages["cubin"]
+
+    def assemble_and_keep(ptx: str, metadata: dict[str, Any]) -> bytes:
+        report = io.StringIO()
+        with patch.object(knobs.nvidia, "dump_ptxas_log", True), redirect_stdout(report):
+            binary: bytes = assemble(ptx, metadata)
+        metadata["assembler_report"] = report.getvalue()
+        return binary
+
+    stages["cubin"] = assemble_and_keep
+    return None
