@@ -2,6 +2,7 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from pagewire.lifecycle.draft_counter import DraftCounter
 from pagewire.lifecycle.metrics import TOKEN_SECONDS
 
 
@@ -16,14 +17,7 @@ class WorkerMetrics:
         tokens = Counter(name("tokens"), "Tokens computed.", ["phase"], registry=registry)
         self.prefill_tokens = tokens.labels("prefill")
         self.decode_tokens = tokens.labels("decode")
-        drafts = Counter(
-            name("drafts"),
-            "Tokens that speculation guessed.",
-            ["drafter", "outcome"],
-            registry=registry,
-        )
-        self.accepted_drafts = drafts.labels("suffix", "accepted")
-        self.rejected_drafts = drafts.labels("suffix", "rejected")
+        self.drafts = DraftCounter(name("drafts"), registry)
         self.step_seconds = Histogram(
             name("step_seconds"),
             "Time from the start of a step's computation to its last token.",

@@ -34,7 +34,7 @@ def plan() -> DevicePlan:
         sample_indices=ints(3, 9, 1, 0),
         logprobs=LogprobRows(ints(0, 3), 1),
     )
-    return with_drafts(plain, [ints(50, 51), ints(), ints(60)])
+    return with_drafts(plain, [ints(50, 51), ints(), ints(60)], [1, 3, 2])
 
 
 def test_each_draft_is_a_row_of_its_slot(plan: DevicePlan) -> None:

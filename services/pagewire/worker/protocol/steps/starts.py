@@ -50,6 +50,10 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         return block_fault(start.copied_block, limits)
     if start.copied_block and start.num_computed % limits.block_size == 0:
         return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
+    guess = start.prediction
+    if len(guess) and (guess.min() < 0 or guess.max() >= limits.vocab_size):
+        wrong = guess[(guess < 0) | (guess >= limits.vocab_size)][0]
+        return f"token id {wrong} of the prediction is not in the vocabulary of {limits.vocab_size}"
     if start.constraint is not None:
         fault = start.constraint.fault(limits.vocab_size)
         if fault is not None:

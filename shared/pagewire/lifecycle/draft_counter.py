@@ -1,0 +1,46 @@
+"""The metric of speculation that workers and schedulers have: drafts by drafter and outcome."""
+
+import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+
+from pagewire.packing import Int32Array
+from pagewire.v1 import worker_pb2 as pb
+
+# By their numbers in worker.proto, as the metric's label.
+DRAFTERS = {
+    number: name.removeprefix("DRAFTER_").lower()
+    for name, number in pb.Drafter.items()
+    if number != pb.DRAFTER_UNSPECIFIED
+}
+
+
+class DraftCounter:
+    """Counts drafts that were right and those that were not."""
+
+    def __init__(self, name: str, registry: CollectorRegistry = REGISTRY) -> None:
+        counter = Counter(
+            name,
+            "Tokens that speculation guessed, by where the guess came from and whether it was right.",
+            ["drafter", "outcome"],
+            registry=registry,
+        )
+        self._by_drafter = {
+            number: (counter.labels(name, "accepted"), counter.labels(name, "rejected"))
+            for number, name in DRAFTERS.items()
+        }
+
+    def count(self, drafters: Int32Array, drafted: Int32Array, accepted: Int32Array) -> None:
+        """Counts rows `[n]` with drafts: the drafter of each, its drafts, and those right."""
+        made = np.bincount(drafters, weights=drafted)
+        right = np.bincount(drafters, weights=accepted)
+        for number in made.nonzero()[0].tolist():
+            if number in self._by_drafter:
+                good, bad = self._by_drafter[number]
+                good.inc(int(right[number]))
+                bad.inc(int(made[number] - right[number]))
+
+    def value(self, drafter: str, outcome: str) -> int:
+        """What it has counted."""
+        number = next(n for n, name in DRAFTERS.items() if name == drafter)
+        pair = self._by_drafter[number]
+        return int(pair[outcome == "rejected"]._value.get())
