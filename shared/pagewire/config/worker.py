@@ -68,6 +68,11 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
     )
+    forced_texts: str | None = setting(
+        None,
+        "For benchmarks only, with --load-format dummy: file of the outputs that the worker gives to "
+        "its prompts, whatever the model says. `pagewire bench speculative` sets it.",
+    )
     quantization: Literal["none", "fp8", "int8"] = setting(
         "none",
         "Quantize plain weights while they are loaded, all linear layers but the head. Quantized "

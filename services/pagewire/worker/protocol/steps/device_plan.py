@@ -36,6 +36,7 @@ class SlotStarts:
     biased: BiasedStarts | None = None
     # The sequences themselves `[starts]`, for backends that do not compute on arrays.
     sequences: tuple[Start, ...] = ()
+    forced: Int32Array | None = None  # [starts, longest], see forced_texts.py
 
 
 def slot_numbers(

@@ -50,6 +50,7 @@ class Start:
     first_prompt_logprob: int = 1
     prediction: Int32Array = field(default_factory=lambda: _EMPTY)  # [predicted]
     cache_salt: str = ""
+    forced: Int32Array | None = None  # [output], see forced_texts.py; no message has it
 
     @property
     def num_prompt(self) -> int:
