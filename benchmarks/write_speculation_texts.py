@@ -2,11 +2,11 @@
 
     python benchmarks/write_speculation_texts.py [--output benchmarks/texts/speculation.jsonl]
 
-Everything comes from here, under free licences. `edit` takes pairs of functions of Python's standard
-library (PSF licence): they change places, one name of each is another one, and one line is changed;
+Everything is made here, under free licences. `edit` takes pairs of functions of Python's standard
+library (PSF licence): they change places, one name of each is another one, and one has a new line;
 the prediction is the code as it was. `extract` are records in sentences, which become JSON. `quote`
-asks for a passage of a docstring of the standard library. `chat` is prose of this project's pages, of
-which the prompt says nothing: the worst case, because nothing repeats.
+asks for two passages of docstrings of the standard library. `chat` is prose of our decisions,
+of which the prompt says nothing: the worst case, because nothing repeats.
 
 The order is fixed, and the same Python version writes the same file.
 """
@@ -51,7 +51,7 @@ def functions() -> Iterator[str]:
 
 
 def variable(code: str) -> str | None:
-    """The local name or argument that the code has most often, of those with four letters or more."""
+    """The local name or argument with four letters or more that the code has most often."""
     function = ast.parse(code).body[0]
     assert isinstance(function, ast.FunctionDef)
     local = {arg.arg for arg in function.args.args} | {
@@ -93,10 +93,10 @@ def edits(rng: random.Random) -> Iterator[dict[str, str]]:
         lines[place] = f"{indent}# Checked above.\n{old_line}"
         before = f"{first[0]}\n\n\n{second[0]}\n"
         text = (
-            f"Here are two functions:\n\n```python\n{before}```\n\nPut the second one first. In the "
-            f"first one call `{first[1]}` `{new[0]}` instead, and write the comment 'Checked above.' "
-            f"before the line `{old_line.strip()}`. In the second one call `{second[1]}` `{new[1]}`. "
-            "Answer with the code alone.\n\n```python\n"
+            f"Here are two functions:\n\n```python\n{before}```\n\nPut the second one first. In "
+            f"the first one call `{first[1]}` `{new[0]}` instead, and write the comment 'Checked "
+            f"above.' before the line `{old_line.strip()}`. In the second one call `{second[1]}` "
+            f"`{new[1]}`. Answer with the code alone.\n\n```python\n"
         )
         answer = f"{after[1]}\n\n\n" + "\n".join(lines) + "\n```\n"
         yield {"kind": "edit", "prompt": text, "continuation": answer, "prediction": before}
@@ -104,20 +104,19 @@ def edits(rng: random.Random) -> Iterator[dict[str, str]]:
 
 def extractions(rng: random.Random) -> Iterator[dict[str, str]]:
     while True:
-        people = []
-        for name in rng.sample(NAMES, 6):
-            people.append(
-                {
-                    "name": name,
-                    "age": rng.randrange(19, 80),
-                    "city": rng.choice(CITIES),
-                    "trade": rng.choice(TRADES),
-                    "phone": f"+{rng.randrange(30, 60)} {rng.randrange(10**8, 10**9)}",
-                }
-            )
+        people = [
+            {
+                "name": name,
+                "age": rng.randrange(19, 80),
+                "city": rng.choice(CITIES),
+                "trade": rng.choice(TRADES),
+                "phone": f"+{rng.randrange(30, 60)} {rng.randrange(10**8, 10**9)}",
+            }
+            for name in rng.sample(NAMES, 6)
+        ]
         sentences = [
-            f"{p['name']} lives in {p['city']} and is {p['age']} years old; the {p['trade']} can be "
-            f"reached at {p['phone']}."
+            f"{p['name']} lives in {p['city']} and is {p['age']} years old; the {p['trade']} can "
+            f"be reached at {p['phone']}."
             for p in people
         ]
         rng.shuffle(sentences)
@@ -154,8 +153,8 @@ def quotes(rng: random.Random) -> Iterator[dict[str, str]]:
             "which modules they are.\n\nAnswer: "
         )
         answer = (
-            f'Passage [{wanted + 1}] comes from {module}: "{first}" Of {other} on the other hand is '
-            f'number [{also + 1}], which says: "{second}"\n'
+            f'Passage [{wanted + 1}] comes from {module}: "{first}" Of {other} on the other hand '
+            f'is number [{also + 1}], which says: "{second}"\n'
         )
         yield {"kind": "quote", "prompt": question, "continuation": answer}
 

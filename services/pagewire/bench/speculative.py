@@ -1,4 +1,4 @@
-"""Speculation on recorded texts: the output of each prompt is forced to a text, see forced_texts.py.
+"""Speculation on recorded texts: the output of each prompt is forced, see forced_texts.py.
 
 So the acceptance of drafts is that of real text, with any weights, and the work is that of serving.
 Clients send one request after another over a gRPC stream to a scheduler.
@@ -35,7 +35,7 @@ PREDICTION = "prediction"
 
 @dataclass(frozen=True, slots=True)
 class RecordedText:
-    """One line of the file, as tokens. `prediction` is what a client would guess; empty for none."""
+    """One line of the file, as tokens. `prediction` is what a client would guess, or empty."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -58,7 +58,7 @@ class SpeculativeResult:
     """A case: medians over the rounds, and sums of drafts by drafter.
 
     `tokens_per_second` is of all clients together, `stream_tokens_per_second` of one of them from
-    its first token on. `tokens_per_step` counts the steps of a sequence.
+    its first token on. `tokens_per_step` is of one sequence.
     """
 
     kind: str
@@ -288,7 +288,8 @@ class _Client:
                 stream = self._streams[number]
                 stream.tokens += ids[at : at + 4 * tokens]
                 at += 4 * tokens
-                stream.deltas += 1
+                if stream.last != now:  # the tokens of a step come in one message
+                    stream.deltas += 1
                 stream.first = stream.first or now
                 stream.last = now
             for ended in message.finished:
@@ -324,6 +325,4 @@ def _submit(number: int, text: RecordedText, salt: str, mode: str) -> Any:
     )
     if mode == PREDICTION and text.prediction:
         request.prediction = text.prediction
-    return pb.MultiplexRequest(
-        submit=pb.Submit(stream=number, request=request.SerializeToString())
-    )
+    return pb.MultiplexRequest(submit=pb.Submit(stream=number, request=request.SerializeToString()))

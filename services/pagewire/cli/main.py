@@ -5,8 +5,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pagewire.cli.commands import demo, generate, keys, models, ps, quantize, run, services
 from pagewire.cli.commands import chat as chat_command
+from pagewire.cli.commands import demo, generate, keys, models, ps, quantize, run, services
 from pagewire.cli.commands import simulate as simulate_command
 from pagewire.cli.commands.bench import group as bench
 from pagewire.cli.errors import CommandError

@@ -210,7 +210,7 @@ class Engine:
         outcome = worker.batch.commit(result.step, tokens)
         if runs is not None and (drafts := runs.drafts) is not None:
             runs.note_predicted(worker.batch, 0)
-            metrics.DRAFTS.count(drafts.drafters, drafts.drafted, drafts.accepted)
+            metrics.DRAFTED.count(drafts.drafters, drafts.drafted, drafts.accepted)
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return runs, outcome, logprobs
 

@@ -70,8 +70,8 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     forced_texts: str | None = setting(
         None,
-        "For benchmarks only, with --load-format dummy: file of the outputs that the worker gives to "
-        "its prompts, whatever the model says. `pagewire bench speculative` sets it.",
+        "For benchmarks only, with --load-format dummy: file of the outputs that the worker gives "
+        "to its prompts, whatever the model says. `pagewire bench speculative` sets it.",
     )
     quantization: Literal["none", "fp8", "int8"] = setting(
         "none",

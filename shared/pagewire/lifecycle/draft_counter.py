@@ -1,11 +1,13 @@
 """The metric of speculation that workers and schedulers have: drafts by drafter and outcome."""
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import Counter
 
 from pagewire.packing import Int32Array
 from pagewire.v1 import worker_pb2 as pb
 
+LABELS = ("drafter", "outcome")
+MEANING = "Tokens that speculation guessed, by the origin of the guess and whether it was right."
 # By their numbers in worker.proto, as the metric's label.
 DRAFTERS = {
     number: name.removeprefix("DRAFTER_").lower()
@@ -17,13 +19,8 @@ DRAFTERS = {
 class DraftCounter:
     """Counts drafts that were right and those that were not."""
 
-    def __init__(self, name: str, registry: CollectorRegistry = REGISTRY) -> None:
-        counter = Counter(
-            name,
-            "Tokens that speculation guessed, by where the guess came from and whether it was right.",
-            ["drafter", "outcome"],
-            registry=registry,
-        )
+    def __init__(self, counter: Counter) -> None:
+        """`counter` has the labels `LABELS`."""
         self._by_drafter = {
             number: (counter.labels(name, "accepted"), counter.labels(name, "rejected"))
             for number, name in DRAFTERS.items()

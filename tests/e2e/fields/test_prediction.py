@@ -154,7 +154,7 @@ def test_a_large_prediction_is_read_apart_and_one_that_is_too_long_is_refused(
     either: RunningStack, stack: RunningStack
 ) -> None:
     want = text(ask(stack))
-    large = " different" * 1000 + want
+    large = " together" * 1000 + want
     assert len(large) > INLINE_TEXT_BYTES
     got = ask(either, **guess(large))
     assert text(got) == want

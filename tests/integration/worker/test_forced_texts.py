@@ -112,5 +112,3 @@ async def test_a_worker_that_cannot_force_says_so(
     with pytest.raises(SetupError, match=part):
         async with local_worker(FOLDER, **given):
             pass
-
-

@@ -91,7 +91,9 @@ class Prediction(Strict):
             )
         if isinstance(self.content, str):
             return self.content
-        parts = [_part_text(part, f"prediction.content[{i}]") for i, part in enumerate(self.content)]
+        parts = [
+            _part_text(part, f"prediction.content[{i}]") for i, part in enumerate(self.content)
+        ]
         return "".join(parts)
 
 

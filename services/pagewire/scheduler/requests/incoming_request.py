@@ -40,7 +40,8 @@ class IncomingRequest:
     """A request as it arrives, decoded as a whole or in part.
 
     `data` is None if `message` is the whole request. Otherwise it is the serialized request, and
-    `message` lacks the input, the tokens to resume from and the prediction. `prompt_tokens` is an estimate.
+    `message` lacks the input, the tokens to resume from and the prediction. `prompt_tokens` is an
+    estimate.
     """
 
     message: pb.GenerateRequest

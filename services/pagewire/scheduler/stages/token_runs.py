@@ -24,16 +24,20 @@ class RowDrafts:
 
     @classmethod
     def read(cls, result: worker_pb.StepResult, counts: Int32Array) -> "RowDrafts":
-        """Those of a result whose rows have `counts [rows]` tokens; ValueError if they are invalid."""
+        """Those of a result with `counts [rows]` tokens; ValueError if they are invalid."""
         rows, drafted = unpack(result.draft_rows), unpack(result.draft_counts)
         drafters = unpack(result.drafters)
         if not len(rows) == len(drafted) == len(drafters):
-            raise ValueError(f"step {result.step} has drafts of {len(rows)} and {len(drafted)} rows")
+            raise ValueError(
+                f"step {result.step} has drafts of {len(rows)} and {len(drafted)} rows"
+            )
         if rows.min() < 0 or rows.max() >= len(counts):
             raise ValueError(f"step {result.step} has drafts of row {rows.max()} of {len(counts)}")
         accepted = counts[rows] - np.int32(1)
         if (accepted > drafted).any() or drafters.min() < 0:
-            raise ValueError(f"step {result.step} has more tokens in a row than drafts, or no drafter")
+            raise ValueError(
+                f"step {result.step} has more tokens in a row than drafts, or no drafter"
+            )
         return cls(rows, drafters, drafted, accepted)
 
     @property

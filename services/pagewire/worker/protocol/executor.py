@@ -159,7 +159,8 @@ class StepExecutor:
             if outcome.taken is not None:
                 of = TakenRows.of(planned.plan, outcome.taken, tokens, scores, rows)
                 slots, tokens, scores = of.slots, of.tokens, of.logprobs
-                drafts = DraftReport.of(planned.plan, outcome.taken).fields(rows)
+                report = DraftReport.of(planned.plan, outcome.taken, outcome.drafted)
+                drafts = report.fields(rows)
                 rows, counts = of.rows, of.counts
             tokens = np.where(session.slots.failed(slots), np.int32(-1), tokens)
             duration = outcome.duration_us
@@ -216,7 +217,7 @@ class StepExecutor:
         drafts = 0
         if outcome.taken is not None:
             drafts = plan.num_drafts
-            report = DraftReport.of(plan, outcome.taken)
+            report = DraftReport.of(plan, outcome.taken, outcome.drafted)
             metrics.drafts.count(report.drafters, report.drafted, report.accepted)
         metrics.steps.inc()
         metrics.decode_tokens.inc(plan.num_decodes)

@@ -2,7 +2,7 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from pagewire.lifecycle.draft_counter import DraftCounter
+from pagewire.lifecycle import draft_counter
 from pagewire.lifecycle.metrics import TOKEN_SECONDS
 
 
@@ -17,7 +17,10 @@ class WorkerMetrics:
         tokens = Counter(name("tokens"), "Tokens computed.", ["phase"], registry=registry)
         self.prefill_tokens = tokens.labels("prefill")
         self.decode_tokens = tokens.labels("decode")
-        self.drafts = DraftCounter(name("drafts"), registry)
+        drafts = Counter(
+            name("drafts"), draft_counter.MEANING, draft_counter.LABELS, registry=registry
+        )
+        self.drafts = draft_counter.DraftCounter(drafts)
         self.step_seconds = Histogram(
             name("step_seconds"),
             "Time from the start of a step's computation to its last token.",

@@ -275,8 +275,8 @@ def check_forced_texts(config: WorkerConfig) -> None:
         return
     if config.load_format != "dummy":
         raise SetupError(
-            "--forced-texts is for benchmarks: outputs are those of a file, whatever the model says. "
-            "It needs --load-format dummy, which makes random weights; leave it out to serve"
+            "--forced-texts is for benchmarks: outputs are those of a file, whatever the model "
+            "says. It needs --load-format dummy, which makes random weights; leave it out to serve"
         )
     log.warning("every output is that of a recorded text (--forced-texts): for benchmarks only")
 

@@ -290,7 +290,7 @@ class WorkerBatch:
         return StepOutcome(rows, tokens, indices, stopped, ended, None if complete else valid)
 
     def note_rejected(self, rows: SlotArray, counts: Int32Array) -> None:
-        """Of the step that was committed last, `rows [n]` had so many wrong tokens of predictions."""
+        """`rows [n]` of the step committed last had so many wrong tokens of predictions."""
         if self._variable is not None:
             self._variable.note_rejected(self._answered.rows[rows], counts)
 

@@ -83,4 +83,3 @@ class PredictionDrafter:
         if len(both):
             return int(both[0])
         return int(near[0]) if len(near) else None
-

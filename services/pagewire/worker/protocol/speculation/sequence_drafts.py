@@ -1,8 +1,8 @@
 """The drafts of one sequence: by the first drafter that has some.
 
-The client's prediction comes first, then the sequence's own tokens, then recent outputs of its salt.
-Tokens that the grammar forces come before them, unless one of these goes on behind the same tokens.
-A row has the drafts of one drafter, which learns from them how many to make.
+The client's prediction comes first, then the sequence's own tokens, then recent outputs of its
+salt. Tokens that the grammar forces come before them, unless one of these goes on behind the same
+tokens. A row has the drafts of one drafter, which learns from them how many to make.
 """
 
 from collections.abc import Sequence

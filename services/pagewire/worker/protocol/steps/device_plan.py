@@ -115,7 +115,8 @@ class DevicePlan:
     # of a slot follow its row: positions and indices ascend. A draft belongs to the output if all
     # drafts before it do, and the row before it draws the same token. None: no row is a draft.
     drafts: Int32Array | None = None
-    # [sequences that sample], the Drafter in worker.proto of each one's drafts; of a plan with drafts.
+    # [sequences that sample], of a plan with drafts: the Drafter (worker.proto) of each one's.
+    # None: all are of the sequences' own tokens.
     drafters: Int32Array | None = None
 
     @property

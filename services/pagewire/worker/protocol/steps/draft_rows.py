@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array, pack
+from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.sequence_drafts import NO_DRAFTER
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
@@ -112,13 +113,19 @@ class DraftReport:
     accepted: Int32Array
 
     @classmethod
-    def of(cls, plan: DevicePlan, taken: NDArray[np.bool_]) -> "DraftReport":
-        """Of a plan with drafts whose rows are `taken [rows]`."""
-        assert plan.drafters is not None
-        counts = np.diff(first_rows(plan), append=len(plan.sample_slots)).astype(np.int32)
-        sequences = (counts > 1).nonzero()[0]
+    def of(
+        cls, plan: DevicePlan, taken: NDArray[np.bool_], drafted: Int32Array | None = None
+    ) -> "DraftReport":
+        """Of a plan with drafts whose rows are `taken [rows]`; `drafted` as in `Outcome`."""
+        if drafted is None:
+            rows = np.diff(first_rows(plan), append=len(plan.sample_slots))
+            drafted = rows.astype(np.int32) - np.int32(1)
+        drafters = plan.drafters
+        if drafters is None:
+            drafters = np.full(len(drafted), pb.DRAFTER_SUFFIX, np.int32)
+        sequences = drafted.nonzero()[0]
         right = taken_counts(plan, taken)[sequences] - np.int32(1)
-        return cls(sequences, plan.drafters[sequences], counts[sequences] - np.int32(1), right)
+        return cls(sequences, drafters[sequences], drafted[sequences], right)
 
     def fields(self, rows: Int32Array | None) -> dict[str, bytes]:
         """The fields of StepResult; `rows` as in `PlannedStep`."""

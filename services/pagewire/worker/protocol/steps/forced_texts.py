@@ -4,10 +4,10 @@ The worker does all of its work, drafts and verification included, and draws a t
 Then it takes the recorded token in its place. So the acceptance of drafts is that of real text,
 whatever the weights are.
 
-It cannot be reached by clients: no request and no message of the protocol has a field for it. A worker
-forces texts only if it was started with `--forced-texts FILE`, which needs `--load-format dummy`: the
-weights are random, so nothing is lost that could have been served. It refuses every prompt that is
-not in the file.
+It cannot be reached by clients: no request and no message of the protocol has a field for it. A
+worker forces texts only if it was started with `--forced-texts FILE`, which needs `--load-format
+dummy`: the weights are random, so nothing is lost that could have been served. It refuses every
+prompt that is not in the file.
 
 FILE has JSON lines: {"prompt_token_ids": [...], "token_ids": [...]}. `pagewire bench speculative`
 writes it.
@@ -18,11 +18,11 @@ How a backend forces:
 - `SlotStarts.forced [starts, longest]` int32 has the output of each sequence that takes a slot, -1
   behind its end. It does not depend on what the sequence has generated already.
 - `DeviceSlots.forced_tokens [slots, longest + 1]` int32 keeps it on the device.
-- `DeviceSlots.forced(tokens, slots, indices)` returns the tokens to take for those drawn. It is to be
-  called where a token is chosen: after `sample`, and before anything sees the token, such as last
-  tokens, penalties, the comparison with drafts, and log probabilities. `indices` are those of the
-  tokens in the outputs, so a backend that keeps positions on the device passes its own. It needs
-  no host and may be captured in a graph.
+- `DeviceSlots.forced(tokens, slots, indices)` returns the tokens to take for those drawn. It is to
+  be called where a token is chosen: after `sample`, and before anything sees the token, such as
+  last tokens, penalties, the comparison with drafts, and log probabilities. `indices` are those of
+  the tokens in the outputs, so a backend that keeps positions on the device passes its own. It
+  needs no host and may be captured in a graph. `DeviceSlots.sample` calls it.
 """
 
 import json
