@@ -1,6 +1,6 @@
 """Write the texts of `pagewire bench speculative`: prompts, and what a good model would answer.
 
-    python benchmarks/write_speculation_texts.py [--output benchmarks/texts/speculation.jsonl]
+    python benchmarks/replay/write_texts.py [--output FILE]
 
 Everything is made here, under free licences. `edit` takes pairs of functions of Python's standard
 library (PSF licence): they change places, one name of each is another one, and one has a new line;
@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-OUTPUT = HERE / "texts" / "speculation.jsonl"
-PAGES = HERE.parent / "docs" / "decisions"
+OUTPUT = HERE / "texts.jsonl"
+PAGES = HERE.parents[1] / "docs" / "decisions"
 EACH = 8  # texts of a kind
 MODULES = (
     "textwrap", "shlex", "heapq", "bisect", "fractions", "difflib", "calendar", "statistics",

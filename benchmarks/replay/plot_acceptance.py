@@ -1,6 +1,6 @@
 """Draw which drafts were right on recorded texts, by kind of text and drafter.
 
-    python benchmarks/plot_acceptance.py [--rows FILE] [--output FILE.svg]
+    python benchmarks/replay/plot_acceptance.py [--rows FILE] [--output FILE.svg]
 
 The rows are those of `pagewire bench speculative --output`, with one client. A bar is all drafts of
 a kind of text; its dark parts are those that were right, by drafter.
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pagewire.bench.results import read_rows, write_file
 
-HERE = Path(__file__).parent
-ROWS = HERE / "results" / "speculation-acceptance-cpu.jsonl"
-PLOT = HERE / "results" / "plots" / "speculation-acceptance.svg"
+RESULTS = Path(__file__).parents[1] / "results"
+ROWS = RESULTS / "speculation-acceptance-cpu.jsonl"
+PLOT = RESULTS / "plots" / "speculation-acceptance.svg"
 
 COLOURS = {"suffix": "#3465a4", "prediction": "#e08a1e", "recent": "#2a9d4a", "grammar": "#8a4fb0"}
 WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 170, 640, 52
