@@ -62,8 +62,9 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     speculate: Literal["none", "suffix"] = setting(
         "none",
         "Guess the next tokens of a sequence and compute them in the same step. Tokens stay the "
-        "same. `suffix` guesses what followed the last time that the sequence ended like this. It "
-        "needs a CPU.",
+        "same. `suffix` guesses what followed the last time that the sequence ended like this, and "
+        "takes guesses of clients, of recent outputs of the same salt and of grammars. It needs a "
+        "CPU.",
     )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
