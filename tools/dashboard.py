@@ -108,6 +108,13 @@ ROWS: dict[str, list[Panel]] = {
     "Processes": [
         Panel("Step time at the workers", "s", quantiles(f"{W}_step_seconds")),
         Panel("Tokens computed", "short", {"{{phase}}": rate(f"{W}_tokens_total", "phase")}),
+        Panel(
+            "Tokens guessed by speculation",
+            "short",
+            {
+                "{{drafter}}, {{outcome}}/s": rate(f"{S}_drafts_total", "drafter, outcome"),
+            },
+        ),
         Panel("Sequences in a step", "short", {"{{instance}}": f"{W}_slots_in_use"}),
         Panel(
             "Loop lag, 99th percentile",

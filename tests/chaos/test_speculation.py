@@ -56,7 +56,26 @@ def repetitive(count: int) -> list[Question]:
     return made
 
 
-ASKED = [*repetitive(24), *constrained_questions(8)]
+def predicted(count: int) -> list[Question]:
+    """Chats with a guess of the answer; `guess` makes it right here and there."""
+    made = []
+    for question in repetitive(count):
+        body = {name: value for name, value in question.body.items() if name != "logprobs"}
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        body["prediction"] = {"type": "content", "content": "the end"}
+        made.append(Question("/v1/chat/completions", body))
+    return made
+
+
+def guess(questions: list[Question], answers: list[Answer]) -> None:
+    """Lets questions guess their answers, with an edit in the middle."""
+    for question, answer in zip(questions, answers, strict=True):
+        if "prediction" in question.body:
+            text = answer.texts[0]
+            question.body["prediction"]["content"] = text[:80] + " plums kite and" + text[100:]
+
+
+ASKED = [*repetitive(18), *predicted(8), *constrained_questions(8)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,6 +84,7 @@ async def plain_answers() -> list[Answer]:
         answers = await undisturbed(fleet, ASKED, CLIENTS)
     ends = {reason for answer in answers for reason in answer.finish_reasons.values()}
     assert ends == {"stop", "length"}
+    guess(ASKED, answers)
     return answers
 
 
@@ -81,8 +101,15 @@ async def test_answers_equal_those_without_drafts(
 ) -> None:
     got = await undisturbed(two_workers, ASKED, CLIENTS)
     check_answers(two_workers, ASKED, got, plain_answers, tolerance=1e-4)
-    right = re.escape('pagewire_worker_drafts_total{drafter="suffix",outcome="accepted"}')
-    assert sum(two_workers.metric(name, right) for name in two_workers.names("worker")) > 100
+    for drafter, most in (("suffix", 100), ("prediction", 50), ("grammar", 5)):
+        right = re.escape(f'_drafts_total{{drafter="{drafter}",outcome="accepted"}}')
+        workers = two_workers.names("worker")
+        count = sum(two_workers.metric(name, f"pagewire_worker{right}") for name in workers)
+        assert count > most
+        # A scheduler counts what its workers report.
+        schedulers = two_workers.names("scheduler")
+        name = f"pagewire_scheduler{right}"
+        assert sum(two_workers.metric(each, name) for each in schedulers) == count
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])

@@ -16,7 +16,7 @@ from pagewire.bench.kernels.measure import Result, measure
 from pagewire.bench.kernels.quantized import QuantizedCases
 from pagewire.bench.kernels.shapes import MODELS, Shapes, SharedPrefix, Sizes
 from pagewire.bench.kernels.timing import Ceilings
-from pagewire.cli.commands.bench_kernels import figures_of_case, line
+from pagewire.cli.commands.bench.kernels import figures_of_case, line
 from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.quantized import QuantizedInput
 from support.kernels.comparison import CUDA, assert_near

@@ -5,9 +5,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pagewire.cli.commands import bench, demo, generate, keys, models, ps, quantize, run, services
 from pagewire.cli.commands import chat as chat_command
+from pagewire.cli.commands import demo, generate, keys, models, ps, quantize, run, services
 from pagewire.cli.commands import simulate as simulate_command
+from pagewire.cli.commands.bench import group as bench
 from pagewire.cli.errors import CommandError
 from pagewire.cli.help.command import explain
 from pagewire.cli.help.commands import HelpCommand, HelpGroup

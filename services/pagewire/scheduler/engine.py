@@ -208,6 +208,9 @@ class Engine:
         else:
             tokens, logprobs = runs.first
         outcome = worker.batch.commit(result.step, tokens)
+        if runs is not None and (drafts := runs.drafts) is not None:
+            runs.note_predicted(worker.batch, 0)
+            metrics.DRAFTED.count(drafts.drafters, drafts.drafted, drafts.accepted)
         metrics.STEP_SECONDS.observe(worker.step_seconds)
         return runs, outcome, logprobs
 
@@ -233,8 +236,12 @@ class Engine:
 
         A sequence that a token ends is gone before its next one is looked at.
         """
-        for places, tokens, logprobs in () if runs is None else runs.later():
-            outcome = worker.batch.commit_more(places, tokens)
+        if runs is None:
+            worker.batch.settle()
+            return
+        for place, rows, tokens, logprobs in runs.later():
+            outcome = worker.batch.commit_more(rows, tokens)
+            runs.note_predicted(worker.batch, place)
             if len(outcome.slots):
                 metrics.OUTPUT_TOKENS.inc(len(outcome.slots))
                 self._results.deliver(worker, outcome, logprobs)

@@ -2,6 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from pagewire.lifecycle import draft_counter
 from pagewire.lifecycle.metrics import REQUEST_SECONDS, TOKEN_SECONDS, StepCounter, StepHistogram
 
 REQUESTS = Counter("pagewire_scheduler_requests", "Requests that ended, by state.", ["state"])
@@ -35,6 +36,8 @@ CACHED_TOKENS = Counter(
     "pagewire_scheduler_cached_tokens", "Prompt tokens whose KV was taken from the prefix cache."
 )
 OUTPUT_TOKENS = StepCounter("pagewire_scheduler_output_tokens", "Tokens received from workers.")
+DRAFTS = Counter("pagewire_scheduler_drafts", draft_counter.MEANING, draft_counter.LABELS)
+DRAFTED = draft_counter.DraftCounter(DRAFTS)
 PREEMPTIONS = Counter("pagewire_scheduler_preemptions", "Sequences that gave their blocks back.")
 RETURNS = Counter(
     "pagewire_scheduler_preempted_returns",

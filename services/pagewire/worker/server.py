@@ -133,6 +133,8 @@ def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases)
             raise SetupError(
                 f"--task {config.task} needs --backend torch: an external program generates text"
             )
+        if config.forced_texts is not None:
+            raise SetupError("--forced-texts needs --backend torch: leave it out")
         if config.speculate != "none":
             raise SetupError(
                 f"--speculate {config.speculate} needs --backend torch: an external program draws "

@@ -62,11 +62,17 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     speculate: Literal["none", "suffix"] = setting(
         "none",
         "Guess the next tokens of a sequence and compute them in the same step. Tokens stay the "
-        "same. `suffix` guesses what followed the last time that the sequence ended like this. It "
-        "needs a CPU.",
+        "same. `suffix` guesses what followed the last time that the sequence ended like this, and "
+        "takes guesses of clients, of recent outputs of the same salt and of grammars. It needs a "
+        "CPU.",
     )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."
+    )
+    forced_texts: str | None = setting(
+        None,
+        "For benchmarks only, with --load-format dummy: file of the outputs that the worker gives "
+        "to its prompts, whatever the model says. `pagewire bench speculative` sets it.",
     )
     quantization: Literal["none", "fp8", "int8"] = setting(
         "none",

@@ -1,10 +1,24 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
+    DRAFTER_SUFFIX: _ClassVar[Drafter]
+    DRAFTER_PREDICTION: _ClassVar[Drafter]
+    DRAFTER_RECENT: _ClassVar[Drafter]
+    DRAFTER_GRAMMAR: _ClassVar[Drafter]
+DRAFTER_UNSPECIFIED: Drafter
+DRAFTER_SUFFIX: Drafter
+DRAFTER_PREDICTION: Drafter
+DRAFTER_RECENT: Drafter
+DRAFTER_GRAMMAR: Drafter
 
 class WorkerInfo(_message.Message):
     __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds", "piggyback_tokens", "batch_invariant", "constraints", "max_drafts", "pooling", "window")
@@ -157,7 +171,7 @@ class Step(_message.Message):
     def __init__(self, step: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., prefill_slots: _Optional[bytes] = ..., prefill_counts: _Optional[bytes] = ..., decode_slots: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_blocks: _Optional[bytes] = ..., group_slots: _Optional[bytes] = ..., saved_blocks: _Optional[bytes] = ..., saved_host_blocks: _Optional[bytes] = ..., loaded_host_blocks: _Optional[bytes] = ..., loaded_blocks: _Optional[bytes] = ..., freed_slots: _Optional[bytes] = ..., freed_counts: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
-    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint", "prompt_logprobs", "first_prompt_logprob", "max_new_tokens", "end_token_ids", "traceparent")
+    __slots__ = ("slot", "token_ids", "num_generated", "num_computed", "blocks", "sampling", "copied_block", "constraint", "prompt_logprobs", "first_prompt_logprob", "max_new_tokens", "end_token_ids", "traceparent", "prediction", "cache_salt")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +185,8 @@ class SequenceStart(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     token_ids: bytes
     num_generated: int
@@ -184,7 +200,9 @@ class SequenceStart(_message.Message):
     max_new_tokens: int
     end_token_ids: _containers.RepeatedScalarFieldContainer[int]
     traceparent: str
-    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    prediction: bytes
+    cache_salt: str
+    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[bytes] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("grammar", "begin_after", "end_token_ids", "min_tokens", "allowed_token_ids", "banned_token_ids", "banned_lengths", "max_reasoning_tokens", "reasoning_begin", "reasoning_end", "reasoning_end_ids")
@@ -263,7 +281,7 @@ class Alive(_message.Message):
     def __init__(self, received_steps: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs", "prompt_logprobs", "token_counts", "pooled")
+    __slots__ = ("step", "token_ids", "errors", "duration_us", "logprob_rows", "logprobs", "top_ids", "top_logprobs", "prompt_logprobs", "token_counts", "draft_rows", "draft_counts", "drafters", "pooled")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +292,9 @@ class StepResult(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     step: int
     token_ids: bytes
@@ -285,8 +306,11 @@ class StepResult(_message.Message):
     top_logprobs: bytes
     prompt_logprobs: PromptLogprobs
     token_counts: bytes
+    draft_rows: bytes
+    draft_counts: bytes
+    drafters: bytes
     pooled: bytes
-    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ..., logprob_rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., token_counts: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., errors: _Optional[_Iterable[_Union[SlotError, _Mapping]]] = ..., duration_us: _Optional[int] = ..., logprob_rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., token_counts: _Optional[bytes] = ..., draft_rows: _Optional[bytes] = ..., draft_counts: _Optional[bytes] = ..., drafters: _Optional[bytes] = ..., pooled: _Optional[bytes] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("slots", "begins", "counts", "logprobs", "ranks", "top_ids", "top_logprobs")

@@ -229,6 +229,55 @@ def test_bench_offline_counts_every_token(tmp_path: Path, monkeypatch: pytest.Mo
     assert "output throughput" in done.stdout
 
 
+def test_bench_speculative_replays_texts(tmp_path: Path) -> None:
+    """Random weights, and outputs that are those of the file: one repeats its prompt, one not."""
+    words = "red kite plums garden kitchen house"
+    texts = [
+        {"kind": "quote", "prompt": f"Say: {words}. {words}.", "continuation": f" {words}." * 4},
+        {"kind": "tale", "prompt": "Tell me.", "continuation": "Once the fox saw a moon and sang."},
+    ]
+    texts[1]["prediction"] = texts[1]["continuation"]
+    replay, output = tmp_path / "texts.jsonl", tmp_path / "rows.jsonl"
+    replay.write_text("".join(json.dumps(text) + "\n" for text in texts))
+    flags = ["--replay", str(replay), "--output", str(output), "--rounds", "1", "--clients", "1,3"]
+    flags += ["--requests", "1", "--num-blocks", "300", "--num-slots", "8", "--grpc-port", "0"]
+    done = pagewire("bench", "speculative", *flags)
+    assert done.returncode == 0, done.stderr
+    result = values_of_model(output)
+    assert result["quote/1/none/tokens_per_step"] == 1
+    assert result["quote/1/suffix/tokens_per_step"] > 2
+    assert result["quote/1/suffix/accepted/suffix"] > 10
+    assert result["quote/1/suffix/ratio"] > 1
+    assert result["tale/3/prediction/accepted/prediction"] > 10
+    assert "tale/1/suffix/accepted/prediction" not in result
+    assert "by drafter" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "part"),
+    [
+        ("{}", [], "line 1: not"),
+        ('{"prompt": "x", "continuation": ""}', [], "line 1: not"),
+        ('{"prompt": "x", "continuation": "y"}', ["--kinds", "chat"], "no texts of kind chat"),
+        ('{"prompt": "x", "continuation": "y"}', ["--clients", "0"], "at least 1"),
+    ],
+)
+def test_bench_speculative_says_what_it_cannot_replay(
+    tmp_path: Path, line: str, flags: list[str], part: str
+) -> None:
+    replay = tmp_path / "texts.jsonl"
+    replay.write_text(line + "\n")
+    done = pagewire("bench", "speculative", "--replay", str(replay), *flags)
+    assert done.returncode == 1
+    assert part in done.stderr
+
+
+def test_a_worker_with_real_weights_forces_no_text(tmp_path: Path) -> None:
+    done = pagewire("worker", "--forced-texts", str(tmp_path), "--worker-address", "127.0.0.1:0")
+    assert done.returncode == 1
+    assert "needs --load-format dummy" in done.stdout + done.stderr
+
+
 def test_bench_offline_reports_requests_that_fail(tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     good, bad = {"prompt_token_ids": [5, 6], "max_tokens": 4}, {"prompt_token_ids": [10**6]}

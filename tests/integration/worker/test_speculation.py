@@ -32,8 +32,8 @@ LENGTH = 80
 LIKELY = [40, 41, 44, 49]
 
 
-def accepted(worker: LocalWorker) -> float:
-    return worker.engine.metrics.accepted_drafts._value.get()
+def accepted(worker: LocalWorker, drafter: str = "suffix") -> int:
+    return worker.engine.metrics.drafts.value(drafter, "accepted")
 
 
 def repetitive(seed: int, period: int = 7) -> list[int]:
@@ -66,7 +66,7 @@ def sequences() -> list[Sequence]:
     return [*made, constrained(1), constrained(2, presence_penalty=0.1)]
 
 
-async def run(speculate: str, **cut: int) -> tuple[list[Sequence], float]:
+async def run(speculate: str, **cut: int) -> tuple[list[Sequence], int]:
     """The sequences with their results, and how many drafts were right."""
     async with local_worker(FOLDER, speculate=speculate, num_blocks=512) as worker:
         ran = sequences()

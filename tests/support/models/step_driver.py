@@ -1,7 +1,7 @@
 """Drives a worker through the step protocol: blocks, prefill chunks, steps ahead of results."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,6 +107,8 @@ class Sequence:
     generated: int = 0
     sampling: pb.SlotSampling = field(default_factory=lambda: pb.SlotSampling(top_p=1.0))
     constraint: pb.Constraint | None = None
+    prediction: list[int] = field(default_factory=list)
+    salt: str = ""
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     # Likeliest tokens of each prompt token, and the first one that is wanted.
@@ -138,6 +140,9 @@ class StepDriver:
         self.number = 0
         # The most tokens of a decode row; above 1 the worker speculates.
         self.reach = 1 + limits.max_drafts
+        # By their drafters in worker.proto: drafts, and those that were right.
+        self.drafts: Counter[int] = Counter()
+        self.accepted: Counter[int] = Counter()
 
     async def run(
         self,
@@ -207,6 +212,8 @@ class StepDriver:
             max_new_tokens=sequence.wanted if self.reach > 1 else 0,
             prompt_logprobs=sequence.prompt_top,
             first_prompt_logprob=sequence.first_scored,
+            prediction=pack(sequence.prediction),
+            cache_salt=sequence.salt,
         )
 
     def _give_up(self, step: pb.Step, sequences: list[Sequence]) -> None:
@@ -261,6 +268,12 @@ class StepDriver:
     def _runs(self, result: pb.StepResult, rows: list[Sequence]) -> list[Sequence]:
         """The sequence of each token, and the books of what is known of them now."""
         counts = unpack(result.token_counts).tolist() or [1] * len(rows)
+        reports = (result.draft_rows, result.draft_counts, result.drafters)
+        for row, drafted, drafter in zip(*(unpack(each).tolist() for each in reports), strict=True):
+            if not rows[row].failure:
+                self.drafts[drafter] += drafted
+                self.accepted[drafter] += counts[row] - 1
+                assert counts[row] - 1 <= drafted < self.reach
         for sequence, count in zip(rows, counts, strict=True):
             assert 1 <= count <= self.reach
             sequence.sampled += count - 1

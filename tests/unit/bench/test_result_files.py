@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from pagewire.bench.results import Row, read_rows, without_folders
-from pagewire.cli.commands.bench_offline import read_requests
+from pagewire.cli.commands.bench.offline import read_requests
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"

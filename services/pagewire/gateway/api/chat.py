@@ -77,6 +77,26 @@ Content = Annotated[
 ]
 
 
+class Prediction(Strict):
+    """The client's guess of the answer."""
+
+    type: str
+    content: Content
+
+    def text(self) -> str:
+        """The guess as one text; RequestError for content other than text."""
+        if self.type != "content":
+            raise invalid(
+                "prediction.type", f"prediction.type is {self.type[:60]!r}; it must be 'content'"
+            )
+        if isinstance(self.content, str):
+            return self.content
+        parts = [
+            _part_text(part, f"prediction.content[{i}]") for i, part in enumerate(self.content)
+        ]
+        return "".join(parts)
+
+
 class Message(Strict):
     """One message of a conversation."""
 
@@ -157,6 +177,7 @@ class ChatRequest(GenerationFields):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    prediction: Prediction | None = None
 
     def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
         """The requests for the schedulers; RequestError names a field that is not valid."""
@@ -182,6 +203,7 @@ class ChatRequest(GenerationFields):
             visible_special_tokens=output.tags if output is not None else (),
             structured_output=constraint,
             reasoning_budget=conversation.reasoning_budget(served, self._thinking_budget()),
+            prediction=None if self.prediction is None else self.prediction.text(),
             **self.input_options(),
         )
         n = self.num_choices()

@@ -137,8 +137,12 @@ def usage(generations: Iterable[Generation], reasoning_tokens: int | None = None
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    if reasoning_tokens is not None:
-        counted["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
+    if any(count.HasField("accepted_prediction_tokens") for count in counts):
+        for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+            details[name] = sum(getattr(count, name) for count in counts)
+    if details:
+        counted["completion_tokens_details"] = details
     return counted
 
 

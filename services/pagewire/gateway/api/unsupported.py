@@ -66,7 +66,6 @@ CHAT: Neutral = {
     "function_call": ("none",),
     "audio": (),
     "modalities": (["text"],),
-    "prediction": (),
     "web_search_options": (),
     "moderation": (),
     "echo": (False,),

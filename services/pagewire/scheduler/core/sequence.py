@@ -101,6 +101,11 @@ class Sequence:
     whole_prompt: bool = False
     # Log probabilities of the prompt; None if none are wanted.
     prompt_logprobs: PromptLogprobs | None = None
+    # The client's guess of the output; None without one. Its tokens that were drafted, by whether
+    # they were right; they are up to date while the sequence is in no slot.
+    prediction: Int32Array | None = None
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
     # How often it has started, and was preempted.
     num_starts: int = 0
     num_preemptions: int = 0

@@ -32,6 +32,7 @@ _TEXTS = {_FIELDS[name].number for name in ("prompt", "chat", "pair")}
 _IDS = {_FIELDS[name].number for name in ("prompt_token_ids", "resume_token_ids")}
 _BYTES_AN_ID = 2  # a varint of two or three bytes holds ids from 128 to 2 million
 _RESUMED = _FIELDS["resume_token_ids"].number
+_GUESS = _FIELDS["prediction"].number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class IncomingRequest:
     """A request as it arrives, decoded as a whole or in part.
 
     `data` is None if `message` is the whole request. Otherwise it is the serialized request, and
-    `message` lacks the input and the tokens to resume from. `prompt_tokens` is an estimate.
+    `message` lacks the input, the tokens to resume from and the prediction. `prompt_tokens` is an
+    estimate.
     """
 
     message: pb.GenerateRequest
@@ -63,7 +65,7 @@ def read_request(data: bytes) -> IncomingRequest:
         if not expands(message):
             return IncomingRequest.of(message)
     others: list[bytes] = []
-    texts = ids = 0
+    texts = ids = guess = 0
     resumes = False
     for number, begin, end in _fields(data):
         if number in _TEXTS:
@@ -71,6 +73,8 @@ def read_request(data: bytes) -> IncomingRequest:
         elif number in _IDS:
             ids += end - begin
             resumes |= number == _RESUMED
+        elif number == _GUESS:
+            guess += end - begin
         else:
             others.append(data[begin:end])
     head = b"".join(others)
@@ -80,13 +84,13 @@ def read_request(data: bytes) -> IncomingRequest:
             f"the request has {len(head)} bytes besides its input; at most {MAX_OTHER_BYTES} are "
             "taken; shorten its other fields",
         )
-    if texts <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
+    if texts + guess <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
         message = pb.GenerateRequest.FromString(data)
         if not expands(message):
             return IncomingRequest.of(message)
     message = pb.GenerateRequest.FromString(head)
-    guess = kept_tokens(message, text_tokens(texts) + ids // _BYTES_AN_ID)
-    return IncomingRequest(message, resumes, guess, data)
+    tokens = kept_tokens(message, text_tokens(texts) + ids // _BYTES_AN_ID)
+    return IncomingRequest(message, resumes, tokens, data)
 
 
 def expands(message: pb.GenerateRequest | pb.TokenizeRequest) -> bool:

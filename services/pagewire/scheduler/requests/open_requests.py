@@ -117,6 +117,9 @@ class OpenRequests:
             finish.usage.prompt_tokens = len(request.sequence.prompt)
             finish.usage.completion_tokens = completion_tokens
             finish.usage.cached_tokens = request.sequence.cached_tokens or 0
+            if request.sequence.prediction is not None:
+                finish.usage.accepted_prediction_tokens = request.sequence.accepted_prediction
+                finish.usage.rejected_prediction_tokens = request.sequence.rejected_prediction
             if request.sequence.sampling.logprobs is not None:
                 finish.cumulative_logprob = request.cumulative_logprob
         if request.queue_seconds is not None:

@@ -61,10 +61,11 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class RequestTokens:
-    """The token ids of a request's prompt [n], and those that it resumes from [m]."""
+    """The token ids of a request's prompt [n], those that it resumes from [m], and its guess."""
 
     prompt: Int32Array
     resumed: Int32Array
+    prediction: Int32Array | None = None  # [p]; None for a request without one
 
 
 def tokenize_request(
@@ -78,7 +79,36 @@ def tokenize_request(
             f"{len(resumed)} tokens to resume from, and a sequence has {limits.max_tokens} at most",
         )
     ids = _checked_ids(resumed, "resume_token_ids", limits.vocab_size)
-    return RequestTokens(tokenize_input(message, tokenizer, limits), ids)
+    prediction = None
+    if message.HasField("prediction"):
+        prediction = _prediction(message, tokenizer, limits)
+    return RequestTokens(tokenize_input(message, tokenizer, limits), ids, prediction)
+
+
+def _prediction(
+    message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
+) -> Int32Array:
+    field = "prediction"
+    if isinstance(tokenizer, TokenIdsOnly):
+        raise invalid(field, f"{field}: {NO_TOKENIZER}; leave it out")
+    for other in ("pooling", "beam_search"):
+        if message.HasField(other):
+            raise invalid(field, f"{field} and {other} exclude each other; leave it out")
+    most = tokenizer.bounds.max_prompt_chars
+    if len(message.prediction) > most:
+        raise invalid(
+            field,
+            f"{field} has {len(message.prediction)} characters and at most {most} are taken "
+            "(max_prompt_chars); shorten it",
+        )
+    try:
+        ids = tokenizer.encode(message.prediction, False, limits.max_tokens)
+    except TooManyTokensError as error:
+        raise invalid(
+            field,
+            f"{field} has more than {error.limit} tokens, the most of a sequence; shorten it",
+        ) from error
+    return ids[ids < limits.vocab_size]  # others are never drawn
 
 
 def tokenize_input(

@@ -32,7 +32,7 @@ from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenize
 from pagewire.v1 import inference_pb2 as pb
 
 _TASK = struct.Struct("<cQQQB")
-_COUNT = struct.Struct("<Q")
+_COUNTS = struct.Struct("<QQ?")  # of the prompt, of those resumed from, whether there is a guess
 _GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
 # Address space of a helper process that renders templates of clients. Tokenizing uses a part of it.
 _MAX_TEMPLATE_MEMORY = 8 << 30
@@ -91,9 +91,10 @@ class TextHelpers:
     async def tokens(self, data: bytes, limits: ModelLimits) -> RequestTokens:
         """The token ids of a serialized GenerateRequest; RequestError if it cannot be run."""
         answer = await self._run(_GENERATE, data, limits)
-        (count,) = _COUNT.unpack_from(answer)
-        ids = unpack(answer[_COUNT.size :])
-        return RequestTokens(ids[:count], ids[count:])
+        prompt, resumed, guessed = _COUNTS.unpack_from(answer)
+        ids = unpack(answer[_COUNTS.size :])
+        end = prompt + resumed
+        return RequestTokens(ids[:prompt], ids[prompt:end], ids[end:] if guessed else None)
 
     async def tokenize(self, data: bytes) -> bytes:
         """The serialized response to a serialized TokenizeRequest."""
@@ -146,7 +147,11 @@ def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
 
 
 def _tokens(tokens: RequestTokens) -> bytes:
-    return _COUNT.pack(len(tokens.prompt)) + tokens.prompt.tobytes() + tokens.resumed.tobytes()
+    parts = [tokens.prompt, tokens.resumed]
+    if (guess := tokens.prediction) is not None:
+        parts.append(guess)
+    counts = _COUNTS.pack(len(tokens.prompt), len(tokens.resumed), guess is not None)
+    return counts + b"".join(part.tobytes() for part in parts)
 
 
 def tokenized(

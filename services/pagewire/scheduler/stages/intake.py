@@ -312,6 +312,7 @@ def new_sequence(request: Request, parsed: ParsedRequest, whole_prompt: bool = F
             if parsed.prompt_logprobs is None
             else PromptLogprobs(parsed.prompt_logprobs, len(parsed.tokens.prompt))
         ),
+        prediction=parsed.tokens.prediction,
         owner=request,
     )
     if parsed.pooling is not None:

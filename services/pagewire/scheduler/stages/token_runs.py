@@ -4,11 +4,57 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array, unpack
+from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.slot_table import SlotArray
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
 from pagewire.v1 import worker_pb2 as worker_pb
+
+
+@dataclass(frozen=True, slots=True)
+class RowDrafts:
+    """The rows of a result that had drafts, `[n]`."""
+
+    rows: Int32Array  # ascending
+    drafters: Int32Array
+    drafted: Int32Array
+    accepted: Int32Array
+
+    @classmethod
+    def read(cls, result: worker_pb.StepResult, counts: Int32Array) -> "RowDrafts":
+        """Those of a result with `counts [rows]` tokens; ValueError if they are invalid."""
+        rows, drafted = unpack(result.draft_rows), unpack(result.draft_counts)
+        drafters = unpack(result.drafters)
+        if not len(rows) == len(drafted) == len(drafters):
+            raise ValueError(
+                f"step {result.step} has drafts of {len(rows)} and {len(drafted)} rows"
+            )
+        if rows.min() < 0 or rows.max() >= len(counts):
+            raise ValueError(f"step {result.step} has drafts of row {rows.max()} of {len(counts)}")
+        accepted = counts[rows] - np.int32(1)
+        if (accepted > drafted).any() or drafters.min() < 0:
+            raise ValueError(
+                f"step {result.step} has more tokens in a row than drafts, or no drafter"
+            )
+        return cls(rows, drafters, drafted, accepted)
+
+    @property
+    def rejected(self) -> tuple[SlotArray, Int32Array]:
+        """The rows that had wrong tokens of predictions, and how many of them."""
+        wrong = self.drafted - self.accepted
+        found = self._predicted & (wrong > 0)
+        return self.rows[found].astype(np.intp), wrong[found]
+
+    def predicted_at(self, place: int) -> SlotArray:
+        """The rows whose token at a place was drafted from a prediction."""
+        return self.rows[self._predicted & (self.accepted > place)].astype(np.intp)
+
+    @property
+    def _predicted(self) -> NDArray[np.bool_]:
+        predicted: NDArray[np.bool_] = self.drafters == worker_pb.DRAFTER_PREDICTION
+        return predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +65,7 @@ class TokenRuns:
     counts: Int32Array  # [rows], tokens of each, at least 1
     places: Int32Array  # [tokens], the place of each in its row, from 0
     logprobs: StepLogprobs | None
+    drafts: "RowDrafts | None"  # None: no row had any
 
     @classmethod
     def read(
@@ -36,17 +83,27 @@ class TokenRuns:
             )
         begins = np.repeat(np.cumsum(counts) - counts, counts)
         places = np.arange(len(tokens), dtype=np.int32) - begins.astype(np.int32)
-        return cls(tokens, counts, places, logprobs)
+        drafts = RowDrafts.read(result, counts) if result.draft_rows else None
+        return cls(tokens, counts, places, logprobs, drafts)
 
     @property
     def first(self) -> tuple[Int32Array, StepLogprobs | None]:
         """The first token of each row, and their log probabilities."""
         return self._at(0)
 
-    def later(self) -> Iterator[tuple[SlotArray, Int32Array, StepLogprobs | None]]:
-        """The second tokens, then the third, and so on: their rows, tokens, log probabilities."""
+    def later(self) -> Iterator[tuple[int, SlotArray, Int32Array, StepLogprobs | None]]:
+        """The second tokens, then the third, and so on: the place of each of them, from 1, then
+        their rows, tokens, log probabilities."""
         for place in range(1, int(self.counts.max())):
-            yield (self.counts > place).nonzero()[0], *self._at(place)
+            yield place, (self.counts > place).nonzero()[0], *self._at(place)
+
+    def note_predicted(self, batch: WorkerBatch, place: int) -> None:
+        """Counts tokens of predictions, after those at a place were committed."""
+        if self.drafts is None:
+            return
+        if place == 0:
+            batch.note_rejected(*self.drafts.rejected)
+        batch.note_accepted(self.drafts.predicted_at(place))
 
     def _at(self, place: int) -> tuple[Int32Array, StepLogprobs | None]:
         here = self.places == place

@@ -77,7 +77,7 @@ class ReadyWorker:
 
     def send(self, plan: StepPlan) -> None:
         """Sends a step; to be called before anything else changes the sequences."""
-        self.link.send(encode_step(plan))
+        self.link.send(encode_step(plan, self.batch.limits.max_drafts > 0))
 
     def leave_if_drained(self) -> None:
         """Disconnects from a draining worker that has no sequence any more."""

@@ -9,11 +9,19 @@ from pagewire.scheduler.core.sequence import Sequence
 from pagewire.v1 import worker_pb2 as pb
 
 
-def encode_step(plan: StepPlan) -> pb.Step:
-    """The message of a step; to be called before anything else changes the sequences."""
+def encode_step(plan: StepPlan, drafts: bool = False) -> pb.Step:
+    """The message of a step; to be called before anything else changes the sequences.
+
+    `drafts`: the worker speculates, so it gets what helps it to.
+    """
     step = pb.Step(step=plan.number)
     if plan.starts:
         step.starts.extend(_encode_start(sequence) for sequence in plan.starts)
+        if drafts:
+            for start, sequence in zip(step.starts, plan.starts, strict=True):
+                start.cache_salt = sequence.cache_salt
+                if sequence.prediction is not None:
+                    start.prediction = pack(sequence.prediction)
     if plan.append_slots:
         step.append_slots = pack(plan.append_slots)
         step.append_blocks = pack(plan.append_blocks)

@@ -49,6 +49,8 @@ class Outcome:
     # [rows], of a plan with drafts: the rows whose inputs are the tokens of the output. The tokens
     # of the other rows have no meaning. The backend has handed the tokens on to the plan's masks.
     taken: NDArray[np.bool_] | None = None
+    # [sequences that sample], the drafts of each, of a device that may have had fewer than planned.
+    drafted: Int32Array | None = None
 
 
 class Backend(Protocol):

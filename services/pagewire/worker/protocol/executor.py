@@ -16,7 +16,7 @@ from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
-from pagewire.worker.protocol.steps.draft_rows import TakenRows, first_rows
+from pagewire.worker.protocol.steps.draft_rows import DraftReport, TakenRows, first_rows
 from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,7 @@ class StepExecutor:
     ) -> None:
         failures, rows, counts = list(planned.failures), planned.rows, NO_COUNTS
         logprobs: dict[str, bytes] = {}
+        drafts: dict[str, bytes] = {}
         prompt_logprobs: pb.PromptLogprobs | None = None
         pooled = b""
         if isinstance(outcome, RequestError):
@@ -158,6 +159,8 @@ class StepExecutor:
             if outcome.taken is not None:
                 of = TakenRows.of(planned.plan, outcome.taken, tokens, scores, rows)
                 slots, tokens, scores = of.slots, of.tokens, of.logprobs
+                report = DraftReport.of(planned.plan, outcome.taken, outcome.drafted)
+                drafts = report.fields(rows)
                 rows, counts = of.rows, of.counts
             tokens = np.where(session.slots.failed(slots), np.int32(-1), tokens)
             duration = outcome.duration_us
@@ -185,6 +188,7 @@ class StepExecutor:
                 prompt_logprobs=prompt_logprobs,
                 pooled=pooled,
                 **logprobs,
+                **drafts,
             )
         )
 
@@ -213,9 +217,8 @@ class StepExecutor:
         drafts = 0
         if outcome.taken is not None:
             drafts = plan.num_drafts
-            rejected = int(np.count_nonzero(~outcome.taken))
-            metrics.rejected_drafts.inc(rejected)
-            metrics.accepted_drafts.inc(drafts - rejected)
+            report = DraftReport.of(plan, outcome.taken, outcome.drafted)
+            metrics.drafts.count(report.drafters, report.drafted, report.accepted)
         metrics.steps.inc()
         metrics.decode_tokens.inc(plan.num_decodes)
         metrics.prefill_tokens.inc(plan.num_prefilled)

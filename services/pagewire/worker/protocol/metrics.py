@@ -2,6 +2,7 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from pagewire.lifecycle import draft_counter
 from pagewire.lifecycle.metrics import TOKEN_SECONDS
 
 
@@ -17,13 +18,9 @@ class WorkerMetrics:
         self.prefill_tokens = tokens.labels("prefill")
         self.decode_tokens = tokens.labels("decode")
         drafts = Counter(
-            name("drafts"),
-            "Tokens that speculation guessed.",
-            ["drafter", "outcome"],
-            registry=registry,
+            name("drafts"), draft_counter.MEANING, draft_counter.LABELS, registry=registry
         )
-        self.accepted_drafts = drafts.labels("suffix", "accepted")
-        self.rejected_drafts = drafts.labels("suffix", "rejected")
+        self.drafts = draft_counter.DraftCounter(drafts)
         self.step_seconds = Histogram(
             name("step_seconds"),
             "Time from the start of a step's computation to its last token.",

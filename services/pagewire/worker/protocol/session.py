@@ -33,7 +33,8 @@ class Session:
         for the worker."""
         self.epoch = epoch
         self.shares = shares
-        self.slots = Slots(limits, None if masks is None else SlotMasks(masks))
+        drafts = limits.max_drafts > 0
+        self.slots = Slots(limits, None if masks is None else SlotMasks(masks, drafts))
         self.answers: asyncio.Queue[
             pb.StepResult | pb.Alive | pb.Standing | RequestError | None
         ] = asyncio.Queue()

@@ -35,6 +35,10 @@ class DeviceSlots:
         # [slots, columns] int32, at least `max_blocks` columns
         self.block_tables = zeros(limits.max_blocks + -limits.max_blocks % TABLE_ALIGNMENT)
         self.last_tokens = zeros()  # [slots] int32
+        # [slots, longest + 1] int32, see forced_texts.py; None unless a benchmark forces texts.
+        self.forced_tokens: Tensor | None = None
+        if limits.forced is not None:
+            self.forced_tokens = zeros(limits.forced.longest + 1).fill_(-1)
         vocabulary = limits.vocab_size + -limits.vocab_size % TABLE_ALIGNMENT
         self._adjustments = Adjustments(
             kinds=zeros(),
@@ -91,9 +95,20 @@ class DeviceSlots:
             `[rows]` int32, the tokens; see `end_decode`.
         """
         state = ops.gather_sampling(self.sampling, slots, indices)
-        tokens = ops.sample(logits, state, filtered)
+        tokens = self.forced(ops.sample(logits, state, filtered), slots, indices)
         counted = self._adjustments if filtered else None
         return ops.end_decode(tokens, hidden, slots, self.last_tokens, counted)
+
+    def forced(self, tokens: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
+        """The tokens `[rows]` to take for those drawn; see forced_texts.py.
+
+        `slots [rows]` and `indices [rows]` as in `sample`.
+        """
+        if self.forced_tokens is None:
+            return tokens
+        last = self.forced_tokens.shape[1] - 1  # of no output, so it forces nothing
+        given = self.forced_tokens[slots, indices.clamp(max=last)]
+        return torch.where(given >= 0, given, tokens)
 
     def _start(self, starts: SlotStarts) -> None:
         # All as int32 bits, for one copy. The int64 seeds come first, at an aligned address.
@@ -114,6 +129,11 @@ class DeviceSlots:
         state.min_tokens[slots] = min_tokens
         state.stop_token_ids[slots] = stops.view(-1, MAX_STOP_IDS)
         self._adjustments.kinds[slots] = kinds
+        if starts.forced is not None and self.forced_tokens is not None:
+            (rows,) = upload(self._device, starts.forced.ravel())
+            rows = rows.view(starts.forced.shape)
+            self.forced_tokens[slots] = -1
+            self.forced_tokens[slots, : rows.shape[1]] = rows
         if starts.penalized is not None:
             self._penalize(starts.penalized)
         if starts.biased is not None:

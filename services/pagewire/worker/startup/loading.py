@@ -1,5 +1,6 @@
 """Loads a worker: chooses device and operations, loads weights and kernels, sizes the KV cache."""
 
+import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.blocks import check_block_size
 from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
+from pagewire.worker.protocol.steps.forced_texts import read_forced_texts
 from pagewire.worker.protocol.steps.limits import (
     Limits,
     fit_to_pool,
@@ -44,6 +46,8 @@ from pagewire.worker.startup.kernel_record import KernelRecord
 from pagewire.worker.startup.one_answer import check_one_answer
 from pagewire.worker.startup.phases import StartupPhases
 from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
+
+log = logging.getLogger(__name__)
 
 CPU_BATCHED_TOKENS = 2048
 # The most drafts of a row. Steps of more rows take longer on a CPU, so more would have to be right.
@@ -82,6 +86,7 @@ def _load(
     model = with_quantization(read_model_config(folder), config.quantization)
     model = with_kv_cache(model, config.kv_cache_dtype)
     check_fp8(model, device)
+    check_forced_texts(config)
     scores = config.task == "score"
     tokenizer = resolve_tokenizer(config.model, config.tokenizer) if scores else None
     pooling = read_pooling(folder, config.task, tokenizer)
@@ -264,6 +269,18 @@ def check_speculation(config: WorkerConfig, device: torch.device, pools: bool) -
         raise SetupError(f"{name} needs blocks of 2 tokens or more (--block-size)")
 
 
+def check_forced_texts(config: WorkerConfig) -> None:
+    """Raises SetupError for forced texts with real weights: a benchmark alone has them."""
+    if config.forced_texts is None:
+        return
+    if config.load_format != "dummy":
+        raise SetupError(
+            "--forced-texts is for benchmarks: outputs are those of a file, whatever the model "
+            "says. It needs --load-format dummy, which makes random weights; leave it out to serve"
+        )
+    log.warning("every output is that of a recorded text (--forced-texts): for benchmarks only")
+
+
 def choose_ops(
     name: Literal["auto", "torch", "triton"], device: torch.device
 ) -> Literal["torch", "triton"]:
@@ -284,7 +301,11 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         raise SetupError(
             "num_slots, worker_max_num_batched_tokens and block_size must be at least 1"
         )
+    forced = None
+    if config.forced_texts is not None:
+        forced = read_forced_texts(Path(config.forced_texts), model.vocab_size)
     return Limits(
+        forced=forced,
         vocab_size=model.vocab_size,
         num_slots=config.num_slots,
         block_size=config.block_size,

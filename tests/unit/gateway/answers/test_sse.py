@@ -83,6 +83,22 @@ def test_chat_chunks_with_usage() -> None:
     }
 
 
+def test_usage_has_the_tokens_of_predictions_of_all_choices() -> None:
+    runs = []
+    for index in range(2):
+        run = generation(index=index)
+        ended = finish()
+        ended.usage.accepted_prediction_tokens = 5 * index
+        ended.usage.rejected_prediction_tokens = 2
+        run.end(ended)
+        runs.append(run)
+    (counts,) = events(ChunkWriter(chat_formatter(), True).closing(runs).removesuffix(DONE))
+    assert counts["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 5,
+        "rejected_prediction_tokens": 4,
+    }
+
+
 @pytest.mark.parametrize("formatter", [completion_formatter(), chat_formatter()])
 def test_end_without_text(formatter: Formatter) -> None:
     run = generation()

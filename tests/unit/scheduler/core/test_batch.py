@@ -144,3 +144,54 @@ def test_groups_are_sent_when_they_change_to_a_worker_that_uses_them() -> None:
     last = batch.plan()
     assert (last.groups_changed, last.groups) == (True, [])
     assert encode_step(last).HasField("group_sizes")
+
+
+def test_tokens_of_predictions_are_counted_up_to_the_end_of_an_output() -> None:
+    limits = WorkerLimits(20, 4, 2, 64, memory_threshold=1.0, max_drafts=3)
+    batch = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None)
+    both = [sequence(3, 12, 0), sequence(3, 12, 1)]
+    for running in both:
+        admit(batch, running)
+    rows = np.arange(2)
+    while not batch.in_flight or not len(batch.in_flight[-1].decode_slots):
+        batch.plan()
+    while len(batch.in_flight) > 1:
+        plan = batch.in_flight[0]
+        batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        batch.settle()
+    # Each has three drafts of a prediction: of the first row two are right, of the second all.
+    batch.commit(batch.in_flight[0].number, np.array([5, 5], np.int32))
+    batch.note_rejected(rows[:1], np.array([1], np.int32))
+    batch.note_accepted(rows)
+    outcome = batch.commit_more(rows, np.array([5, EOS], np.int32))
+    batch.note_accepted(rows)
+    assert outcome.stopped == [1]
+    batch.finish(int(outcome.slots[1]), State.COMPLETED)
+    batch.commit_more(rows, np.array([5, 5], np.int32))
+    batch.note_accepted(rows[1:])  # it has ended before this token
+    batch.commit_more(rows[1:], np.array([5], np.int32))
+    batch.settle()
+    assert (both[1].accepted_prediction, both[1].rejected_prediction) == (2, 0)
+    # It goes on after a preemption, and the counts with it.
+    batch.finish(both[0].slot, State.PENDING)
+    assert (both[0].accepted_prediction, both[0].rejected_prediction) == (2, 1)
+    while batch.in_flight:
+        plan = batch.in_flight[0]
+        batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
+        batch.settle()
+    admit(batch, both[0])
+    batch.finish(both[0].slot, State.COMPLETED)
+    assert (both[0].accepted_prediction, both[0].rejected_prediction) == (2, 1)
+
+
+def test_a_worker_that_speculates_gets_salt_and_prediction() -> None:
+    batch = new_batch()
+    guessed = sequence(3, 10)
+    guessed.cache_salt, guessed.prediction = "a tenant", np.array([4, 5], np.int32)
+    admit(batch, guessed)
+    plan = batch.plan()
+    assert plan is not None
+    (start,) = encode_step(plan, drafts=True).starts
+    assert (start.cache_salt, unpack(start.prediction).tolist()) == ("a tenant", [4, 5])
+    (start,) = encode_step(plan).starts
+    assert (start.cache_salt, start.prediction) == ("", b"")

@@ -41,8 +41,9 @@ MANY_IDS = list(range(1000, 1000 + INLINE_IDS_BYTES))
         {"chat": pb.ChatInput(messages=[pb.ChatMessage(role="user", content=TEXT)])},
         {"prompt_token_ids": pb.TokenIds(ids=MANY_IDS)},
         {"prompt": "x", "resume_token_ids": MANY_IDS},
+        {"prompt": "x", "prediction": TEXT},
     ],
-    ids=["text", "chat", "token ids", "resumed"],
+    ids=["text", "chat", "token ids", "resumed", "prediction"],
 )
 def test_only_the_small_fields_of_a_large_request_are_decoded(large: dict[str, object]) -> None:
     data = small(**large).SerializeToString()
@@ -51,6 +52,9 @@ def test_only_the_small_fields_of_a_large_request_are_decoded(large: dict[str, o
     assert incoming.resumes == ("resume_token_ids" in large)
     if "prompt" not in large or large["prompt"] == TEXT:
         assert incoming.message == small()
+    if "prediction" in large:  # the text of a prediction is none of the prompt
+        assert incoming.message == small()
+        assert incoming.prompt_tokens < 5
     # As a gateway sends it: the input behind the rest.
     split = small().SerializeToString() + pb.GenerateRequest(**large).SerializeToString()
     assert read_request(split).message == incoming.message

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from pagewire.packing import unpack
+from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.draft_rows import (
+    DraftReport,
     TakenRows,
     first_rows,
     taken_counts,
@@ -34,7 +36,7 @@ def plan() -> DevicePlan:
         sample_indices=ints(3, 9, 1, 0),
         logprobs=LogprobRows(ints(0, 3), 1),
     )
-    return with_drafts(plain, [ints(50, 51), ints(), ints(60)])
+    return with_drafts(plain, [ints(50, 51), ints(), ints(60)], [1, 3, 2])
 
 
 def test_each_draft_is_a_row_of_its_slot(plan: DevicePlan) -> None:
@@ -75,3 +77,26 @@ def test_rows_that_are_not_taken_are_left_out_of_the_answer(plan: DevicePlan, fa
     fields = rows.logprobs.fields(rows.tokens, rows.rows)
     assert unpack(fields["logprob_rows"]).tolist() == [0, 1, 5 if failed else 4]
     assert np.frombuffer(fields["logprobs"], np.float32).tolist() == [0, 1, 6]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_report_names_the_rows_of_the_answer(plan: DevicePlan, failed: bool) -> None:
+    taken = np.array([1, 1, 0, 1, 1, 0, 1], np.bool_)
+    report = DraftReport.of(plan, taken)
+    assert report.drafted.tolist() == [2, 1]
+    assert report.accepted.tolist() == [1, 0]
+    assert report.drafters.tolist() == [pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION]
+    # The answer has a row of a failed sequence between those of slots 2 and 7.
+    fields = report.fields(ints(0, 1, -1, 2, 3) if failed else None)
+    assert unpack(fields["draft_rows"]).tolist() == [0, 3 if failed else 2]
+    assert unpack(fields["draft_counts"]).tolist() == [2, 1]
+    assert unpack(fields["drafters"]).tolist() == [pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION]
+
+
+def test_a_device_may_have_had_fewer_drafts_than_rows(plan: DevicePlan) -> None:
+    taken = np.array([1, 1, 0, 1, 1, 0, 1], np.bool_)
+    report = DraftReport.of(replace(plan, drafters=None), taken, ints(1, 0, 0, 0))
+    assert report.sequences.tolist() == [0]
+    assert report.drafted.tolist() == [1]
+    assert report.accepted.tolist() == [1]
+    assert report.drafters.tolist() == [pb.DRAFTER_SUFFIX]

@@ -289,6 +289,17 @@ class WorkerBatch:
         self._release_answered()
         return StepOutcome(rows, tokens, indices, stopped, ended, None if complete else valid)
 
+    def note_rejected(self, rows: SlotArray, counts: Int32Array) -> None:
+        """`rows [n]` of the step committed last had so many wrong tokens of predictions."""
+        if self._variable is not None:
+            self._variable.note_rejected(self._answered.rows[rows], counts)
+
+    def note_accepted(self, rows: SlotArray) -> None:
+        """The tokens of `rows [n]` that were committed last have been in predictions, too."""
+        if self._variable is not None:
+            slots = self._answered.rows[rows]
+            self._variable.note_accepted(slots[self.slots.live[slots]])
+
     def commit_more(self, rows: SlotArray, tokens: Int32Array) -> StepOutcome:
         """Takes one more token for each of some `rows [n]` of the step that was committed last.
 
@@ -343,6 +354,8 @@ class WorkerBatch:
         self.slots.vacate(slot)
         if self._window is not None:
             self._window.vacate(slot)
+        if self._variable is not None:
+            self._variable.vacate(slot, sequence)
         sequence.state = state
         sequence.slot = -1
         self._sharing.withdraw(sequence)

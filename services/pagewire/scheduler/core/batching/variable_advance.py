@@ -9,6 +9,7 @@ decode row of the slot is in flight.
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewire.packing import Int32Array
 from pagewire.scheduler.core.batching.slot_table import SlotArray, SlotTable
 from pagewire.scheduler.core.sequence import Sequence
 
@@ -16,7 +17,7 @@ from pagewire.scheduler.core.sequence import Sequence
 class VariableAdvance:
     """Counts the tokens of decode rows that get 1 to `row_tokens` of them."""
 
-    __slots__ = ("_ahead", "_longest", "_prompt", "_row_tokens", "_table")
+    __slots__ = ("_accepted", "_ahead", "_longest", "_prompt", "_rejected", "_row_tokens", "_table")
 
     def __init__(self, table: SlotTable, row_tokens: int) -> None:
         num_slots = len(table.live)
@@ -27,12 +28,29 @@ class VariableAdvance:
         self._ahead = np.zeros(num_slots, np.int32)
         self._prompt = np.zeros(num_slots, np.int32)
         self._longest = np.zeros(num_slots, np.int32)
+        # Tokens of predictions that were drafted since the slot was occupied.
+        self._accepted = np.zeros(num_slots, np.int32)
+        self._rejected = np.zeros(num_slots, np.int32)
 
     def occupy(self, slot: int, sequence: Sequence) -> None:
         """A sequence has taken a slot."""
         self._ahead[slot] = 0
         self._prompt[slot] = len(sequence.prompt)
         self._longest[slot] = sequence.max_computed
+        self._accepted[slot] = self._rejected[slot] = 0
+
+    def vacate(self, slot: int, sequence: Sequence) -> None:
+        """A sequence leaves its slot."""
+        sequence.accepted_prediction += int(self._accepted[slot])
+        sequence.rejected_prediction += int(self._rejected[slot])
+
+    def note_accepted(self, slots: SlotArray) -> None:
+        """The outputs of `slots [n]` have got a token each that their predictions have, too."""
+        self._accepted[slots] += 1
+
+    def note_rejected(self, slots: SlotArray, counts: Int32Array) -> None:
+        """So many tokens of the predictions of `slots [n]` were drafted and were wrong."""
+        self._rejected[slots] += counts
 
     def lacking(self) -> NDArray[np.bool_]:
         """The decoding slots `[slots]` whose blocks may be too few for their next row."""

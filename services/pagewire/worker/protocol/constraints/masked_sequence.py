@@ -81,6 +81,15 @@ class MaskedSequence:
         elif self._matcher is not None and not self._matcher.consume_token(token):
             raise self._refused(token)
 
+    def forced_tokens(self) -> list[int]:
+        """The next tokens if the text that must come is cut as the tokenizer cuts it; or none."""
+        if self.ended:
+            return []
+        if self._budget is not None and (forced := self._budget.forced_token) is not None:
+            return [forced]
+        matcher = self.matcher
+        return [] if matcher is None else matcher.compute_ff_tokens()
+
     def narrow(self, mask: Words) -> None:
         """Narrows `mask [words]`, which the matcher has computed, or which allows every token.
 

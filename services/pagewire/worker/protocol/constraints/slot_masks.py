@@ -46,12 +46,17 @@ class MaskedSlot:
     ready: int = -1  # the index of the token that the mask is for; INT32_MAX: of any token
     sequence: MaskedSequence | None = None  # None while its grammar is being compiled
     failure: str | None = None
+    # Tokens that must come next as far as is known, from the index `taken` on.
+    forced: list[int] = field(default_factory=list)
+    taken: int = -1
 
 
 class SlotMasks:
     """The constrained slots of one stream."""
 
-    def __init__(self, threads: MaskThreads) -> None:
+    def __init__(self, threads: MaskThreads, drafts: bool = False) -> None:
+        """`drafts`: whether `StepMasks.forced` is asked for."""
+        self._drafts = drafts
         self.table: MaskTable = threads.table
         self._threads = threads
         self._slots: dict[int, MaskedSlot] = {}
@@ -95,6 +100,20 @@ class SlotMasks:
                 elif masked.failure is not None:
                     step.failures.append(MaskFailure(row, masked.failure, retryable=False))
 
+    def forced(self, step: "StepMasks") -> dict[int, list[int]]:
+        """See `StepMasks.forced`."""
+        pairs = list(zip(step.masked, step.indices, strict=True))
+
+        def late() -> bool:
+            return any(
+                m.taken < i and m.ready != INT32_MAX and m.sequence is not None for m, i in pairs
+            )
+
+        with self._changed:
+            # Only for the tokens before, not for masks and not for compiling.
+            self._changed.wait_for(lambda: not late(), MAX_WAIT)
+            return {m.slot: m.forced for m, i in pairs if m.taken == i and m.forced}
+
     def advance(self, step: "StepMasks", tokens: list[int]) -> None:
         """Computes the masks after `tokens`, one for each row of `step`, on the mask thread."""
         self._threads.post(partial(self._advance, step.masked, tokens))
@@ -125,6 +144,8 @@ class SlotMasks:
                 if sequence.matcher is not None:
                     self._threads.fill([(sequence.matcher, 0)], mask[None])
                 sequence.narrow(mask)
+            if self._drafts:
+                masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
         except GrammarError as error:
             self._threads.post(partial(self._fail, masked, str(error)))
         else:
@@ -166,6 +187,11 @@ class SlotMasks:
                 over.append((masked, None))
             else:
                 going.append((masked, sequence))
+        if self._drafts and going:
+            with self._changed:
+                for masked, sequence in going:
+                    masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
+                self._changed.notify_all()
         matchers = []
         # Those that wait for each other side by side, so that one thread takes them.
         going.sort(key=lambda each: each[1].lexer)
@@ -205,6 +231,13 @@ class StepMasks:
     def words(self) -> Words:
         """The masks of all slots, `[slots, words]`."""
         return self.owner.table.words
+
+    def forced(self) -> dict[int, list[int]]:
+        """By slot the next tokens of rows whose grammars force some, as one tokenizer cuts them.
+
+        They are guesses: the same text may be cut in other ways. It waits for the tokens before.
+        """
+        return self.owner.forced(self)
 
     def wait(self) -> None:
         """Returns once the masks are known. A failed row, noted in `failures`, has any token."""

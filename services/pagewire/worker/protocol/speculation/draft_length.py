@@ -13,26 +13,28 @@ FIXED_ROWS = 9
 ROUND_COST = 1.15
 # A result counts as much as all that come after the next four.
 MEMORY = 0.8
-# Before the first results: so many drafts, of which so many were right.
-TRIED_BEFORE, RIGHT_BEFORE = 2.0, 1.0
+# Before the first results: so many drafts.
+TRIED_BEFORE = 2.0
 # A sequence without drafts tries one after so many steps, then after twice as many, and so on.
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 256
 
 
 class DraftLength:
-    """The draft length of one sequence, by its load and by what became of the earlier drafts."""
+    """The draft length of one drafter for one sequence, by the load and by its earlier drafts."""
 
     __slots__ = ("_left", "_most", "_pause", "_right", "_tried")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, right: float = 0.5) -> None:
+        """`right`: which part of the drafts counts as right before the first results."""
         self._most = most
-        self._tried, self._right = TRIED_BEFORE, RIGHT_BEFORE
+        self._tried, self._right = TRIED_BEFORE, right * TRIED_BEFORE
         # Steps until the next trial, and the length of the next pause.
         self._left = self._pause = FIRST_PAUSE
 
     def next(self, rows: int) -> int:
-        """The most drafts in a step of so many decode rows; to be called once a step."""
+        """The most drafts in a step of so many decode rows; to be called once for each step
+        with such drafts, or that may have some."""
         needed = ROUND_COST * rows / (FIXED_ROWS + rows)
         each = self._right / self._tried
         length, right = 0, each

@@ -26,6 +26,11 @@ class SuffixDrafter:
         self._tokens = np.empty(max(256, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
 
+    @property
+    def tokens(self) -> Int32Array:
+        """All known tokens `[n]`; the next `extend` may write behind them."""
+        return self._tokens[: self._length]
+
     def extend(self, tokens: Int32Array) -> None:
         """Adds tokens `[n]` of the output."""
         end = self._length + len(tokens)

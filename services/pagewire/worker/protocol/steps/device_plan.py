@@ -36,6 +36,7 @@ class SlotStarts:
     biased: BiasedStarts | None = None
     # The sequences themselves `[starts]`, for backends that do not compute on arrays.
     sequences: tuple[Start, ...] = ()
+    forced: Int32Array | None = None  # [starts, longest], see forced_texts.py
 
 
 def slot_numbers(
@@ -114,6 +115,9 @@ class DevicePlan:
     # of a slot follow its row: positions and indices ascend. A draft belongs to the output if all
     # drafts before it do, and the row before it draws the same token. None: no row is a draft.
     drafts: Int32Array | None = None
+    # [sequences that sample], of a plan with drafts: the Drafter (worker.proto) of each one's.
+    # None: all are of the sequences' own tokens.
+    drafters: Int32Array | None = None
 
     @property
     def num_decodes(self) -> int:

@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.packing import Int32Array
+from pagewire.packing import Int32Array, pack
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.speculation.sequence_drafts import NO_DRAFTER
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
 
-def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
-    """The plan with the drafts of each decode row `[decodes]`; some row has at least one."""
+def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int]) -> DevicePlan:
+    """The plan with the drafts of each decode row `[decodes]`; some row has at least one.
+
+    `drafters [decodes]` made them: a Drafter in worker.proto for each row that has some.
+    """
     counts = np.array([1 + len(each) for each in drafts], np.int32)
     places = _places(counts)
     tokens = np.full(len(places), NO_DRAFT, np.int32)
@@ -23,6 +28,8 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
     # Behind the decode rows come the sampling rows of chunks.
     all_counts = np.ones(len(plan.sample_slots), np.int32)
     all_counts[: len(counts)] = counts
+    made_by = np.full(len(all_counts), NO_DRAFTER, np.int32)
+    made_by[: len(counts)] = np.where(counts > 1, drafters, NO_DRAFTER)
     firsts = np.cumsum(all_counts, dtype=np.int32) - all_counts
     logprobs, masks = plan.logprobs, plan.masks
     if logprobs is not None:
@@ -41,6 +48,7 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
         sample_indices=np.repeat(plan.sample_indices, all_counts) + _places(all_counts),
         logprobs=logprobs,
         masks=masks,
+        drafters=made_by,
     )
 
 
@@ -93,6 +101,44 @@ def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
     firsts = first_rows(plan)
     counts: Int32Array = np.add.reduceat(taken, firsts, dtype=np.int32)
     return counts
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What became of the drafts of a step: `[sequences]` that had some, in the plan's order."""
+
+    sequences: NDArray[np.intp]  # which of those that sample
+    drafters: Int32Array
+    drafted: Int32Array
+    accepted: Int32Array
+
+    @classmethod
+    def of(
+        cls, plan: DevicePlan, taken: NDArray[np.bool_], drafted: Int32Array | None = None
+    ) -> "DraftReport":
+        """Of a plan with drafts whose rows are `taken [rows]`; `drafted` as in `Outcome`."""
+        if drafted is None:
+            rows = np.diff(first_rows(plan), append=len(plan.sample_slots))
+            drafted = rows.astype(np.int32) - np.int32(1)
+        drafters = plan.drafters
+        if drafters is None:
+            drafters = np.full(len(drafted), pb.DRAFTER_SUFFIX, np.int32)
+        sequences = drafted.nonzero()[0]
+        right = taken_counts(plan, taken)[sequences] - np.int32(1)
+        return cls(sequences, drafters[sequences], drafted[sequences], right)
+
+    def fields(self, rows: Int32Array | None) -> dict[str, bytes]:
+        """The fields of StepResult; `rows` as in `PlannedStep`."""
+        places = self.sequences
+        if rows is not None:
+            of = np.full(int(rows.max(initial=-1)) + 1, -1, np.intp)  # the row of each sequence
+            of[rows[rows >= 0]] = (rows >= 0).nonzero()[0]
+            places = of[places]
+        return {
+            "draft_rows": pack(places.astype(np.int32)),
+            "draft_counts": pack(self.drafted),
+            "drafters": pack(self.drafters),
+        }
 
 
 def first_rows(plan: DevicePlan) -> NDArray[np.intp]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagewire.paging import blocks_before
 from pagewire.worker.errors import SetupError
+from pagewire.worker.protocol.steps.forced_texts import ForcedTexts
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ class Limits:
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
     window: int = 0  # see WorkerInfo in worker.proto
     max_drafts: int = 0  # of a decode row; 0: no speculation
+    # Of a benchmark: the only prompts that are taken, and their outputs; see forced_texts.py.
+    forced: ForcedTexts | None = None
 
     @property
     def max_blocks(self) -> int:

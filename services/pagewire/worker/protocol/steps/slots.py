@@ -8,7 +8,7 @@ INVALID_ARGUMENT before any state has changed. A bad sequence fails alone with o
 that were sent before the scheduler knew may still name its slot; its rows are answered with -1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,6 +170,11 @@ class Slots:
         self, starts: tuple[Start, ...]
     ) -> tuple[SlotStarts | None, TableWrites | None, BlockCopies | None]:
         """Puts sequences into their slots; leaves out those that are invalid."""
+        if (texts := self.limits.forced) is not None:
+            starts = tuple(
+                replace(start, forced=texts.of(start.token_ids[: start.num_prompt]))
+                for start in starts
+            )
         taken = [start for start in starts if self._take(start)]
         if not taken:
             return None, None, None

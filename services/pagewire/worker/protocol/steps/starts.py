@@ -17,6 +17,7 @@ from pagewire.worker.protocol.steps.device_plan import (
     TableWrites,
     slot_numbers,
 )
+from pagewire.worker.protocol.steps.forced_texts import forced_rows
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start, StepSampling
 
@@ -50,6 +51,12 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         return block_fault(start.copied_block, limits)
     if start.copied_block and start.num_computed % limits.block_size == 0:
         return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
+    guess = start.prediction
+    if len(guess) and (guess.min() < 0 or guess.max() >= limits.vocab_size):
+        wrong = guess[(guess < 0) | (guess >= limits.vocab_size)][0]
+        return f"token id {wrong} of the prediction is not in the vocabulary of {limits.vocab_size}"
+    if limits.forced is not None and start.forced is None:
+        return "this worker replays recorded texts (--forced-texts), and has none for this prompt"
     if start.constraint is not None:
         fault = start.constraint.fault(limits.vocab_size)
         if fault is not None:
@@ -83,6 +90,7 @@ def slot_starts(starts: list[Start]) -> SlotStarts:
     """The sampling parameters of all starts, at least one."""
     sampling = [start.sampling for start in starts]
     stops = np.full((len(starts), MAX_STOP_IDS), -1, np.int32)
+    forced = [start.forced for start in starts if start.forced is not None]
     for row, s in enumerate(sampling):
         stops[row, : len(s.stop_token_ids)] = s.stop_token_ids
     return SlotStarts(
@@ -95,6 +103,7 @@ def slot_starts(starts: list[Start]) -> SlotStarts:
         penalized=penalized_starts(starts),
         biased=biased_starts(starts),
         sequences=tuple(starts),
+        forced=forced_rows(forced, max(map(len, forced))) if forced else None,
     )
 
 

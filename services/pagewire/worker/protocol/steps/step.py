@@ -48,6 +48,9 @@ class Start:
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
     first_prompt_logprob: int = 1
+    prediction: Int32Array = field(default_factory=lambda: _EMPTY)  # [predicted]
+    cache_salt: str = ""
+    forced: Int32Array | None = None  # [output], see forced_texts.py; no message has it
 
     @property
     def num_prompt(self) -> int:
@@ -193,6 +196,8 @@ def _start(message: pb.SequenceStart) -> Start:
         ),
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         first_prompt_logprob=message.first_prompt_logprob,
+        prediction=_array("starts.prediction", message.prediction),
+        cache_salt=message.cache_salt,
     )
 
 

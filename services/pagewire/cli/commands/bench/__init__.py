@@ -1,0 +1,1 @@
+"""`pagewire bench`: one module a command."""

@@ -1,0 +1,85 @@
+"""Drafts from the client's own guess of the output: what follows the place that it has reached."""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from pagewire.packing import Int32Array
+
+# The tokens at the end of the output that must be in the prediction, and the most compared.
+SHORTEST_MATCH = 3
+LONGEST_MATCH = 24
+# So many tokens behind the last place in step, one equal token is enough: an edit replaces a few
+# tokens by others, and goes on behind them.
+NEAR = 12
+
+
+class PredictionDrafter:
+    """The prediction of one sequence, and the place in it that the output has reached.
+
+    In step it costs a comparison a token. After an edit one array operation finds the places of the
+    last token, and compares the tokens before them.
+    """
+
+    __slots__ = ("_at", "_lost", "_lost_at", "_recent", "_right", "_tokens")
+
+    def __init__(self, tokens: Int32Array, output: Int32Array) -> None:
+        """`tokens [n]` are the prediction, `output [m]` the tokens generated so far."""
+        self._tokens = tokens
+        self._recent: deque[int] = deque(output[-LONGEST_MATCH:].tolist(), LONGEST_MATCH)
+        # The place of the next token, and how many tokens before it were right without a gap.
+        self._at = 0
+        self._right = 0
+        # Out of step: the last token was another one. The place where that began.
+        self._lost = len(output) > 0
+        self._lost_at = min(len(output), len(tokens))
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Adds tokens of the output."""
+        for token in tokens:
+            self._recent.append(token)
+            if self._lost:
+                continue
+            if self._at < len(self._tokens) and self._tokens[self._at] == token:
+                self._at += 1
+                self._right += 1
+                continue
+            # A wrong guess of the place does not move the place where the edit began.
+            if self._right >= SHORTEST_MATCH:
+                self._lost_at = self._at
+            self._lost, self._right = True, 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the output is in step with the prediction, after a search if it was not."""
+        if self._lost and (found := self._search()) is not None:
+            self._at, self._lost = found, False
+        return not self._lost and self._at < len(self._tokens)
+
+    def draft(self, most: int) -> Int32Array:
+        """At most `most` tokens that may come next `[n]`; to be called if it is `ready`."""
+        return self._tokens[self._at : self._at + max(0, most)]
+
+    def _search(self) -> int | None:
+        """The place behind the longest match of the output's end; None if no match is sure enough.
+
+        Of several it is the first one behind the edit. A shorter match counts near the edit.
+        """
+        tokens, recent = self._tokens, self._recent
+        behind = np.flatnonzero(tokens == recent[-1]) + 1
+        near = behind[(behind > self._lost_at) & (behind <= self._lost_at + NEAR)]
+        matched = 1
+        while len(behind) and matched < len(recent):
+            longer = behind[behind > matched]
+            longer = longer[tokens[longer - matched - 1] == recent[-matched - 1]]
+            if not len(longer):
+                break
+            behind, matched = longer, matched + 1
+        if len(behind) and matched >= SHORTEST_MATCH:
+            after = behind[behind > self._lost_at]
+            return int(after[0] if len(after) else behind[-1])
+        both = near[np.isin(near, behind)]
+        if len(both):
+            return int(both[0])
+        return int(near[0]) if len(near) else None

@@ -1,0 +1,124 @@
+"""The drafts of one sequence: by the first drafter that has some.
+
+The client's prediction comes first, then the sequence's own tokens, then recent outputs of its
+salt. Tokens that the grammar forces come before them, unless one of these goes on behind the same
+tokens. A row has the drafts of one drafter, which learns from them how many to make.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagewire.packing import Int32Array
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.speculation.draft_length import DraftLength
+from pagewire.worker.protocol.speculation.prediction_drafter import PredictionDrafter
+from pagewire.worker.protocol.speculation.recent_outputs import MATCH, RecentOutputs
+from pagewire.worker.protocol.speculation.suffix_drafter import SuffixDrafter
+
+# Output tokens that are added to the recent outputs together.
+PUBLISHED = 64
+# Of drafts, before the first results: a client knows its text, and a tokenizer can cut the text
+# that a grammar forces in few other ways.
+LIKELY_RIGHT = 0.9
+
+NO_DRAFTS = np.empty(0, np.int32)
+NO_DRAFTER = int(pb.DRAFTER_UNSPECIFIED)
+
+
+class SequenceDrafts:
+    """The drafters of one sequence. `drafter` is the one that made the latest drafts."""
+
+    __slots__ = (
+        "_grammar_length",
+        "_prediction",
+        "_prediction_length",
+        "_published",
+        "_recent",
+        "_recent_length",
+        "_suffix",
+        "_suffix_length",
+        "drafter",
+    )
+
+    def __init__(
+        self,
+        known: Int32Array,
+        num_prompt: int,
+        prediction: Int32Array,
+        recent: RecentOutputs,
+        most: int,
+    ) -> None:
+        """`known [n]` are prompt and output so far, `recent` the outputs of the salt, and `most`
+        the most drafts of a row."""
+        self.drafter = NO_DRAFTER
+        self._suffix = SuffixDrafter(known)
+        self._suffix_length = DraftLength(most)
+        self._prediction: PredictionDrafter | None = None
+        if len(prediction):
+            self._prediction = PredictionDrafter(prediction, known[num_prompt:])
+        self._prediction_length = DraftLength(most, LIKELY_RIGHT)
+        self._grammar_length = DraftLength(most, LIKELY_RIGHT)
+        self._recent = recent
+        self._recent_length = DraftLength(most)
+        # Known tokens before this place are published, or are none of the output.
+        self._published = num_prompt
+
+    def draft(self, rows: int, most: int, forced: Sequence[int] = ()) -> Int32Array:
+        """At most `most` tokens that may come next `[n]`, in a step of so many decode rows.
+
+        `forced` are tokens of the text that the grammar forces.
+        """
+        guess = self._guess(rows, most)
+        if forced and (length := self._grammar_length.next(rows)):
+            tokens = np.array(forced[: max(0, min(length, most))], np.int32)
+            agree = np.array_equal(guess[: len(tokens)], tokens)
+            if not agree or len(guess) <= len(tokens):
+                return self._made(pb.DRAFTER_GRAMMAR, tokens)
+        return guess
+
+    def _guess(self, rows: int, most: int) -> Int32Array:
+        """The drafts of the drafters that guess."""
+        if self._prediction is not None and self._prediction.ready:
+            length = self._prediction_length.next(rows)
+            if length:
+                tokens = self._prediction.draft(min(length, most))
+                return self._made(pb.DRAFTER_PREDICTION, tokens)
+        if length := self._suffix_length.next(rows):
+            tokens = self._suffix.draft(min(length, most))
+            if len(tokens):
+                return self._made(pb.DRAFTER_SUFFIX, tokens)
+        if length := self._recent_length.next(rows):
+            last = self._suffix.tokens[-MATCH:]
+            if len(last) == MATCH:
+                return self._made(pb.DRAFTER_RECENT, self._recent.draft(last, min(length, most)))
+        return NO_DRAFTS
+
+    def extend(self, tokens: Int32Array, drafted: int) -> None:
+        """Adds tokens `[n]` of the output, of a step that had `drafted` drafts of the sequence."""
+        if drafted:
+            self._length_of(self.drafter).observe(drafted, len(tokens) - 1)
+        self._suffix.extend(tokens)
+        if self._prediction is not None:
+            self._prediction.extend(tokens.tolist())
+        if len(self._suffix.tokens) - self._published >= PUBLISHED:
+            self.publish()
+
+    def publish(self) -> None:
+        """Adds the latest output tokens to the recent outputs."""
+        known = self._suffix.tokens
+        if len(known) > self._published:
+            # With what came before, because a match is in front of its drafts.
+            self._recent.add(known[max(0, self._published - MATCH) :])
+            self._published = len(known)
+
+    def _made(self, drafter: int, tokens: Int32Array) -> Int32Array:
+        self.drafter = int(drafter)
+        return tokens
+
+    def _length_of(self, drafter: int) -> DraftLength:
+        if drafter == pb.DRAFTER_GRAMMAR:
+            return self._grammar_length
+        if drafter == pb.DRAFTER_PREDICTION:
+            return self._prediction_length
+        return self._recent_length if drafter == pb.DRAFTER_RECENT else self._suffix_length

@@ -1,0 +1,43 @@
+"""The metric of speculation that workers and schedulers have: drafts by drafter and outcome."""
+
+import numpy as np
+from prometheus_client import Counter
+
+from pagewire.packing import Int32Array
+from pagewire.v1 import worker_pb2 as pb
+
+LABELS = ("drafter", "outcome")
+MEANING = "Tokens that speculation guessed, by the origin of the guess and whether it was right."
+# By their numbers in worker.proto, as the metric's label.
+DRAFTERS = {
+    number: name.removeprefix("DRAFTER_").lower()
+    for name, number in pb.Drafter.items()
+    if number != pb.DRAFTER_UNSPECIFIED
+}
+
+
+class DraftCounter:
+    """Counts drafts that were right and those that were not."""
+
+    def __init__(self, counter: Counter) -> None:
+        """`counter` has the labels `LABELS`."""
+        self._by_drafter = {
+            number: (counter.labels(name, "accepted"), counter.labels(name, "rejected"))
+            for number, name in DRAFTERS.items()
+        }
+
+    def count(self, drafters: Int32Array, drafted: Int32Array, accepted: Int32Array) -> None:
+        """Counts rows `[n]` with drafts: the drafter of each, its drafts, and those right."""
+        made = np.bincount(drafters, weights=drafted)
+        right = np.bincount(drafters, weights=accepted)
+        for number in made.nonzero()[0].tolist():
+            if number in self._by_drafter:
+                good, bad = self._by_drafter[number]
+                good.inc(int(right[number]))
+                bad.inc(int(made[number] - right[number]))
+
+    def value(self, drafter: str, outcome: str) -> int:
+        """What it has counted."""
+        number = next(n for n, name in DRAFTERS.items() if name == drafter)
+        pair = self._by_drafter[number]
+        return int(pair[outcome == "rejected"]._value.get())
