@@ -13,6 +13,7 @@ from pagewire.worker.protocol.constraints.token_bans import (
     clear_bits,
     set_bits,
 )
+from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
 # Prompt tokens that are looked at for `begin_after`.
 _PROMPT_TAIL = 64
@@ -40,7 +41,7 @@ class MaskedSequence:
         if constraint.reasoning_end:
             self._budget = ReasoningBudget(constraint, grammars.tokenizer)
         self._tokenizer: LLTokenizer | None = None
-        self._matcher: LLMatcher | None = None
+        self._matcher: TokenMatcher | None = None
         # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
         self.lexer = 0
         # The text after which the matcher begins; None once it has begun.
@@ -63,7 +64,7 @@ class MaskedSequence:
     @property
     def matcher(self) -> LLMatcher | None:
         """What computes the mask of the next token; None before `begin_after`."""
-        return None if self._awaited is not None else self._matcher
+        return None if self._awaited is not None or self._matcher is None else self._matcher.current
 
     def advance(self, token: int) -> None:
         """Takes the next token of the output; GrammarError if the grammar does not allow it."""
@@ -78,7 +79,7 @@ class MaskedSequence:
             self.ended = True
         elif self._awaited is not None:
             self._await(token, self._awaited)
-        elif self._matcher is not None and not self._matcher.consume_token(token):
+        elif self._matcher is not None and not self._matcher.consume(token):
             raise self._refused(token)
 
     def narrow(self, mask: Words) -> None:
@@ -97,6 +98,8 @@ class MaskedSequence:
                 f"the grammar is too complex at token {self.index} of the output: "
                 f"{first_line(matcher.get_error())}"
             )
+        if matcher is not None and self._matcher is not None:
+            self._matcher.complete(mask)
         if self._plain and matcher is not None:
             return
         complete = False
@@ -132,14 +135,15 @@ class MaskedSequence:
         rest = self._tail[at + len(awaited) :]
         if rest and self._matcher is not None:
             tokens = self._tokenizer.tokenize_bytes(rest)
-            if self._matcher.validate_tokens(tokens) == len(tokens):
-                self._matcher.consume_tokens(tokens)
+            if self._matcher.current.validate_tokens(tokens) == len(tokens):
+                for each in tokens:
+                    self._matcher.consume(each)
 
     def _refused(self, token: int) -> GrammarError:
         assert self._matcher is not None
         return GrammarError(
             f"the grammar does not allow token {token} at index {self.index - 1} of the output: "
-            f"{first_line(self._matcher.get_error())}"
+            f"{first_line(self._matcher.current.get_error())}"
         )
 
 
