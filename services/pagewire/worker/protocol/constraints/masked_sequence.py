@@ -64,7 +64,8 @@ class MaskedSequence:
     @property
     def matcher(self) -> LLMatcher | None:
         """What computes the mask of the next token; None before `begin_after`."""
-        return None if self._awaited is not None or self._matcher is None else self._matcher.current
+        whole = self._matcher
+        return None if self._awaited is not None or whole is None else whole.current
 
     def advance(self, token: int) -> None:
         """Takes the next token of the output; GrammarError if the grammar does not allow it."""
@@ -92,18 +93,17 @@ class MaskedSequence:
             mask[:] = 0
             set_bits(mask, np.array([forced], np.int64))
             return
-        matcher = self.matcher
-        if matcher is not None and matcher.is_error():
-            raise GrammarError(
-                f"the grammar is too complex at token {self.index} of the output: "
-                f"{first_line(matcher.get_error())}"
-            )
-        if matcher is not None and self._matcher is not None:
+        complete, matcher = False, None
+        if self._matcher is not None and self._awaited is None:
+            matcher = self._matcher.current
+            if matcher.is_error():
+                raise GrammarError(
+                    f"the grammar is too complex at token {self.index} of the output: "
+                    f"{first_line(matcher.get_error())}"
+                )
             self._matcher.complete(mask)
-        if self._plain and matcher is not None:
-            return
-        complete = False
-        if matcher is not None:
+            if self._plain:
+                return
             complete = matcher.is_accepting()
             clear_bits(mask, self._eos_ids)
         if self._bans is not None:

@@ -11,6 +11,7 @@ from functools import partial
 from threading import Condition
 
 import numpy as np
+from llguidance import LLMatcher
 
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
@@ -147,14 +148,17 @@ class SlotMasks:
 
     def _advance(self, slots: list[MaskedSlot], tokens: list[int]) -> None:
         """Takes a token of each of `slots` and computes their next masks, on the mask thread."""
-        table = self.table
+        words, holders = self.table.words, self.table.holders
         going: list[tuple[MaskedSlot, MaskedSequence]] = []
         over: list[tuple[MaskedSlot, str | None]] = []
+        # With the lexers first: what waits for each other side by side, so for one thread.
+        matchers: list[tuple[int, int, LLMatcher]] = []
         for masked, token in zip(slots, tokens, strict=True):
             sequence = masked.sequence
             if masked.ready == INT32_MAX or sequence is None:
                 continue
-            if token < 0 or not table.holds(masked.slot, masked):
+            slot = masked.slot
+            if token < 0 or holders[slot] is not masked:
                 over.append((masked, None))  # its row failed, so its sequence has left
                 continue
             try:
@@ -164,21 +168,18 @@ class SlotMasks:
                 continue
             if sequence.ended:
                 over.append((masked, None))
+                continue
+            going.append((masked, sequence))
+            if (matcher := sequence.matcher) is not None:
+                matchers.append((sequence.lexer, slot, matcher))
             else:
-                going.append((masked, sequence))
-        matchers = []
-        # Those that wait for each other side by side, so that one thread takes them.
-        going.sort(key=lambda each: each[1].lexer)
-        for masked, sequence in going:
-            if sequence.matcher is not None:
-                matchers.append((sequence.matcher, masked.slot))
-            else:
-                table.words[masked.slot] = -1
+                words[slot] = -1
         if matchers:
-            self._threads.fill(matchers, table.words)
+            matchers.sort()  # no two have one slot
+            self._threads.fill([(matcher, slot) for _, slot, matcher in matchers], words)
         for masked, sequence in going:
             try:
-                sequence.narrow(table.words[masked.slot])
+                sequence.narrow(words[masked.slot])
             except GrammarError as error:
                 over.append((masked, str(error)))
         with self._changed:

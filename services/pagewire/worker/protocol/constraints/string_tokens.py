@@ -1,7 +1,6 @@
 """The tokens of a vocabulary as they come within strings of JSON."""
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -13,12 +12,8 @@ from pagewire.worker.protocol.constraints.token_bans import Words
 _SPECIAL = frozenset('"\\\x7f') | frozenset(map(chr, range(0x20)))
 
 
-class Place(IntEnum):
-    """Where a text of JSON ends."""
-
-    OUTSIDE = 0
-    INSIDE = 1  # of a string
-    ESCAPE = 2  # behind the backslash of a string
+# Where a text of JSON ends: outside of strings, in one, or behind a backslash in one.
+OUTSIDE, INSIDE, ESCAPED = range(3)
 
 
 class StringTokens:
@@ -54,7 +49,7 @@ class StringTokens:
             eos_token=tokenizer.eos_tokens,
             slices=[],
         )
-        self._places: dict[tuple[int, Place], Place] = {}
+        self._places: dict[tuple[int, int], int] = {}
 
     def spelled(self, token: int) -> list[int]:
         """Tokens of `others` with the text of a token."""
@@ -67,10 +62,8 @@ class StringTokens:
         token = self._of_byte.get(ord(character))
         return [] if token is None else [token] * (self.longest + 16)
 
-    def after(self, token: int, place: Place) -> Place:
-        """Where a text ends that a token continues."""
-        if self.lengths[token]:
-            return Place.INSIDE if place else Place.OUTSIDE
+    def after(self, token: int, place: int) -> int:
+        """Where a text ends that a token continues; outside of strings for a special token."""
         key = token, place
         if (found := self._places.get(key)) is None:
             found = self._places[key] = _after(self._texts[token], place)
@@ -110,14 +103,16 @@ def _plain_length(text: bytes) -> int:
     return len(characters) if _SPECIAL.isdisjoint(characters) else 0
 
 
-def _after(text: bytes, place: Place) -> Place:
+def _after(text: bytes, place: int) -> int:
+    if not text:
+        return OUTSIDE
     for byte in text:
-        if place == Place.ESCAPE:
-            place = Place.INSIDE
+        if place == ESCAPED:
+            place = INSIDE
         elif byte == ord('"'):
-            place = Place.OUTSIDE if place else Place.INSIDE
+            place = OUTSIDE if place else INSIDE
         elif byte == ord("\\") and place:
-            place = Place.ESCAPE
+            place = ESCAPED
     return place
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from pagewire.worker.protocol.constraints.string_tokens import Place, StringTokens
+from pagewire.worker.protocol.constraints.string_tokens import INSIDE, OUTSIDE, StringTokens
 from pagewire.worker.protocol.constraints.token_bans import Words
 
 
@@ -29,7 +29,7 @@ class TokenMatcher:
         """Takes over the matchers, which are at the beginning."""
         self._whole = self.current = whole
         self._string = string
-        self._place = Place.OUTSIDE
+        self._place = OUTSIDE
         self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
         # Above 0: plain characters that may come, or at least so many. `current` is `others` then.
         self._left = 0
@@ -46,18 +46,27 @@ class TokenMatcher:
         string = self._string
         if string is None:
             return self._whole.consume_token(token)
-        tokens = string.tokens
-        place = self._place = tokens.after(token, self._place)
+        tokens, before = string.tokens, self._place
+        length = tokens.lengths[token]
+        if length:
+            place = INSIDE if before else OUTSIDE
+        else:
+            place = tokens.after(token, before)
+        self._place = place
         self._behind.append(token)
         if not self._left:
-            taken = self._whole.consume_token(token)
-            return taken and (place != Place.INSIDE or self._look(string))
+            if not self._whole.consume_token(token):
+                return False
+            # Within a literal a look is in vain. Behind an escape it is late, and nothing is wrong.
+            in_vain = place != INSIDE or (length and before == INSIDE)
+            return True if in_vain else self._look(string)
+        if place != INSIDE:
+            self._left = 0
+            taken = self._switch(string)
+            self._behind.append(token)  # `others` has not seen it
+            return taken
         if not string.others.consume_tokens(tokens.spelled(token)):
             return False
-        if place != Place.INSIDE:
-            self._left = 0
-            return self._switch(string)
-        length = tokens.lengths[token]
         self._left -= length
         return (length > 0 and self._left >= tokens.longest) or self._look(string)
 
@@ -68,7 +77,9 @@ class TokenMatcher:
 
     def _look(self, string: StringMatcher) -> bool:
         """Finds out how many plain characters may come; False if the other matcher gives up."""
-        self._left = self.current.validate_tokens(string.probes)
+        self._left = 0
+        if self.current.validate_tokens(string.probes[:1]):
+            self._left = self.current.validate_tokens(string.probes)
         expected = string.others if self._left else self._whole
         return self.current is expected or self._switch(string)
 

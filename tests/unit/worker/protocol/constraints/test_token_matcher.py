@@ -12,7 +12,12 @@ from pagewire.grammars.dates import with_real_dates
 from pagewire.models import resolve_model
 from pagewire.worker.protocol.constraints.grammars import Grammars, compile_grammar, grammars_of
 from pagewire.worker.protocol.constraints.plain_strings import probe_of
-from pagewire.worker.protocol.constraints.string_tokens import Place, StringTokens
+from pagewire.worker.protocol.constraints.string_tokens import (
+    ESCAPED,
+    INSIDE,
+    OUTSIDE,
+    StringTokens,
+)
 
 VOCAB = 4096
 OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False, "coerce_one_of": False}
@@ -132,16 +137,14 @@ def test_places(grammars: Grammars) -> None:
     strings = StringTokens(grammars.tokenizer)
     (quote,) = grammars.tokenizer.tokenize_str('"')
     (backslash,) = grammars.tokenizer.tokenize_str("\\")
-    (letter,) = grammars.tokenizer.tokenize_str("n")
-    place = Place.OUTSIDE
+    place = OUTSIDE
     steps = (
-        (letter, Place.OUTSIDE),
-        (quote, Place.INSIDE),
-        (backslash, Place.ESCAPE),
-        (quote, Place.INSIDE),
-        (backslash, Place.ESCAPE),
-        (letter, Place.INSIDE),
-        (quote, Place.OUTSIDE),
+        (quote, INSIDE),
+        (backslash, ESCAPED),
+        (quote, INSIDE),
+        (backslash, ESCAPED),
+        (backslash, INSIDE),
+        (quote, OUTSIDE),
     )
     for token, expected in steps:
         place = strings.after(token, place)
