@@ -29,7 +29,7 @@ def test_the_tokenizer_may_be_elsewhere_and_without_a_tokenizer_json(
     ids = grammars.tokenizer.tokenize_str("the quick")
     assert len(ids) < len("the quick")
     assert all(matcher.consume(token) for token in ids)
-    assert matcher.is_accepting()
+    assert matcher.current.is_accepting()
 
 
 class User:
