@@ -40,6 +40,8 @@ class MaskedSequence:
         self._budget: ReasoningBudget | None = None
         if constraint.reasoning_end:
             self._budget = ReasoningBudget(constraint, grammars.tokenizer)
+        # Whether tokens but the last one are for the matcher alone, once it has begun.
+        self._simple = self._bans is None and self._budget is None
         self._tokenizer: LLTokenizer | None = None
         self._matcher: TokenMatcher | None = None
         # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
@@ -67,6 +69,19 @@ class MaskedSequence:
         whole = self._matcher
         return None if self._awaited is not None or whole is None else whole.current
 
+    def note(self, token: int) -> LLMatcher | None:
+        """Takes the next token, if all that is left to do is that a matcher consumes it.
+
+        Returns that matcher; None if nothing is done and `advance` must be called.
+        """
+        matcher = self._matcher
+        if matcher is None or not self._simple or self._awaited is not None or token in self._ends:
+            return None
+        noted = matcher.note(token)
+        if noted is not None:
+            self.index += 1
+        return noted
+
     def advance(self, token: int) -> None:
         """Takes the next token of the output; GrammarError if the grammar does not allow it."""
         self.index += 1
@@ -81,7 +96,7 @@ class MaskedSequence:
         elif self._awaited is not None:
             self._await(token, self._awaited)
         elif self._matcher is not None and not self._matcher.consume(token):
-            raise self._refused(token)
+            raise self.refused(token)
 
     def narrow(self, mask: Words) -> None:
         """Narrows `mask [words]`, which the matcher has computed, or which allows every token.
@@ -139,7 +154,8 @@ class MaskedSequence:
                 for each in tokens:
                     self._matcher.consume(each)
 
-    def _refused(self, token: int) -> GrammarError:
+    def refused(self, token: int) -> GrammarError:
+        """The error for a token that the matcher has not consumed."""
         assert self._matcher is not None
         return GrammarError(
             f"the grammar does not allow token {token} at index {self.index - 1} of the output: "

@@ -151,29 +151,42 @@ class SlotMasks:
         words, holders = self.table.words, self.table.holders
         going: list[tuple[MaskedSlot, MaskedSequence]] = []
         over: list[tuple[MaskedSlot, str | None]] = []
-        # With the lexers first: what waits for each other side by side, so for one thread.
-        matchers: list[tuple[int, int, LLMatcher]] = []
+        noted: list[tuple[MaskedSlot, MaskedSequence, int]] = []
+        to_consume: list[tuple[LLMatcher, int]] = []  # of `noted`
         for masked, token in zip(slots, tokens, strict=True):
             sequence = masked.sequence
             if masked.ready == INT32_MAX or sequence is None:
                 continue
-            slot = masked.slot
-            if token < 0 or holders[slot] is not masked:
+            if token < 0 or holders[masked.slot] is not masked:
                 over.append((masked, None))  # its row failed, so its sequence has left
+                continue
+            if (matcher := sequence.note(token)) is not None:
+                noted.append((masked, sequence, token))
+                to_consume.append((matcher, token))
                 continue
             try:
                 sequence.advance(token)
             except GrammarError as error:
                 over.append((masked, str(error)))
-                continue
-            if sequence.ended:
-                over.append((masked, None))
-                continue
-            going.append((masked, sequence))
-            if (matcher := sequence.matcher) is not None:
-                matchers.append((sequence.lexer, slot, matcher))
             else:
-                words[slot] = -1
+                if sequence.ended:
+                    over.append((masked, None))
+                else:
+                    going.append((masked, sequence))
+        for (masked, sequence, token), taken in zip(
+            noted, self._threads.consume(to_consume), strict=True
+        ):
+            if taken:
+                going.append((masked, sequence))
+            else:
+                over.append((masked, str(sequence.refused(token))))
+        # With the lexers first: what waits for each other side by side, so for one thread.
+        matchers: list[tuple[int, int, LLMatcher]] = []
+        for masked, sequence in going:
+            if (matcher := sequence.matcher) is not None:
+                matchers.append((sequence.lexer, masked.slot, matcher))
+            else:
+                words[masked.slot] = -1
         if matchers:
             matchers.sort()  # no two have one slot
             self._threads.fill([(matcher, slot) for _, slot, matcher in matchers], words)

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from pagewire.worker.protocol.constraints.string_tokens import INSIDE, OUTSIDE, StringTokens
+from pagewire.worker.protocol.constraints.string_tokens import (
+    ESCAPED,
+    INSIDE,
+    OUTSIDE,
+    StringTokens,
+)
 from pagewire.worker.protocol.constraints.token_bans import Words
 
 
@@ -41,25 +46,43 @@ class TokenMatcher:
             string = StringMatcher(string.others.deep_copy(), string.tokens, string.probes)
         return TokenMatcher(self._whole.deep_copy(), string)
 
-    def consume(self, token: int) -> bool:
-        """Takes the next token; False if the grammar does not allow it, or gives up."""
+    def note(self, token: int) -> LLMatcher | None:
+        """Takes the next token, if all that is left to do is that a matcher consumes it.
+
+        Returns that matcher; None if nothing is done and `consume` must be called.
+        """
         string = self._string
         if string is None:
-            return self._whole.consume_token(token)
+            return self._whole
+        if self._left:
+            return None
         tokens, before = string.tokens, self._place
-        length = tokens.lengths[token]
-        if length:
-            place = INSIDE if before else OUTSIDE
+        if tokens.lengths[token]:
+            # Outside of strings, or in a literal, where plain tokens change nothing. After an
+            # escape they may, but what comes next in the string does so too.
+            if before == ESCAPED:
+                return None
         else:
             place = tokens.after(token, before)
+            if place == INSIDE:
+                return None
+            self._place = place
+        self._behind.append(token)
+        return self._whole
+
+    def consume(self, token: int) -> bool:
+        """Takes the next token; False if the grammar does not allow it, or gives up."""
+        if (whole := self.note(token)) is not None:
+            return whole.consume_token(token)
+        string = self._string
+        assert string is not None
+        tokens = string.tokens
+        length = tokens.lengths[token]
+        place = INSIDE if length else tokens.after(token, self._place)
         self._place = place
         self._behind.append(token)
         if not self._left:
-            if not self._whole.consume_token(token):
-                return False
-            # Within a literal a look is in vain. Behind an escape it is late, and nothing is wrong.
-            in_vain = place != INSIDE or (length and before == INSIDE)
-            return True if in_vain else self._look(string)
+            return self._whole.consume_token(token) and self._look(string)
         if place != INSIDE:
             self._left = 0
             taken = self._switch(string)
