@@ -32,7 +32,7 @@ class TokenMatcher:
 
     def __init__(self, whole: LLMatcher, string: StringMatcher | None = None) -> None:
         """Takes over the matchers, which are at the beginning."""
-        self._whole = self.current = whole
+        self.whole = self.current = whole
         self._string = string
         self._place = OUTSIDE
         self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
@@ -44,7 +44,7 @@ class TokenMatcher:
         string = self._string
         if string is not None:
             string = StringMatcher(string.others.deep_copy(), string.tokens, string.probes)
-        return TokenMatcher(self._whole.deep_copy(), string)
+        return TokenMatcher(self.whole.deep_copy(), string)
 
     def note(self, token: int) -> LLMatcher | None:
         """Takes the next token, if all that is left to do is that a matcher consumes it.
@@ -53,7 +53,7 @@ class TokenMatcher:
         """
         string = self._string
         if string is None:
-            return self._whole
+            return self.whole
         if self._left:
             return None
         tokens, before = string.tokens, self._place
@@ -68,7 +68,7 @@ class TokenMatcher:
                 return None
             self._place = place
         self._behind.append(token)
-        return self._whole
+        return self.whole
 
     def consume(self, token: int) -> bool:
         """Takes the next token; False if the grammar does not allow it, or gives up."""
@@ -82,7 +82,7 @@ class TokenMatcher:
         self._place = place
         self._behind.append(token)
         if not self._left:
-            return self._whole.consume_token(token) and self._look(string)
+            return self.whole.consume_token(token) and self._look(string)
         if place != INSIDE:
             self._left = 0
             taken = self._switch(string)
@@ -103,15 +103,15 @@ class TokenMatcher:
         self._left = 0
         if self.current.validate_tokens(string.probes[:1]):
             self._left = self.current.validate_tokens(string.probes)
-        expected = string.others if self._left else self._whole
+        expected = string.others if self._left else self.whole
         return self.current is expected or self._switch(string)
 
     def _switch(self, string: StringMatcher) -> bool:
         """Makes the other matcher `current`; False if it gives up."""
         behind, self._behind = self._behind, []
         if self.current is string.others:
-            self.current = self._whole
-            return self._whole.consume_tokens(behind)
+            self.current = self.whole
+            return self.whole.consume_tokens(behind)
         self.current = string.others
         return string.others.consume_tokens(
             [i for each in behind for i in string.tokens.spelled(each)]
