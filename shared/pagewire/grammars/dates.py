@@ -14,7 +14,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _QUADRUPLE = "(?:0[48]|[2468][048]|[13579][26])"  # 04, 08, ... 96
 _LEAP_YEAR = f"(?:[0-9]{{2}}{_QUADRUPLE}|{_QUADRUPLE}00)"
-_DATE = f"^(?:{_YEAR}-(?:0[13-9]|1[0-2])|{_YEAR}-02-(?:[01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
+DATE = f"^(?:{_YEAR}-(?:0[13-9]|1[0-2])|{_YEAR}-02-(?:[01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
 
 
 def with_real_dates(schema: Any) -> bool:
@@ -25,9 +25,9 @@ def with_real_dates(schema: Any) -> bool:
     dated = [each for each in schemas_in(schema) if each.get("format") in ("date", "date-time")]
     for each in dated:
         if "pattern" not in each:
-            each["pattern"] = _DATE
+            each["pattern"] = DATE
         elif isinstance(each.get("allOf", []), list):
-            each["allOf"] = [*each.get("allOf", []), {"pattern": _DATE}]
+            each["allOf"] = [*each.get("allOf", []), {"pattern": DATE}]
     return bool(dated)
 
 

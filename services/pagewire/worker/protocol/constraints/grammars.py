@@ -15,6 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 from pagewire.grammars.limits import parser_limits
 from pagewire.models import eos_token_ids
 from pagewire.tokenizer_conversion import tokenizer_file
+from pagewire.worker.protocol.constraints.plain_strings import probe_of
+from pagewire.worker.protocol.constraints.string_tokens import StringTokens
+from pagewire.worker.protocol.constraints.token_matcher import StringMatcher, TokenMatcher
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class GrammarError(Exception):
 class Lexer:
     """One compilation of a grammar, and the sequences that share it."""
 
-    matcher: LLMatcher  # at the beginning
+    matcher: TokenMatcher  # at the beginning
     users: WeakSet[object] = field(default_factory=WeakSet)
 
 
@@ -43,7 +46,7 @@ class Lexer:
 class Compiled:
     """The compilations of one grammar."""
 
-    first: Future[LLMatcher] = field(default_factory=Future)
+    first: Future[TokenMatcher] = field(default_factory=Future)
     seconds: float = 0.0  # that the first one took
     lexers: list[Lexer] = field(default_factory=list)
 
@@ -55,11 +58,12 @@ class Grammars:
         """`tokenizer` is that of the model, padded to its vocabulary."""
         self.tokenizer = tokenizer
         self.words = -(-tokenizer.vocab_size // 32)  # of 32 bits, in a mask
+        self._strings = StringTokens(tokenizer)
         self._lock = Lock()
         # By grammar, the latest used last.
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
 
-    def matcher(self, grammar: str, user: object) -> tuple[LLMatcher, Lexer]:
+    def matcher(self, grammar: str, user: object) -> tuple[TokenMatcher, Lexer]:
         """A matcher at the beginning of a grammar, and the lexer that it shares with others.
 
         `user` stays among the lexer's users for as long as it lives. GrammarError if the grammar
@@ -75,7 +79,7 @@ class Grammars:
             # Without the lock: compiling may take long, and others wait for the future.
             began = time.perf_counter()
             try:
-                matcher = compile_grammar(self.tokenizer, grammar)
+                matcher = self._compile(grammar)
             except BaseException as error:
                 compiled.first.set_exception(error)
             else:
@@ -85,12 +89,21 @@ class Grammars:
         compiled.first.result()
         lexer = self._choose(compiled, user)
         if lexer is None:
-            lexer = Lexer(compile_grammar(self.tokenizer, grammar))
+            lexer = Lexer(self._compile(grammar))
             lexer.users.add(user)
             with self._lock:
                 compiled.lexers.append(lexer)
         self._forget()
-        return lexer.matcher.deep_copy(), lexer
+        return lexer.matcher.copy(), lexer
+
+    def _compile(self, grammar: str) -> TokenMatcher:
+        matcher, probe = compile_grammar(self.tokenizer, grammar), probe_of(grammar)
+        if probe is None:
+            return TokenMatcher(matcher)
+        others = compile_grammar(self._strings.others, grammar)
+        return TokenMatcher(
+            matcher, StringMatcher(others, self._strings, self._strings.probes(probe))
+        )
 
     def _choose(self, compiled: Compiled, user: object) -> Lexer | None:
         """The lexer with the fewest users, which then has one more; None: compile another."""

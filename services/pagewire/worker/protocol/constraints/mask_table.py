@@ -16,12 +16,12 @@ class MaskTable:
     def __init__(self, words: Words) -> None:
         """`words [slots, words]` is the memory."""
         self.words = words
-        self._holders: list[object] = [None] * len(words)
+        self.holders: list[object] = [None] * len(words)  # by slot, see `holds`
 
     def take(self, slot: int, holder: object) -> None:
         """Makes `holder` the one that may write to a slot's row."""
-        self._holders[slot] = holder
+        self.holders[slot] = holder
 
     def holds(self, slot: int, holder: object) -> bool:
         """Whether a slot still belongs to `holder`."""
-        return self._holders[slot] is holder
+        return self.holders[slot] is holder

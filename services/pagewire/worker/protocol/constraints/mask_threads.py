@@ -13,6 +13,8 @@ from pagewire.worker.protocol.queue_thread import QueueThread
 
 # Grammars that are compiled at the same time, so that a slow one delays few others.
 COMPILERS = 4
+# For so many tokens other threads are woken: one takes 1 to 2 us, and the interpreter's lock.
+MANY = 48
 
 
 class MaskThreads:
@@ -33,6 +35,12 @@ class MaskThreads:
     def post(self, call: Callable[[], None]) -> None:
         """Queues a call; these run one after another."""
         self._masks.post(call)
+
+    def consume(self, tokens: list[tuple[LLMatcher, int]]) -> list[bool]:
+        """Gives matchers their next tokens; says which of these they allow."""
+        if len(tokens) < MANY:
+            return [matcher.consume_token(token) for matcher, token in tokens]
+        return self._executor.consume_token_par(tokens)
 
     def fill(self, matchers: Sequence[tuple[LLMatcher, int]], masks: Words) -> None:
         """Computes the masks of matchers into rows of `masks [rows, words]`.

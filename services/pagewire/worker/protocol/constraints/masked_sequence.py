@@ -13,6 +13,7 @@ from pagewire.worker.protocol.constraints.token_bans import (
     clear_bits,
     set_bits,
 )
+from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
 # Prompt tokens that are looked at for `begin_after`.
 _PROMPT_TAIL = 64
@@ -39,8 +40,10 @@ class MaskedSequence:
         self._budget: ReasoningBudget | None = None
         if constraint.reasoning_end:
             self._budget = ReasoningBudget(constraint, grammars.tokenizer)
+        # Whether tokens but the last one are for the matcher alone, once it has begun.
+        self._simple = self._bans is None and self._budget is None
         self._tokenizer: LLTokenizer | None = None
-        self._matcher: LLMatcher | None = None
+        self._matcher: TokenMatcher | None = None
         # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
         self.lexer = 0
         # The text after which the matcher begins; None once it has begun.
@@ -63,7 +66,21 @@ class MaskedSequence:
     @property
     def matcher(self) -> LLMatcher | None:
         """What computes the mask of the next token; None before `begin_after`."""
-        return None if self._awaited is not None else self._matcher
+        whole = self._matcher
+        return None if self._awaited is not None or whole is None else whole.current
+
+    def note(self, token: int) -> LLMatcher | None:
+        """Takes the next token, if all that is left to do is that a matcher consumes it.
+
+        Returns that matcher; None if nothing is done and `advance` must be called.
+        """
+        matcher = self._matcher
+        if matcher is None or not self._simple or self._awaited is not None or token in self._ends:
+            return None
+        noted = matcher.note(token)
+        if noted is not None:
+            self.index += 1
+        return noted
 
     def advance(self, token: int) -> None:
         """Takes the next token of the output; GrammarError if the grammar does not allow it."""
@@ -78,8 +95,8 @@ class MaskedSequence:
             self.ended = True
         elif self._awaited is not None:
             self._await(token, self._awaited)
-        elif self._matcher is not None and not self._matcher.consume_token(token):
-            raise self._refused(token)
+        elif self._matcher is not None and not self._matcher.consume(token):
+            raise self.refused(token)
 
     def forced_tokens(self) -> list[int]:
         """The next tokens if the text that must come is cut as the tokenizer cuts it; or none."""
@@ -87,8 +104,9 @@ class MaskedSequence:
             return []
         if self._budget is not None and (forced := self._budget.forced_token) is not None:
             return [forced]
-        matcher = self.matcher
-        return [] if matcher is None else matcher.compute_ff_tokens()
+        if self._awaited is not None or self._matcher is None:
+            return []
+        return self._matcher.forced_tokens()
 
     def narrow(self, mask: Words) -> None:
         """Narrows `mask [words]`, which the matcher has computed, or which allows every token.
@@ -100,16 +118,17 @@ class MaskedSequence:
             mask[:] = 0
             set_bits(mask, np.array([forced], np.int64))
             return
-        matcher = self.matcher
-        if matcher is not None and matcher.is_error():
-            raise GrammarError(
-                f"the grammar is too complex at token {self.index} of the output: "
-                f"{first_line(matcher.get_error())}"
-            )
-        if self._plain and matcher is not None:
-            return
-        complete = False
-        if matcher is not None:
+        complete, matcher = False, None
+        if self._matcher is not None and self._awaited is None:
+            matcher = self._matcher.current
+            if matcher.is_error():
+                raise GrammarError(
+                    f"the grammar is too complex at token {self.index} of the output: "
+                    f"{first_line(matcher.get_error())}"
+                )
+            self._matcher.complete(mask)
+            if self._plain:
+                return
             complete = matcher.is_accepting()
             clear_bits(mask, self._eos_ids)
         if self._bans is not None:
@@ -141,14 +160,16 @@ class MaskedSequence:
         rest = self._tail[at + len(awaited) :]
         if rest and self._matcher is not None:
             tokens = self._tokenizer.tokenize_bytes(rest)
-            if self._matcher.validate_tokens(tokens) == len(tokens):
-                self._matcher.consume_tokens(tokens)
+            if self._matcher.current.validate_tokens(tokens) == len(tokens):
+                for each in tokens:
+                    self._matcher.consume(each)
 
-    def _refused(self, token: int) -> GrammarError:
+    def refused(self, token: int) -> GrammarError:
+        """The error for a token that the matcher has not consumed."""
         assert self._matcher is not None
         return GrammarError(
             f"the grammar does not allow token {token} at index {self.index - 1} of the output: "
-            f"{first_line(self._matcher.get_error())}"
+            f"{first_line(self._matcher.current.get_error())}"
         )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from threading import Condition
 
 import numpy as np
+from llguidance import LLMatcher
 
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
@@ -168,43 +169,56 @@ class SlotMasks:
 
     def _advance(self, slots: list[MaskedSlot], tokens: list[int]) -> None:
         """Takes a token of each of `slots` and computes their next masks, on the mask thread."""
-        table = self.table
+        words, holders = self.table.words, self.table.holders
         going: list[tuple[MaskedSlot, MaskedSequence]] = []
         over: list[tuple[MaskedSlot, str | None]] = []
+        noted: list[tuple[MaskedSlot, MaskedSequence, int]] = []
+        to_consume: list[tuple[LLMatcher, int]] = []  # of `noted`
         for masked, token in zip(slots, tokens, strict=True):
             sequence = masked.sequence
             if masked.ready == INT32_MAX or sequence is None:
                 continue
-            if token < 0 or not table.holds(masked.slot, masked):
+            if token < 0 or holders[masked.slot] is not masked:
                 over.append((masked, None))  # its row failed, so its sequence has left
+                continue
+            if (matcher := sequence.note(token)) is not None:
+                noted.append((masked, sequence, token))
+                to_consume.append((matcher, token))
                 continue
             try:
                 sequence.advance(token)
             except GrammarError as error:
                 over.append((masked, str(error)))
-                continue
-            if sequence.ended:
-                over.append((masked, None))
             else:
+                if sequence.ended:
+                    over.append((masked, None))
+                else:
+                    going.append((masked, sequence))
+        for (masked, sequence, token), taken in zip(
+            noted, self._threads.consume(to_consume), strict=True
+        ):
+            if taken:
                 going.append((masked, sequence))
+            else:
+                over.append((masked, str(sequence.refused(token))))
         if self._drafts and going:
             with self._changed:
                 for masked, sequence in going:
                     masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
                 self._changed.notify_all()
-        matchers = []
-        # Those that wait for each other side by side, so that one thread takes them.
-        going.sort(key=lambda each: each[1].lexer)
+        # With the lexers first: what waits for each other side by side, so for one thread.
+        matchers: list[tuple[int, int, LLMatcher]] = []
         for masked, sequence in going:
-            if sequence.matcher is not None:
-                matchers.append((sequence.matcher, masked.slot))
+            if (matcher := sequence.matcher) is not None:
+                matchers.append((sequence.lexer, masked.slot, matcher))
             else:
-                table.words[masked.slot] = -1
+                words[masked.slot] = -1
         if matchers:
-            self._threads.fill(matchers, table.words)
+            matchers.sort()  # no two have one slot
+            self._threads.fill([(matcher, slot) for _, slot, matcher in matchers], words)
         for masked, sequence in going:
             try:
-                sequence.narrow(table.words[masked.slot])
+                sequence.narrow(words[masked.slot])
             except GrammarError as error:
                 over.append((masked, str(error)))
         with self._changed:

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 
 from pagewire.models import eos_token_ids, resolve_model
-from pagewire.worker.protocol.constraints import slot_masks
+from pagewire.worker.protocol.constraints import mask_threads, slot_masks
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import grammars_of
 from pagewire.worker.protocol.constraints.mask_table import MaskTable
@@ -46,7 +46,11 @@ def tokens_of(words: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
-def test_masks_follow_the_tokens_of_each_row(masks: SlotMasks) -> None:
+@pytest.mark.parametrize("many", [1, 99])
+def test_masks_follow_the_tokens_of_each_row(
+    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(mask_threads, "MANY", many)
     (four, five) = (GRAMMARS.tokenizer.tokenize_str(digit)[0] for digit in "45")
     masks.start(3, DIGITS, NONE, NONE)
     masks.start(7, DIGITS, NONE, np.array([four, five], np.int32))
@@ -58,6 +62,24 @@ def test_masks_follow_the_tokens_of_each_row(masks: SlotMasks) -> None:
     assert four in third
     assert end == sorted(EOS)
     assert not first.failures
+
+
+@pytest.mark.parametrize("many", [1, 99])
+def test_a_token_that_is_not_allowed_fails_its_own_row(
+    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(mask_threads, "MANY", many)
+    four, letter = (GRAMMARS.tokenizer.tokenize_str(each)[0] for each in "4x")
+    for slot in range(3):
+        masks.start(slot, DIGITS, NONE, NONE)
+    first = step(masks, [0, 1, 2], [0, 0, 0])
+    first.wait()
+    first.advance(np.array([four, -9, letter, -9, four], np.int32))
+    second = step(masks, [0, 1, 2], [1, 1, 1])
+    assert [len(tokens) < 4096 for tokens in allowed(second)] == [True, False, True]
+    (failure,) = second.failures
+    assert failure.row == 2
+    assert f"does not allow token {letter} at index 0" in failure.message
 
 
 def test_steps_sent_ahead_wait_for_the_tokens_before(masks: SlotMasks) -> None:

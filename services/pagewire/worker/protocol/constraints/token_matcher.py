@@ -1,0 +1,122 @@
+"""The matcher of a sequence, with a short way through strings of JSON."""
+
+from dataclasses import dataclass
+
+from llguidance import LLMatcher
+
+from pagewire.worker.protocol.constraints.string_tokens import (
+    ESCAPED,
+    INSIDE,
+    OUTSIDE,
+    StringTokens,
+)
+from pagewire.worker.protocol.constraints.token_bans import Words
+
+
+@dataclass(frozen=True, slots=True)
+class StringMatcher:
+    """What matches a grammar within its plain strings, see `probe_of`."""
+
+    others: LLMatcher  # of all tokens but plain ones
+    tokens: StringTokens
+    probes: list[int]
+
+
+class TokenMatcher:
+    """Follows an output and says which tokens may come next.
+
+    Most of a vocabulary may come within a string, and a mask looks at each token. If the grammar
+    takes all plain characters there, a second matcher finds the few other tokens that may come.
+    Only one of the two has all tokens so far; the other gets them when it is needed.
+    """
+
+    def __init__(self, whole: LLMatcher, string: StringMatcher | None = None) -> None:
+        """Takes over the matchers, which are at the beginning."""
+        self.whole = self.current = whole
+        self._string = string
+        self._place = OUTSIDE
+        self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
+        # Above 0: plain characters that may come, or at least so many. `current` is `others` then.
+        self._left = 0
+
+    def copy(self) -> "TokenMatcher":
+        """One at the beginning; self must be there too."""
+        string = self._string
+        if string is not None:
+            string = StringMatcher(string.others.deep_copy(), string.tokens, string.probes)
+        return TokenMatcher(self.whole.deep_copy(), string)
+
+    def note(self, token: int) -> LLMatcher | None:
+        """Takes the next token, if all that is left to do is that a matcher consumes it.
+
+        Returns that matcher; None if nothing is done and `consume` must be called.
+        """
+        string = self._string
+        if string is None:
+            return self.whole
+        if self._left:
+            return None
+        tokens, before = string.tokens, self._place
+        if tokens.lengths[token]:
+            # Outside of strings, or in a literal, where plain tokens change nothing. After an
+            # escape they may, but what comes next in the string does so too.
+            if before == ESCAPED:
+                return None
+        else:
+            place = tokens.after(token, before)
+            if place == INSIDE:
+                return None
+            self._place = place
+        self._behind.append(token)
+        return self.whole
+
+    def consume(self, token: int) -> bool:
+        """Takes the next token; False if the grammar does not allow it, or gives up."""
+        if (whole := self.note(token)) is not None:
+            return whole.consume_token(token)
+        string = self._string
+        assert string is not None
+        tokens = string.tokens
+        length = tokens.lengths[token]
+        place = INSIDE if length else tokens.after(token, self._place)
+        self._place = place
+        self._behind.append(token)
+        if not self._left:
+            return self.whole.consume_token(token) and self._look(string)
+        if place != INSIDE:
+            self._left = 0
+            taken = self._switch(string)
+            self._behind.append(token)  # `others` has not seen it
+            return taken
+        if not string.others.consume_tokens(tokens.spelled(token)):
+            return False
+        self._left -= length
+        return (length > 0 and self._left >= tokens.longest) or self._look(string)
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens of the text that must come next; none within a plain string."""
+        return [] if self._left else self.whole.compute_ff_tokens()
+
+    def complete(self, mask: Words) -> None:
+        """Completes a mask that `current` has computed."""
+        if self._left and self._string is not None:
+            self._string.tokens.allow(mask, self._left)
+
+    def _look(self, string: StringMatcher) -> bool:
+        """Finds out how many plain characters may come; False if the other matcher gives up."""
+        self._left = 0
+        if self.current.validate_tokens(string.probes[:1]):
+            self._left = self.current.validate_tokens(string.probes)
+        expected = string.others if self._left else self.whole
+        return self.current is expected or self._switch(string)
+
+    def _switch(self, string: StringMatcher) -> bool:
+        """Makes the other matcher `current`; False if it gives up."""
+        behind, self._behind = self._behind, []
+        if self.current is string.others:
+            self.current = self.whole
+            return self.whole.consume_tokens(behind)
+        self.current = string.others
+        return string.others.consume_tokens(
+            [i for each in behind for i in string.tokens.spelled(each)]
+        )
