@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.processes.fleet import SIMULATED
 from support.processes.fleet_checks import FULL_SIZE
 from support.processes.shared_fleet import SharedFleet
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_fleet() -> AsyncIterator[SharedFleet]:
-    """For tests whose event loop is that of their module."""
-    shared = SharedFleet()
+async def shared_fleet(is_full_size: bool) -> AsyncIterator[SharedFleet]:
+    """For tests whose event loop is that of their module.
+
+    In a small run, which has other tests beside it, steps are so long that streams leave two cores
+    some time.
+    """
+    shared = SharedFleet(SIMULATED if is_full_size else (*SIMULATED, "--speedup=0.05"))
     try:
         yield shared
     finally:

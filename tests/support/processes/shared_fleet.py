@@ -8,7 +8,8 @@ from support.processes.fleet import Fleet, running_fleet
 class SharedFleet:
     """A fleet for all tests of a module that follow each other and need the same processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker_command: tuple[str, ...]) -> None:
+        self._worker_command = worker_command
         self._stack = contextlib.AsyncExitStack()
         self._fleet: Fleet | None = None
         self._size: tuple[int, int, int] | None = None
@@ -18,7 +19,8 @@ class SharedFleet:
         size = (workers, schedulers, gateways)
         if self._fleet is None or size != self._size or not await self._fleet.is_idle(workers):
             await self.stop()
-            self._fleet = await self._stack.enter_async_context(running_fleet(*size))
+            fleet = running_fleet(*size, worker_command=self._worker_command)
+            self._fleet = await self._stack.enter_async_context(fleet)
             self._size = size
         return self._fleet
 
