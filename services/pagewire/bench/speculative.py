@@ -189,6 +189,7 @@ class _Client:
         self._token = token
         self._streams: dict[int, _Stream] = {}
         self._numbers = 0
+        self._writing = asyncio.Lock()
 
     async def measure(
         self, texts: Sequence[RecordedText], load: SpeculativeLoad, modes: Sequence[str]
@@ -260,7 +261,9 @@ class _Client:
             stream = _Stream(text, asyncio.get_running_loop().create_future())
             self._numbers += 1
             self._streams[self._numbers] = stream
-            await self._call.write(_submit(self._numbers, text, salt, mode))
+            submit = _submit(self._numbers, text, salt, mode)
+            async with self._writing:  # a stream takes one message at a time
+                await self._call.write(submit)
             finish = await stream.done
             if finish.error.message:
                 raise CommandError(f"a request failed: {finish.error.message}")
@@ -270,15 +273,22 @@ class _Client:
         return done
 
     async def _read(self) -> None:
+        """Reads until the stream ends, which fails the requests that are open then."""
+        try:
+            await self._read_messages()
+            error = CommandError(f"the scheduler ended: {await self._call.details()}")
+        except Exception as raised:
+            error = CommandError(f"the scheduler's stream broke: {raised}")
+        for stream in self._streams.values():
+            stream.done.set_exception(error)
+
+    async def _read_messages(self) -> None:
         from pagewire.rpc.checksums import receive
         from pagewire.v1 import inference_pb2 as pb
 
         while True:
             message = await receive(self._call)
             if not isinstance(message, pb.MultiplexResponse):
-                error = CommandError(f"the scheduler ended: {await self._call.details()}")
-                for stream in self._streams.values():
-                    stream.done.set_exception(error)
                 return
             now = time.perf_counter()
             numbers = unpack_unsigned(message.streams).tolist()
