@@ -21,7 +21,7 @@ from pagewire.worker.protocol.constraints.token_matcher import StringMatcher, To
 
 log = logging.getLogger(__name__)
 
-# Compilations that are kept. One takes some 100 KB.
+# Compilations that are kept. One takes some 100 KB; that of a schema may be two.
 MAX_COMPILED = 512
 # Copies of a compilation share its lexer, which computes one mask at a time. So a grammar that
 # compiles within this many seconds is compiled again for sequences that run at the same time.
