@@ -61,7 +61,7 @@ LARGEST = GemmConfig(tile=128, rows=128, block_k=64, warps=8, stages=3)
 
 # The number of tokens up to which a configuration of the router is used.
 ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
-    (512, RouterConfig(rows=32, tokens=32, block_k=128, warps=4, stages=4)),
+    (512, RouterConfig(rows=16, tokens=16, block_k=256, warps=4, stages=3)),
     (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
 )
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
@@ -69,8 +69,8 @@ MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
 # experts at a time.
 MAX_SCORED_TOKENS = 64
 SCORED_ROWS = {16: 2, 64: 4}
-# Up to so many tokens rows are not sorted by expert.
-MAX_VECTOR_TOKENS = 4
+# Up to so many tokens rows are not sorted by expert; MXFP4 is packed.
+MAX_VECTOR_TOKENS, MAX_PACKED_TOKENS = 4, 2
 
 # Tiles that were measured to be faster than the table's, by number of pairs and of experts.
 _measured: dict[tuple[int, int], GemmConfig] = {}
@@ -92,15 +92,18 @@ def table_config(pairs: int, num_experts: int) -> GemmConfig:
     return next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
 
 
-def quantized_config(tile: int, item_size: int) -> GemmConfig:
+def quantized_config(tile: int, item_size: int, float4: bool = False) -> GemmConfig:
     """Choose the program of quantized weights for rows that were cut to tiles of `tile` rows.
 
-    `item_size` is the bytes of an element of the inputs. Programs with inputs in float32, or with
-    those in eight bits, which need more registers for their sums, are narrow. A multiple of 64
-    weight rows has one kind of matrix instruction on Hopper (`ops.triton.quantized`).
+    `item_size` is the bytes of an element of the inputs; `float4` is for MXFP4. Programs with
+    inputs in float32, or with those in eight bits, which need more registers for their sums, are
+    narrow. A multiple of 64 weight rows has one kind of matrix instruction on Hopper
+    (`ops.triton.quantized`).
     """
     if item_size == 4:
         return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=1)
+    if tile >= 128 and float4:
+        return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=2)
     if tile >= 128:
         rows, stages = (128, 2) if item_size == 2 else (64, 3)
         return GemmConfig(tile=tile, rows=rows, block_k=128, warps=8, stages=stages)

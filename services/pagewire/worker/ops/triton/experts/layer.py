@@ -9,13 +9,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
-from pagewire.worker.ops.contract.quantized import (
-    GroupedWeight,
-    LinearWeight,
-    QuantizedInput,
-    ScaledWeight,
+from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
+from pagewire.worker.ops.triton.experts.config import (
+    MAX_PACKED_TOKENS,
+    MAX_SCORED_TOKENS,
+    MAX_VECTOR_TOKENS,
 )
-from pagewire.worker.ops.triton.experts.config import MAX_SCORED_TOKENS, MAX_VECTOR_TOKENS
 from pagewire.worker.ops.triton.experts.packed_vector import (
     is_float4,
     packed_down_add,
@@ -66,12 +65,11 @@ def experts_add(
     shared_gate: Tensor | None = None,
 ) -> Tensor:
     """Implement `ExpertOps.experts_add`; all tensors are contiguous."""
-    few = 0 < len(x) <= MAX_VECTOR_TOKENS and shared is None
-    if few and isinstance(gate_up, GroupedWeight) and isinstance(down, GroupedWeight):
-        if is_float4(gate_up) and is_float4(down):
-            inner = packed_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
-            return packed_down_add(inner, down, num_experts, routes, down_bias, residual)
-    elif few and is_vector_weight(gate_up) and is_vector_weight(down):
+    tokens = len(x) if shared is None else 0
+    if 0 < tokens <= MAX_PACKED_TOKENS and is_float4(gate_up) and is_float4(down):
+        inner = packed_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
+        return packed_down_add(inner, down, num_experts, routes, down_bias, residual)
+    if 0 < tokens <= MAX_VECTOR_TOKENS and is_vector_weight(gate_up) and is_vector_weight(down):
         inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
         return vector_down_add(inner, down, num_experts, routes, down_bias, residual)
     rows = sort_by_expert(routes.experts, num_experts)

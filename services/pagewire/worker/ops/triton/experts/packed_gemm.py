@@ -239,7 +239,7 @@ def packed_product(
     """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
     assert weight.order is None  # refused when config.json is read
     features = out.shape[1]
-    config = config or quantized_config(rows.tile, x.element_size())
+    config = config or quantized_config(rows.tile, x.element_size(), weight.float4)
     tiles = rows.tiles.shape[1]
     pdl = dependent_launch(x.device)
     _packed_kernel[(tiles * cdiv(features, config.rows),)](

@@ -7,13 +7,15 @@ exponent and mantissa of a float32 that is 2**126 times as small.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes
-from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
+from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight, LinearWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import RowsConfig
@@ -21,8 +23,8 @@ from pagewire.worker.ops.triton.experts.tile import activated
 
 PIECE = tl.constexpr(32)  # columns of a scale
 PER_RUN = tl.constexpr(RUN // 64)  # pieces of a run
-GATE_UP = RowsConfig(rows=2, block_k=1024, warps=4)
-DOWN = RowsConfig(rows=1, block_k=1024, warps=4)
+GATE_UP = RowsConfig(rows=2, block_k=1024, warps=2)
+DOWN = RowsConfig(rows=2, block_k=1024, warps=4)
 # Inputs are multiplied by this, and sums by the rest of 2**126: no product is too small or large.
 FIRST_FACTOR, LAST_FACTOR = tl.constexpr(2.0**64), tl.constexpr(2.0**62)
 
@@ -192,9 +194,14 @@ def _packed_down_kernel(
     tl.store(residual_ptr + token * features + output, total.to(dtype), mask=mask)
 
 
-def is_float4(weight: GroupedWeight) -> bool:
+def is_float4(weight: LinearWeight) -> TypeGuard[GroupedWeight]:
     """Tell whether the kernels of this module multiply by `weight`."""
-    return weight.float4 and weight.group == PIECE.value and weight.columns % PIECE.value == 0
+    return (
+        isinstance(weight, GroupedWeight)
+        and weight.float4
+        and weight.group == PIECE.value
+        and weight.columns % PIECE.value == 0
+    )
 
 
 def packed_gate_up(

@@ -9,6 +9,8 @@ Sums have an order of their own, which is the same for every number of tokens th
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 import triton
 import triton.language as tl
@@ -276,7 +278,7 @@ def scores(
     return normed, logits
 
 
-def is_vector_weight(weight: LinearWeight) -> bool:
+def is_vector_weight(weight: LinearWeight) -> TypeGuard[Tensor | ScaledWeight]:
     """Tell whether the kernels of this module multiply by `weight`."""
     if isinstance(weight, ScaledWeight):
         channels = weight.block == (1, weight.shape[1]) and weight.input_scale is None
