@@ -56,6 +56,7 @@ GEMM_TABLE: tuple[tuple[int, GemmConfig], ...] = (
     (12, GemmConfig(tile=16, rows=64, block_k=128, warps=4, stages=4)),
     (24, GemmConfig(tile=32, rows=64, block_k=128, warps=4, stages=4)),
     (48, GemmConfig(tile=64, rows=64, block_k=128, warps=4, stages=3)),
+    (96, GemmConfig(tile=64, rows=64, block_k=64, warps=4, stages=4)),
 )
 LARGEST = GemmConfig(tile=128, rows=128, block_k=64, warps=8, stages=3)
 
