@@ -72,15 +72,17 @@ CASES = {
     "float32, 64 tokens": (FLOATS, 64),
     "float32, 8192 tokens": (FLOATS, 8192),
 }
+# Layers that are computed without sorting rows.
+FEW_CASES = {
+    "few: one token": (QWEN, 1),
+    "few: 4 tokens": (QWEN, 4),
+    "few: biases and clamps": (GPT_OSS, 1),
+    "few: mxfp4": (MXFP4, 1),
+    "few: fp8": (FP8, 1),
+    "few: float32": (FLOATS, 2),
+}
+DOWN_ON_HOPPER = {"Hopper: plain": (QWEN, 8192), "Hopper: biases": (GPT_OSS, 8192)}
 LARGE = ["256 tokens", "1024 tokens", "8192 tokens", "few experts, 8192 tokens"]
-KERNELS = [
-    "_logits_kernel",
-    "_choose_kernel",
-    "_sort_kernel",
-    "_grouped_kernel",
-    "_grouped_kernel",
-    "_sum_kernel",
-]
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -143,20 +145,62 @@ def layer(model: Model, tokens: int) -> None:
     experts.add_experts(parts, routes.weights, rows, x, x, weight(tokens, 1))
 
 
+def few(model: Model, tokens: int) -> None:
+    """Launch the kernels of a layer with few tokens, the norm before it included."""
+    from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
+    from pagewire.worker.ops.triton import experts
+
+    hidden, intermediate, count = model.hidden, model.intermediate, model.experts
+
+    def weight(*shape: int) -> torch.Tensor:
+        return meta(*shape, dtype=model.dtype)
+
+    residual, biases, clamp = weight(tokens, hidden), [None] * 3, None
+    if model.gpt_oss:
+        biases = [weight(count), weight(count, 2 * intermediate), weight(count, hidden)]
+        clamp = ClampedSwiglu(1.702, 7.0)
+    routing, router = Routing(count, model.top_k), weight(count, hidden)
+    normed, routes = experts.norm_route(
+        residual, weight(hidden), 1e-6, router, routing, None, biases[0]
+    )
+    gate_up, down = weight(count, 2 * intermediate, hidden), weight(count, hidden, intermediate)
+    if model.quantized is not None:
+        gate_up, down = (quantized(w.shape, model.quantized) for w in (gate_up, down))
+    experts.experts_add(normed, routes, count, gate_up, down, residual, biases[1], biases[2], clamp)
+
+
+def down_on_hopper(model: Model, tokens: int) -> None:
+    """Launch Hopper's kernel of down projections."""
+    from pagewire.worker.ops.contract.experts import ExpertRows
+    from pagewire.worker.ops.triton.experts import hopper
+
+    count, pairs = model.experts, tokens * model.top_k
+    lists = [meta(size, dtype=INT) for size in (pairs, pairs, count + 1)]
+    rows = ExpertRows(model.top_k, *lists, tile=128, tiles=meta(2, 640, dtype=INT))
+    x, out = meta(pairs, model.intermediate), meta(pairs, model.hidden)
+    bias = meta(count, model.hidden) if model.gpt_oss else None
+    hopper.multiply(x, meta(count, model.hidden, model.intermediate), out, rows, bias)
+
+
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
     from pagewire.worker.ops.triton.experts import (
         gemm,
+        hopper,
         packed_gemm,
+        packed_vector,
         routing,
         rows,
         scaled_gemm,
+        vector,
         weighted_sum,
     )
     from support.kernels.cross_compile import Launch, counts_of_cases
 
-    for module in (gemm, packed_gemm, scaled_gemm, routing, rows, weighted_sum):
+    products = (gemm, hopper, packed_gemm, scaled_gemm, vector, packed_vector)
+    for module in (*products, routing, rows, weighted_sum):
         module.dependent_launch = lambda device: True
+    hopper.multiprocessors = lambda device: 132
 
     def count(launch: Launch) -> dict[str, int]:
         return {
@@ -166,10 +210,15 @@ def compile_cases() -> dict[str, list[dict]]:
             "wide_accesses": sum(".v4" in line for line in launch.ptx.splitlines()),
             "atomics": len(re.findall(r"\b(?:atom|red)\.global", launch.ptx)),
             "waits": launch.count("griddepcontrol.wait"),
+            "tensor_copies": launch.count("cp.async.bulk.tensor"),
+            "float4_products": launch.count("mul.bf16x2"),
+            "shared_stores": launch.count("st.shared"),
             "resident": launch.resident,
         }
 
-    return counts_of_cases({name: (layer, *given) for name, given in CASES.items()}, count)
+    calls = ((layer, CASES), (few, FEW_CASES), (down_on_hopper, DOWN_ON_HOPPER))
+    cases = {name: (call, *given) for call, some in calls for name, given in some.items()}
+    return counts_of_cases(cases, count)
 
 
 def product_of(case: str) -> str:
@@ -184,16 +233,49 @@ def launches() -> dict[str, list[dict]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fits_the_multiprocessor(case, launches):
+def test_the_kernels_of_a_layer(case, launches):
+    model, tokens = CASES[case]
+    sort = ["_count_kernel", "_sort_kernel"] if tokens * model.top_k > 2048 else ["_sort_kernel"]
     product = product_of(case)
-    names = [product if name == "_grouped_kernel" else name for name in KERNELS]
+    names = ["_logits_kernel", "_choose_kernel", *sort, product, product, "_sum_kernel"]
     assert [launch["kernel"] for launch in launches[case]] == names
+
+
+@pytest.mark.parametrize("case", FEW_CASES)
+def test_few_tokens_take_four_kernels_that_load_16_bytes(case, launches):
+    kinds = ["_gate_up_kernel", "_down_kernel"]
+    if FEW_CASES[case][0] is MXFP4:
+        kinds = ["_packed_gate_up_kernel", "_packed_down_kernel"]
+    found = launches[case]
+    assert [launch["kernel"] for launch in found] == ["_scores_kernel", "_choose_kernel", *kinds]
+    for launch in (found[0], *found[2:]):
+        assert launch["wide_accesses"] > 0, launch["kernel"]
+
+
+@pytest.mark.parametrize("case", DOWN_ON_HOPPER)
+def test_two_consumers_multiply_what_a_loader_copies(case, launches):
+    [launch] = launches[case]
+    assert launch["kernel"] == "experts_hopper_kernel"
+    # Two consumers, two sides, four instructions of 16 products.
+    assert (launch["wgmma"], launch["tensor_copies"]) == (2 * 2 * 4, 3)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] is MXFP4])
+def test_mxfp4_is_widened_in_the_registers_of_the_tensor_cores(case, launches):
+    for launch in launches[case]:
+        if launch["kernel"] == "_packed_kernel":
+            assert launch["float4_products"] > 0
+            assert launch["shared_stores"] <= 8  # of results; weights take no way through memory
+
+
+@pytest.mark.parametrize("case", [*CASES, *FEW_CASES, *DOWN_ON_HOPPER])
+def test_fits_the_multiprocessor(case, launches):
     for launch in launches[case]:
         assert launch["shared"] <= SHARED_LIMIT
         assert launch["spilled"] == 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *FEW_CASES, *DOWN_ON_HOPPER])
 def test_waits_once_and_adds_in_order(case, launches):
     for launch in launches[case]:
         assert (launch["waits"], launch["atomics"]) == (1, 0), launch["kernel"]

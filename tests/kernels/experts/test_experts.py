@@ -8,6 +8,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
+from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.config import (
     GEMM_TABLE,
     LARGEST,
@@ -245,7 +246,7 @@ def test_both_sizes_of_elements_have_the_same_tiles():
 
 def test_larger_batches_have_larger_tiles():
     tiles = [gemm_config(8 * tokens, 128).tile for tokens in (1, 64, 256, 512, 1024, 8192)]
-    assert tiles == [16, 16, 16, 32, 64, 128]
+    assert tiles == [16, 16, 32, 64, 64, 128]
 
 
 def test_rows_cut_to_other_tiles_are_refused(device):
@@ -335,3 +336,21 @@ def test_without_tokens_nothing_runs(device):
 def test_a_routing_that_cannot_be_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Routing(**{"top_k": 1, "scoring": "sigmoid"} | wrong)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("hidden", "intermediate"), [(2048, 768), (2880, 2880), (320, 192)])
+def test_hoppers_down_projections_have_the_bits_of_the_plain_ones(
+    hidden, intermediate, biased, device
+):
+    sizes = {"tokens": 1500, "num_experts": 7, "top_k": 2}
+    a = Inputs(device, torch.bfloat16, hidden=hidden, intermediate=intermediate, **sizes)
+    rows = experts.sort_by_expert(a.experts, 7, config=LARGEST)
+    x = torch.randn(3000, intermediate, device=device).bfloat16()
+    bias = torch.randn(7, hidden, device=device).bfloat16() if biased else None
+    expected = experts.experts_down(x, a.down, rows, bias, config=LARGEST)
+    assert hopper.is_supported(x, a.down, rows)
+    out = torch.full_like(expected, torch.nan)
+    hopper.multiply(x, a.down, out, rows, bias)
+    assert torch.equal(out, expected)

@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pagewire.bench.kernels.cases import Case, copies
+from pagewire.bench.kernels.cases import EPS, Case, copies
 from pagewire.bench.kernels.shapes import ExpertShapes, Sizes
 from pagewire.worker.ops import load_ops
-from pagewire.worker.ops.contract.experts import ExpertRows, Routing
+from pagewire.worker.ops.contract.experts import ExpertRows, Routes, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,20 @@ class ExpertCaseMaker:
     def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
         """Yield the name of each case and a function that makes it."""
         for count in self.sizes.expert_tokens:
-            yield f"routing, tokens: {count}", partial(self.route, count)
+            yield f"norm and routing, tokens: {count}", partial(self.route, count)
             yield f"sort by expert, tokens: {count}", partial(self.sort, count)
             yield f"gate/up of experts + SiLU*mul, tokens: {count}", partial(self.gate_up, count)
             yield f"down of experts, tokens: {count}", partial(self.down, count)
             yield f"sum of experts, tokens: {count}", partial(self.sum, count)
+            yield f"experts of a layer, tokens: {count}", partial(self.layer, count)
 
     def route(self, tokens: int) -> Case:
         shapes, x = self.shapes, self.randn(tokens, self.shapes.hidden)
-        routing = Routing(shapes.experts, shapes.top_k)
-        routers = self._several(shapes.experts, shapes.hidden)
-        work = routers[0].nbytes + x.nbytes
-        return Case("route", work, "TB/s", [(x, router, routing) for router in routers])
+        routing, norm = Routing(shapes.experts, shapes.top_k), self.randn(shapes.hidden)
+        routers = [w * shapes.hidden**-0.5 for w in self._several(shapes.experts, shapes.hidden)]
+        work = routers[0].nbytes + 2 * x.nbytes
+        inputs = [(x, norm, EPS, router, routing) for router in routers]
+        return Case("norm_route", work, "TB/s", inputs)
 
     def sort(self, tokens: int) -> Case:
         chosen = [self._chosen(tokens) for _ in range(2)]
@@ -71,6 +73,29 @@ class ExpertCaseMaker:
         parts = self._several(chosen.numel(), self.shapes.hidden)
         work = parts[0].nbytes + 2 * residual.nbytes
         return Case("add_experts", work, "TB/s", [(x, weights, rows, residual) for x in parts])
+
+    def layer(self, tokens: int) -> Case:
+        """Make a case of all that comes behind the router."""
+        shapes, x = self.shapes, self.randn(tokens, self.shapes.hidden)
+        routes = Routes(self._chosen(tokens), self._shares(tokens))
+        gate_up = (2 * shapes.intermediate, shapes.hidden)
+        down = (shapes.hidden, shapes.intermediate)
+        sizes = ((shapes.experts, *size) for size in (gate_up, down))
+        weights = [[w * w.shape[2] ** -0.5 for w in self._several(*size)] for size in sizes]
+        inputs = [
+            (x, routes, shapes.experts, gates, downs, torch.randn_like(x))
+            for gates, downs in zip(*weights, strict=False)
+        ]
+        if tokens >= self.sizes.compute_bound_tokens:
+            work = 6 * tokens * shapes.top_k * shapes.hidden * shapes.intermediate
+            return Case("experts_add", work, "TFLOP/s", inputs, reference_on_host=True)
+        used = routes.experts.unique().numel()
+        work = used * sum(held[0][0].nbytes for held in weights)
+        return Case("experts_add", work, "TB/s", inputs, reference_on_host=True)
+
+    def _shares(self, tokens: int) -> Tensor:
+        """Draw the weights of each token's experts, `[tokens, top_k]` float32."""
+        return torch.rand(tokens, self.shapes.top_k, device=self.device).softmax(1)
 
     def rows(self, tokens: int) -> tuple[Tensor, ExpertRows]:
         """Draw experts and sort them. Kernels need their tiles, which references do not read."""

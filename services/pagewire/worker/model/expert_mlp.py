@@ -8,7 +8,7 @@ from pagewire.worker.model.linear import linear
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
-from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
+from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 
 
 class ExpertMlp:
@@ -34,24 +34,28 @@ class ExpertMlp:
     def add(self, weights: LayerWeights, residual: Tensor) -> None:
         """Adds the weighted experts of each token to `residual [rows, hidden]`, in place."""
         assert weights.router is not None
-        ops = self._ops
-        normed = ops.rms_norm(residual, weights.post_norm, self._eps)
-        routes = ops.route(
-            normed, weights.router, self._routing, weights.correction, weights.router_bias
+        assert weights.post_norm is not None
+        normed, routes = self._ops.norm_route(
+            residual,
+            weights.post_norm,
+            self._eps,
+            weights.router,
+            self._routing,
+            weights.correction,
+            weights.router_bias,
         )
-        rows = ops.sort_by_expert(routes.experts, self._routing.experts)
-        gated = ops.experts_gate_up_silu_mul(
-            self._input(normed, weights.gate_up),
+        self._ops.experts_add(
+            normed,
+            routes,
+            self._routing.experts,
             weights.gate_up,
-            rows,
+            weights.down,
+            residual,
             weights.gate_up_bias,
+            weights.down_bias,
             self._clamp,
+            *self._shared(weights, normed),
         )
-        parts = ops.experts_down(
-            self._input(gated, weights.down), weights.down, rows, weights.down_bias
-        )
-        shared, gate = self._shared(weights, normed)
-        ops.add_experts(parts, routes.weights, rows, residual, shared, gate)
 
     def _shared(self, weights: LayerWeights, normed: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The shared expert's output `[rows, hidden]` and the logit of its gate `[rows, 1]`."""
@@ -68,7 +72,3 @@ class ExpertMlp:
         if weights.shared_gate is not None:
             gate = ops.linear(normed, weights.shared_gate)
         return linear(ops, inner, down), gate
-
-    def _input(self, x: Tensor, weight: LinearWeight) -> Tensor | QuantizedInput:
-        """The input of a product with `weight`, quantized where it must be."""
-        return self._ops.quantize(x, weight.input_format) if isinstance(weight, ScaledWeight) else x

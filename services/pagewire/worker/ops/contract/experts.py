@@ -1,6 +1,7 @@
 """A mixture of experts: each token goes through a few of many feed-forward layers.
 
-The operations of one layer follow one another: `route` chooses experts for each token,
+A layer is two operations: `norm_route` normalizes tokens and chooses experts for each, and
+`experts_add` computes the experts. They consist of others: `route` chooses experts,
 `sort_by_expert` puts the tokens of an expert side by side, `experts_gate_up_silu_mul` and
 `experts_down` compute the experts, and `add_experts` sums what they give to each token.
 
@@ -98,7 +99,57 @@ class ExpertRows:
 
 
 class ExpertOps(Protocol):
-    """The operations of a layer with experts, in the order in which they run."""
+    """The operations of a layer with experts: the two of a model, then what they consist of."""
+
+    def norm_route(
+        self,
+        x: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        router: Tensor,
+        routing: Routing,
+        correction: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Routes]:
+        """Return `rms_norm(x)` and the routes of these tokens.
+
+        Args:
+            x: `[tokens, hidden]`.
+            norm_weight, eps: as in `NormOps.rms_norm`.
+            router, routing, correction, bias: as in `route`.
+        """
+
+    def experts_add(
+        self,
+        x: Tensor,
+        routes: Routes,
+        num_experts: int,
+        gate_up: LinearWeight,
+        down: LinearWeight,
+        residual: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        clamp: ClampedSwiglu | None = None,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        """Add the weighted experts of each token to `residual` in place.
+
+        An implementation may add up the products of few tokens in another order.
+
+        Args:
+            x: `[tokens, hidden]`, normalized; quantized here if the weights are scaled.
+            routes: the experts of each token and their weights.
+            num_experts: the experts of the layer.
+            gate_up, down: the weights of all experts, as in `experts_gate_up_silu_mul` and
+                `experts_down`.
+            residual: `[tokens, hidden]`, contiguous.
+            gate_up_bias, down_bias, clamp: as in these two.
+            shared, shared_gate: as in `add_experts`.
+
+        Returns:
+            `residual`.
+        """
 
     def route(
         self,

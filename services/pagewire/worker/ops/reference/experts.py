@@ -10,12 +10,58 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
-from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight, QuantizedInput
+from pagewire.worker.ops.contract.quantized import (
+    GroupedWeight,
+    LinearWeight,
+    QuantizedInput,
+    ScaledWeight,
+)
 from pagewire.worker.ops.reference import quantized
 from pagewire.worker.ops.reference.activation import silu_mul
+from pagewire.worker.ops.reference.norm import rms_norm
 
 # Scores that are not numbers are chosen last.
 _LOWEST = -3e38
+
+
+def norm_route(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    router: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Routes]:
+    normed = rms_norm(x, norm_weight, eps)
+    return normed, route(normed, router, routing, correction, bias)
+
+
+def experts_add(
+    x: Tensor,
+    routes: Routes,
+    num_experts: int,
+    gate_up: LinearWeight,
+    down: LinearWeight,
+    residual: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    clamp: ClampedSwiglu | None = None,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+) -> Tensor:
+    rows = sort_by_expert(routes.experts, num_experts)
+    inputs = quantized_for(x, gate_up)
+    inner = experts_gate_up_silu_mul(inputs, gate_up, rows, gate_up_bias, clamp)
+    parts = experts_down(quantized_for(inner, down), down, rows, down_bias)
+    return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
+
+
+def quantized_for(x: Tensor, weight: LinearWeight) -> Tensor | QuantizedInput:
+    """Return the input of a product with `weight`, quantized where it must be."""
+    if isinstance(weight, ScaledWeight):
+        return quantized.quantize(x, weight.input_format)
+    return x
 
 
 def route(

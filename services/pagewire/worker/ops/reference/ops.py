@@ -9,10 +9,12 @@ from pagewire.worker.ops.reference.attention import prefill_attention as prefill
 from pagewire.worker.ops.reference.attention import shared_prefix_limits as shared_prefix_limits
 from pagewire.worker.ops.reference.blocks import copy_blocks as copy_blocks
 from pagewire.worker.ops.reference.experts import add_experts as add_experts
+from pagewire.worker.ops.reference.experts import experts_add as experts_add
 from pagewire.worker.ops.reference.experts import experts_down as experts_down
 from pagewire.worker.ops.reference.experts import (
     experts_gate_up_silu_mul as experts_gate_up_silu_mul,
 )
+from pagewire.worker.ops.reference.experts import norm_route as norm_route
 from pagewire.worker.ops.reference.experts import route as route
 from pagewire.worker.ops.reference.experts import sort_by_expert as sort_by_expert
 from pagewire.worker.ops.reference.latent import latent_decode_attention as latent_decode_attention

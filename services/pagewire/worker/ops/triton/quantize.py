@@ -20,7 +20,7 @@ _LEAST_NORMAL = tl.constexpr(2.0**-6)  # of E4M3; smaller values are multiples o
 
 
 @triton.jit
-def _scale_of(magnitude, LARGEST_VALUE: tl.constexpr):
+def scale_of(magnitude, LARGEST_VALUE: tl.constexpr):
     """Return the scale of values up to `magnitude`; 1 for zeros."""
     return tl.where(magnitude == 0, 1.0, tl.div_rn(magnitude, magnitude * 0 + LARGEST_VALUE))
 
@@ -85,7 +85,7 @@ def _quantize_kernel(
     if GROUP:
         GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
         grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
-        scale = _scale_of(tl.max(tl.abs(grouped), 1), LARGEST_VALUE)  # [BLOCK / GROUP]
+        scale = scale_of(tl.max(tl.abs(grouped), 1), LARGEST_VALUE)  # [BLOCK / GROUP]
         wide = tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP))
         scaled = tl.reshape(tl.div_rn(grouped, wide), (BLOCK,))
         group = tl.arange(0, BLOCK // GROUP)
@@ -94,7 +94,7 @@ def _quantize_kernel(
         if STATIC:
             scale = tl.load(static_ptr)
         else:
-            scale = _scale_of(tl.max(tl.abs(x), 0), LARGEST_VALUE)
+            scale = scale_of(tl.max(tl.abs(x), 0), LARGEST_VALUE)
             tl.store(scales_ptr + token, scale)
         scaled = tl.div_rn(x, x * 0 + scale)
     scaled = tl.minimum(tl.maximum(scaled, -LARGEST_VALUE), LARGEST_VALUE)

@@ -1,15 +1,15 @@
 """The tiles of the kernels of a mixture of experts, by the number of tokens.
 
-The table was chosen by the sizes of Qwen3-30B-A3B and by what compiles for Hopper without spilled
-registers. It is not measured yet: `pagewire bench kernels --model qwen3-30b-a3b` does that. With
-`--tune-experts` a worker measures at its start (`tuning`).
+The tables were measured on an H100 at the sizes of Qwen3-30B-A3B, in CUDA graphs of several calls
+with weights and experts of their own. `pagewire bench kernels --model qwen3-30b-a3b` times what
+they choose. With `--tune-experts` a worker measures at its start (`tuning`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class RouterConfig:
 class GemmConfig:
     """A program of the grouped GEMM: `rows` weight rows times a tile of `tile` rows of an expert.
 
-    `block_k` columns are multiplied at a time by `warps` warps, and `stages` tiles are loading.
+    `block_k` columns are multiplied at a time by `warps` warps, and `stages` tiles are loading. The
+    programs of `group` tiles follow one another.
     """
 
     tile: int
@@ -38,20 +39,39 @@ class GemmConfig:
     block_k: int
     warps: int
     stages: int
+    group: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowsConfig:
+    """A program for one token: `rows` weight rows, `block_k` columns at a time, `warps` warps."""
+
+    rows: int
+    block_k: int
+    warps: int
 
 
 # The mean number of rows of an expert up to which a configuration is used.
 GEMM_TABLE: tuple[tuple[int, GemmConfig], ...] = (
-    (4, GemmConfig(tile=16, rows=32, block_k=128, warps=4, stages=4)),
-    (16, GemmConfig(tile=16, rows=64, block_k=128, warps=4, stages=4)),
-    (48, GemmConfig(tile=32, rows=64, block_k=128, warps=4, stages=3)),
-    (128, GemmConfig(tile=64, rows=64, block_k=64, warps=4, stages=4)),
+    (12, GemmConfig(tile=16, rows=64, block_k=128, warps=4, stages=4)),
+    (24, GemmConfig(tile=32, rows=64, block_k=128, warps=4, stages=4)),
+    (48, GemmConfig(tile=64, rows=64, block_k=128, warps=4, stages=3)),
+    (96, GemmConfig(tile=64, rows=64, block_k=64, warps=4, stages=4)),
 )
 LARGEST = GemmConfig(tile=128, rows=128, block_k=64, warps=8, stages=3)
 
-FEW_TOKENS = RouterConfig(rows=16, tokens=16, block_k=256, warps=4, stages=3)
+# The number of tokens up to which a configuration of the router is used.
+ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
+    (512, RouterConfig(rows=16, tokens=16, block_k=256, warps=4, stages=3)),
+    (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
+)
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
-MAX_FEW_TOKENS = 64
+# Up to so many tokens the norm is folded into the product with the router, which computes this many
+# experts at a time.
+MAX_SCORED_TOKENS = 64
+SCORED_ROWS = {16: 2, 64: 4}
+# Up to so many tokens rows are not sorted by expert; MXFP4 is packed.
+MAX_VECTOR_TOKENS, MAX_PACKED_TOKENS = 4, 2
 
 # Tiles that were measured to be faster than the table's, by number of pairs and of experts.
 _measured: dict[tuple[int, int], GemmConfig] = {}
@@ -59,7 +79,7 @@ _measured: dict[tuple[int, int], GemmConfig] = {}
 
 def router_config(tokens: int) -> RouterConfig:
     """Choose the tiles of the router."""
-    return FEW_TOKENS if tokens <= MAX_FEW_TOKENS else MANY_TOKENS
+    return next((config for most, config in ROUTER_TABLE if tokens <= most), MANY_TOKENS)
 
 
 def keep_config(pairs: int, num_experts: int, config: GemmConfig) -> None:
@@ -73,18 +93,21 @@ def table_config(pairs: int, num_experts: int) -> GemmConfig:
     return next((config for most, config in GEMM_TABLE if mean <= most), LARGEST)
 
 
-def quantized_config(tile: int, item_size: int) -> GemmConfig:
+def quantized_config(tile: int, item_size: int, float4: bool = False) -> GemmConfig:
     """Choose the program of quantized weights for rows that were cut to tiles of `tile` rows.
 
-    `item_size` is the bytes of an element of the inputs. Programs with inputs in float32, or with
-    those in eight bits, which need more registers for their sums, are narrow. A multiple of 64
-    weight rows has one kind of matrix instruction on Hopper (`ops.triton.quantized`).
+    `item_size` is the bytes of an element of the inputs; `float4` is for MXFP4. Programs with
+    inputs in float32, or with those in eight bits, which need more registers for their sums, are
+    narrow. A multiple of 64 weight rows has one kind of matrix instruction on Hopper
+    (`ops.triton.quantized`).
     """
     if item_size == 4:
         return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=1)
+    if tile >= 128 and float4:
+        return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=2)
     if tile >= 128:
-        rows = 128 if item_size == 2 else 64
-        return GemmConfig(tile=tile, rows=rows, block_k=128, warps=8, stages=2)
+        rows, stages = (128, 2) if item_size == 2 else (64, 3)
+        return GemmConfig(tile=tile, rows=rows, block_k=128, warps=8, stages=stages)
     return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=3)
 
 
@@ -96,3 +119,17 @@ def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
     """
     config = _measured.get((pairs, num_experts)) or table_config(pairs, num_experts)
     return config if item_size == 2 else replace(config, rows=32, block_k=16, stages=2)
+
+
+def vector_configs(top_k: int, k: int, item_size: int) -> tuple[RowsConfig, RowsConfig]:
+    """Choose the programs of both products for few tokens; `item_size` is the bytes of a weight.
+
+    `k` is the columns of the first product. The second one multiplies the rows of all experts of a
+    token side by side.
+    """
+    slots = next_power_of_2(top_k)
+    if item_size == 1:
+        gate_up = RowsConfig(rows=2, block_k=min(2048, next_power_of_2(k)), warps=2)
+        return gate_up, RowsConfig(rows=4, block_k=max(32, 2048 // slots), warps=8)
+    gate_up = RowsConfig(rows=2, block_k=min(1024, next_power_of_2(k)), warps=4)
+    return gate_up, RowsConfig(rows=2, block_k=max(32, 2048 // slots), warps=4)

@@ -14,8 +14,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
-from pagewire.worker.ops.triton.experts.tile import finish_tile
+from pagewire.worker.ops.triton.experts.tile import finish_tile, place_of
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -38,6 +39,7 @@ def _grouped_kernel(
     BLOCK_K: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
     GATED: tl.constexpr,
     GATHER: tl.constexpr,
     CLAMPED: tl.constexpr,
@@ -45,8 +47,8 @@ def _grouped_kernel(
 ):
     """Multiply ROWS weight rows of one expert by a tile of its rows.
 
-    The grid is `[tiles, features / ROWS]`: neighbours may have the same weights. Weights are the
-    left operand, because a matrix instruction has more rows than columns.
+    The grid is `[tiles * features / ROWS]` in the order of `place_of`. Weights are the left
+    operand, because a matrix instruction has more rows than columns.
 
     GATED: gate and up projections are computed side by side, and the output is `silu(gate) * up`,
     or with CLAMPED that of `ClampedSwiglu`.
@@ -55,15 +57,16 @@ def _grouped_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert = tl.load(tiles_ptr + tl.program_id(0))
+    tile, block = place_of(tl.program_id(0), tiles, tl.cdiv(features, ROWS), GROUP)
+    expert = tl.load(tiles_ptr + tile)
     if expert < 0:
         return
-    row = tl.load(tiles_ptr + tiles + tl.program_id(0)) + tl.arange(0, TILE)  # [TILE]
+    row = tl.load(tiles_ptr + tiles + tile) + tl.arange(0, TILE)  # [TILE]
     inside = row < tl.load(starts_ptr + expert + 1)
     source = row
     if GATHER:
         source = tl.load(pairs_ptr + row, mask=inside, other=0) // TOP_K
-    output = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    output = block * ROWS + tl.arange(0, ROWS)  # [ROWS]
     # Weight rows past the end repeat the last one and are not stored.
     held = tl.minimum(output, features - 1)[:, None]  # [ROWS, 1]
     column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
@@ -105,12 +108,15 @@ def plain_product(
 ) -> Tensor:
     """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
     pairs, features = out.shape
+    if config is None and not gated and hopper.is_supported(x, weight, rows):
+        hopper.multiply(x, weight, out, rows, bias)
+        return out
     config = config or gemm_config(pairs, weight.shape[0], weight.element_size())
     if config.tile != rows.tile:
         raise ValueError(f"config.tile is {config.tile}, but the rows were cut to {rows.tile}")
     tiles = rows.tiles.shape[1]
     pdl = dependent_launch(x.device)
-    _grouped_kernel[(tiles, cdiv(features, config.rows))](
+    _grouped_kernel[(tiles * cdiv(features, config.rows),)](
         x,
         weight,
         bias,
@@ -129,6 +135,7 @@ def plain_product(
         BLOCK_K=config.block_k,
         TILE=config.tile,
         STAGES=config.stages,
+        GROUP=config.group,
         GATED=gated,
         GATHER=gated,
         CLAMPED=clamp is not None,

@@ -6,6 +6,7 @@ Weights are widened in registers. Tiles have a multiple of 64 of their rows, as 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,9 +16,9 @@ from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.experts.config import quantized_config
-from pagewire.worker.ops.triton.experts.tile import finish_tile
-from pagewire.worker.ops.triton.quantized.widen import widened_at
+from pagewire.worker.ops.triton.experts.config import GemmConfig, quantized_config
+from pagewire.worker.ops.triton.experts.tile import finish_tile, place_of
+from pagewire.worker.ops.triton.quantized.widen import widened, widened_at
 
 
 @triton.jit
@@ -55,6 +56,71 @@ def _add_run(
     return tl.dot(w, x_low.T, acc, input_precision="ieee")
 
 
+@triton.jit
+def _float4_scales(scales, column, groups, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """Load the scales of a run: of the columns in low halves of bytes, and of those in high ones,
+    `[ROWS, WIDTH / GROUP]` each."""
+    at = column // GROUP + tl.arange(0, WIDTH // GROUP)[None, :]
+    low = tl.load(scales + tl.minimum(at, groups - 1))
+    return low, tl.load(scales + tl.minimum(at + WIDTH // GROUP, groups - 1))
+
+
+@triton.jit
+def _float4(both, scale, HIGH: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Return the low or high halves of `both [ROWS, GROUPS, GROUP]` as weights of E2M1.
+
+    With ASSEMBLY, the bits of a number become the lowest bits of the exponent, the highest one of
+    the mantissa and the sign of a bfloat16. That is 2**126 times too small, which is exact.
+    """
+    if ASSEMBLY:
+        power = (scale.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)[:, :, None]
+        magnitude: tl.constexpr = "2" if HIGH else "6"
+        sign: tl.constexpr = "8" if HIGH else "12"
+        spread: tl.constexpr = "prmt.b32 a, $2, 0, 0x4140; prmt.b32 b, $2, 0, 0x4342; "
+        first: tl.constexpr = (
+            "shl.b32 t, a, " + magnitude + "; shl.b32 a, a, " + sign + "; "
+            "and.b32 t, t, 0x01C001C0; lop3.b32 a, a, 0x80008000, t, 0xEA; "
+        )
+        second: tl.constexpr = (
+            "shl.b32 t, b, " + magnitude + "; shl.b32 b, b, " + sign + "; "
+            "and.b32 t, t, 0x01C001C0; lop3.b32 b, b, 0x80008000, t, 0xEA; "
+        )
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b, t, f; mov.b32 f, 0x7E807E80; " + spread + first + second
+            + "mul.bf16x2 a, a, f; mul.bf16x2 b, b, f; "
+            + "mul.bf16x2 $0, a, $3; mul.bf16x2 $1, b, $4; }",
+            "=r,=r,r,r,r",
+            [both, power],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )  # fmt: skip
+    half = both >> 4 if HIGH else both & 15
+    return widened(half, scale[:, :, None], scale, dtype, 0.0, False, True)
+
+
+@triton.jit
+def _add_float4(
+    acc,  # [ROWS, TILE]
+    values,  # [ROWS, WIDTH] pointers of this run
+    low_scale,  # from `_float4_scales`
+    high_scale,
+    x_low,  # [TILE, WIDTH]
+    x_high,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Add the products of one run of MXFP4."""
+    ROWS: tl.constexpr = values.shape[0]
+    dtype: tl.constexpr = x_low.dtype
+    both = tl.reshape(tl.load(values), (ROWS, WIDTH // GROUP, GROUP))
+    w = tl.reshape(_float4(both, low_scale, False, dtype, ASSEMBLY), (ROWS, WIDTH))
+    acc = tl.dot(w, x_low.T, acc, input_precision="ieee")
+    w = tl.reshape(_float4(both, high_scale, True, dtype, ASSEMBLY), (ROWS, WIDTH))
+    return tl.dot(w, x_high.T, acc, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["tiles"])
 def _packed_kernel(
     x_ptr,  # [tokens, K] with GATED, else [pairs, K]
@@ -80,31 +146,35 @@ def _packed_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUPED: tl.constexpr,
     ZEROS: tl.constexpr,
     FLOAT4: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     GATED: tl.constexpr,
     CLAMPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply ROWS weight rows of one expert by a tile of its rows, a run of columns at a time.
 
-    The grid is `[tiles, features / ROWS]`. GATED: the input is by token, gate and up projections
-    are computed side by side, and the output is `silu(gate) * up` or that of `ClampedSwiglu`.
+    The grid is `[tiles * features / ROWS]` in the order of `place_of`. GATED: the input is by
+    token, gate and up projections are computed side by side, and the output is `silu(gate) * up` or
+    that of `ClampedSwiglu`.
     """
     WIDTH: tl.constexpr = RUN // 2 if BITS == 4 else RUN
     LINE: tl.constexpr = (K + RUN - 1) // RUN * WIDTH if BITS == 4 else K
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert = tl.load(tiles_ptr + tl.program_id(0))
+    tile, block = place_of(tl.program_id(0), tiles, tl.cdiv(features, ROWS), GROUPED)
+    expert = tl.load(tiles_ptr + tile)
     if expert < 0:
         return
-    row = tl.load(tiles_ptr + tiles + tl.program_id(0)) + tl.arange(0, TILE)  # [TILE]
+    row = tl.load(tiles_ptr + tiles + tile) + tl.arange(0, TILE)  # [TILE]
     inside = row < tl.load(starts_ptr + expert + 1)
     source = row
     if GATED:
         source = tl.load(pairs_ptr + row, mask=inside, other=0) // TOP_K
-    output = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    output = block * ROWS + tl.arange(0, ROWS)  # [ROWS]
     # Weight rows past the end repeat the last one and are not stored.
     first = expert.to(tl.int64) * ((1 + GATED) * features)
     held = first + tl.minimum(output, features - 1)[:, None]  # [ROWS, 1]
@@ -116,6 +186,11 @@ def _packed_kernel(
 
     acc = tl.zeros((ROWS, TILE), tl.float32)
     up = acc
+    up_scales = scales + features * groups
+    if FLOAT4:
+        low, high = _float4_scales(scales, 0, groups, GROUP, WIDTH)
+        if GATED:
+            up_low, up_high = _float4_scales(up_scales, 0, groups, GROUP, WIDTH)
     for start in tl.range(0, K, RUN, num_stages=STAGES):
         column = start + place
         x_low = tl.load(x_tile + start, mask=here & (column < K), other=0.0)
@@ -123,15 +198,27 @@ def _packed_kernel(
         if BITS == 4:
             x_high = tl.load(x_tile + start + WIDTH, mask=here & (column + WIDTH < K), other=0.0)
         at = values + start // (RUN // WIDTH)
-        acc = _add_run(
-            acc, at, scales, zeros, x_low, x_high, column, K, groups,
-            BITS, GROUP, WIDTH, ZEROS, FLOAT4,
-        )  # fmt: skip
-        if GATED:
-            up = _add_run(
-                up, at + features * LINE, scales + features * groups, zeros + features * groups,
-                x_low, x_high, column, K, groups, BITS, GROUP, WIDTH, ZEROS, FLOAT4,
+        if FLOAT4:
+            # Loads of single bytes are not asynchronous, so those of the next run are issued here.
+            next_low, next_high = _float4_scales(scales, start + RUN, groups, GROUP, WIDTH)
+            acc = _add_float4(acc, at, low, high, x_low, x_high, GROUP, WIDTH, ASSEMBLY)
+            low, high = next_low, next_high
+            if GATED:
+                next_low, next_high = _float4_scales(up_scales, start + RUN, groups, GROUP, WIDTH)
+                up = _add_float4(
+                    up, at + features * LINE, up_low, up_high, x_low, x_high, GROUP, WIDTH, ASSEMBLY
+                )
+                up_low, up_high = next_low, next_high
+        else:
+            acc = _add_run(
+                acc, at, scales, zeros, x_low, x_high, column, K, groups,
+                BITS, GROUP, WIDTH, ZEROS, FLOAT4,
             )  # fmt: skip
+            if GATED:
+                up = _add_run(
+                    up, at + features * LINE, up_scales, zeros + features * groups,
+                    x_low, x_high, column, K, groups, BITS, GROUP, WIDTH, ZEROS, FLOAT4,
+                )  # fmt: skip
     finish_tile(
         out_ptr, bias_ptr, acc, up, expert, row, inside, output, features, alpha, limit,
         GATED, CLAMPED,
@@ -145,16 +232,17 @@ def packed_product(
     rows: ExpertRows,
     bias: Tensor | None,
     clamp: ClampedSwiglu | None,
+    config: GemmConfig | None,
     *,
     gated: bool,
 ) -> Tensor:
     """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
     assert weight.order is None  # refused when config.json is read
     features = out.shape[1]
-    config = quantized_config(rows.tile, x.element_size())
+    config = config or quantized_config(rows.tile, x.element_size(), weight.float4)
     tiles = rows.tiles.shape[1]
     pdl = dependent_launch(x.device)
-    _packed_kernel[(tiles, cdiv(features, config.rows))](
+    _packed_kernel[(tiles * cdiv(features, config.rows),)](
         x,
         weight.values,
         weight.scales,
@@ -178,8 +266,10 @@ def packed_product(
         ROWS=config.rows,
         TILE=config.tile,
         STAGES=config.stages,
+        GROUPED=config.group,
         ZEROS=weight.zeros is not None,
         FLOAT4=weight.float4,
+        ASSEMBLY=x.dtype == torch.bfloat16 and x.device.type != "cpu",
         GATED=gated,
         CLAMPED=clamp is not None,
         PDL=pdl,

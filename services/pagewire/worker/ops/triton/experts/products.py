@@ -25,7 +25,7 @@ def experts_gate_up_silu_mul(
     *,
     config: GemmConfig | None = None,
 ) -> Tensor:
-    """Implement `ExpertOps.experts_gate_up_silu_mul`; `config` is for plain weights."""
+    """Implement `ExpertOps.experts_gate_up_silu_mul`."""
     return _product(x, weight, rows, bias, clamp, config, gated=True)
 
 
@@ -37,7 +37,7 @@ def experts_down(
     *,
     config: GemmConfig | None = None,
 ) -> Tensor:
-    """Implement `ExpertOps.experts_down`; `config` is for plain weights."""
+    """Implement `ExpertOps.experts_down`."""
     return _product(x, weight, rows, bias, None, config, gated=False)
 
 
@@ -62,6 +62,6 @@ def _product(
         return plain_product(x, weight, out, rows, bias, clamp, config, gated=gated)
     if isinstance(weight, GroupedWeight):
         assert isinstance(x, Tensor)
-        return packed_product(x, weight, out, rows, bias, clamp, gated=gated)
+        return packed_product(x, weight, out, rows, bias, clamp, config, gated=gated)
     assert isinstance(x, QuantizedInput)
-    return scaled_product(x, weight, out, rows, bias, clamp, gated=gated)
+    return scaled_product(x, weight, out, rows, bias, clamp, config, gated=gated)

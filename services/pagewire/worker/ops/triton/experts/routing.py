@@ -164,10 +164,8 @@ def route(
 ) -> Routes:
     """Implement `ExpertOps.route`; `router` is contiguous, the rows of `x` may have any stride."""
     tokens, k = x.shape
-    experts = x.new_empty((tokens, routing.top_k), dtype=torch.int32)
-    weights = x.new_empty((tokens, routing.top_k), dtype=torch.float32)
     if tokens == 0:
-        return Routes(experts, weights)
+        return _empty_routes(x, 0, routing)
     config = config or router_config(tokens)
     pdl = dependent_launch(x.device)
     logits = x.new_empty((tokens, routing.experts), dtype=torch.float32)
@@ -188,11 +186,25 @@ def route(
         num_warps=config.warps,
         launch_pdl=pdl,
     )
+    return choose(logits, routing, correction)
+
+
+def _empty_routes(like: Tensor, tokens: int, routing: Routing) -> Routes:
+    size = tokens, routing.top_k
+    experts = like.new_empty(size, dtype=torch.int32)
+    return Routes(experts, like.new_empty(size, dtype=torch.float32))
+
+
+def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routes:
+    """Choose the experts of each token by its logits, `[tokens, experts]` float32."""
+    tokens = logits.shape[0]
+    routes = _empty_routes(logits, tokens, routing)
+    pdl = dependent_launch(logits.device)
     _choose_kernel[(tokens,)](
         logits,
         logits if correction is None else correction,
-        experts,
-        weights,
+        routes.experts,
+        routes.weights,
         routing.scale,
         EXPERTS=routing.experts,
         BLOCK=next_power_of_2(routing.experts),
@@ -207,4 +219,4 @@ def route(
         num_warps=1,
         launch_pdl=pdl,
     )
-    return Routes(experts, weights)
+    return routes

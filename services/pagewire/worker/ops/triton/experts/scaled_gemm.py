@@ -15,8 +15,8 @@ from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.experts.config import quantized_config
-from pagewire.worker.ops.triton.experts.tile import finish_tile
+from pagewire.worker.ops.triton.experts.config import GemmConfig, quantized_config
+from pagewire.worker.ops.triton.experts.tile import finish_tile, place_of
 
 BLOCK_K = 128
 
@@ -67,6 +67,7 @@ def _scaled_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUPED: tl.constexpr,
     INTEGER: tl.constexpr,
     BLOCKED: tl.constexpr,
     GATED: tl.constexpr,
@@ -75,21 +76,23 @@ def _scaled_kernel(
 ):
     """Multiply ROWS weight rows of one expert by a tile of its rows.
 
-    The grid is `[tiles, features / ROWS]`. GATED is as in the GEMM of packed weights.
+    The grid is `[tiles * features / ROWS]` in the order of `place_of`. GATED is as in the GEMM of
+    packed weights.
     """
     EVEN: tl.constexpr = K % BLOCK_K == 0
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert = tl.load(tiles_ptr + tl.program_id(0))
+    tile, block = place_of(tl.program_id(0), tiles, tl.cdiv(features, ROWS), GROUPED)
+    expert = tl.load(tiles_ptr + tile)
     if expert < 0:
         return
-    row = tl.load(tiles_ptr + tiles + tl.program_id(0)) + tl.arange(0, TILE)  # [TILE]
+    row = tl.load(tiles_ptr + tiles + tile) + tl.arange(0, TILE)  # [TILE]
     inside = row < tl.load(starts_ptr + expert + 1)
     source = row
     if GATED:
         source = tl.load(pairs_ptr + row, mask=inside, other=0) // TOP_K
-    output = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    output = block * ROWS + tl.arange(0, ROWS)  # [ROWS]
     # Weight rows past the end repeat the last one and are not stored.
     first = expert.to(tl.int64) * ((1 + GATED) * features)
     held = first + tl.minimum(output, features - 1)[:, None]  # [ROWS, 1]
@@ -105,7 +108,7 @@ def _scaled_kernel(
     acc = tl.zeros((ROWS, TILE), tl.int32 if INTEGER else tl.float32)
     up = acc
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        block = start // BLOCK_K
+        part = start // BLOCK_K
         within = start + column < K
         if EVEN:
             x = tl.load(x_tile + start, mask=here, other=0.0)
@@ -113,13 +116,13 @@ def _scaled_kernel(
             x = tl.load(x_tile + start, mask=here & within, other=0.0)
         x_scale = acc
         if BLOCKED:
-            x_scale = tl.load(x_scales + block, mask=present, other=0.0)
+            x_scale = tl.load(x_scales + part, mask=present, other=0.0)
         acc = _add_block(
-            acc, weight + start, scales + block, x, x_scale, within, EVEN, INTEGER, BLOCKED
+            acc, weight + start, scales + part, x, x_scale, within, EVEN, INTEGER, BLOCKED
         )
         if GATED:
             up = _add_block(
-                up, weight + features * K + start, up_scales + block, x, x_scale, within,
+                up, weight + features * K + start, up_scales + part, x, x_scale, within,
                 EVEN, INTEGER, BLOCKED,
             )  # fmt: skip
     out = acc.to(tl.float32)
@@ -142,6 +145,7 @@ def scaled_product(
     rows: ExpertRows,
     bias: Tensor | None,
     clamp: ClampedSwiglu | None,
+    config: GemmConfig | None,
     *,
     gated: bool,
 ) -> Tensor:
@@ -150,10 +154,10 @@ def scaled_product(
     blocked = weight.block[1] < k
     assert not blocked or weight.block[1] == BLOCK_K
     assert features % weight.block[0] == 0
-    config = quantized_config(rows.tile, x.values.element_size())
+    config = config or quantized_config(rows.tile, x.values.element_size())
     tiles = rows.tiles.shape[1]
     pdl = dependent_launch(out.device)
-    _scaled_kernel[(tiles, cdiv(features, config.rows))](
+    _scaled_kernel[(tiles * cdiv(features, config.rows),)](
         x.values,
         x.scales,
         weight.values,
@@ -176,6 +180,7 @@ def scaled_product(
         BLOCK_K=BLOCK_K,
         BLOCK_ROWS=weight.block[0],
         STAGES=config.stages,
+        GROUPED=config.group,
         INTEGER=weight.values.dtype == torch.int8,
         BLOCKED=blocked,
         GATED=gated,

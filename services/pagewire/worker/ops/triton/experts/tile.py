@@ -1,9 +1,33 @@
-"""What all grouped GEMMs do with the result of a tile: bias, activation, and the store."""
+"""What all grouped GEMMs share: the order of tiles, and what is done with the result of one."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def place_of(program, tiles, blocks, GROUP: tl.constexpr):
+    """Return the tile of a program and its block of features.
+
+    Programs of GROUP tiles follow one another, so that they read inputs and weights from the L2
+    cache. In a group, programs with the same weights are neighbours.
+    """
+    a_group = GROUP * blocks
+    first = program // a_group * GROUP
+    height = tl.minimum(tiles - first, GROUP)
+    within = program % a_group
+    return first + within % height, within // height
+
+
+@triton.jit
+def activated(gate, up, alpha, limit, CLAMPED: tl.constexpr):
+    """Return `silu(gate) * up`, or with CLAMPED that of `ClampedSwiglu`."""
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -29,12 +53,8 @@ def finish_tile(
         acc += tl.load(of_expert + held).to(tl.float32)
         if GATED:
             up += tl.load(of_expert + features + held).to(tl.float32)
-    if CLAMPED:
-        gate = tl.minimum(acc, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        acc = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
-    elif GATED:
-        acc = acc / (1.0 + tl.exp(-acc)) * up
+    if GATED:
+        acc = activated(acc, up, alpha, limit, CLAMPED)
     out = out_ptr + row.to(tl.int64)[:, None] * features + output[None, :]  # [TILE, ROWS]
     mask = inside[:, None] & (output < features)[None, :]
     tl.store(out, tl.trans(acc.to(out_ptr.dtype.element_ty)), mask=mask)

@@ -1,0 +1,83 @@
+"""A layer with experts: the norm and the router, then everything behind them.
+
+For few tokens the kernels of `vector` and `packed_vector` compute the layer: they neither sort rows
+nor store the results of single experts. Otherwise rows are sorted for the grouped GEMMs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
+from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
+from pagewire.worker.ops.triton.experts.config import (
+    MAX_PACKED_TOKENS,
+    MAX_SCORED_TOKENS,
+    MAX_VECTOR_TOKENS,
+)
+from pagewire.worker.ops.triton.experts.packed_vector import (
+    is_float4,
+    packed_down_add,
+    packed_gate_up,
+)
+from pagewire.worker.ops.triton.experts.products import experts_down, experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts.routing import choose, route
+from pagewire.worker.ops.triton.experts.rows import sort_by_expert
+from pagewire.worker.ops.triton.experts.vector import (
+    is_vector_weight,
+    scores,
+    vector_down_add,
+    vector_gate_up,
+)
+from pagewire.worker.ops.triton.experts.weighted_sum import add_experts
+from pagewire.worker.ops.triton.norm import rms_norm
+from pagewire.worker.ops.triton.quantize import quantize
+
+
+def norm_route(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    router: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Routes]:
+    """Implement `ExpertOps.norm_route`; the rows of `x` may have any stride."""
+    if 0 < len(x) <= MAX_SCORED_TOKENS:
+        normed, logits = scores(x, norm_weight, eps, router, bias)
+        return normed, choose(logits, routing, correction)
+    normed = rms_norm(x, norm_weight, eps)
+    return normed, route(normed, router, routing, correction, bias)
+
+
+def experts_add(
+    x: Tensor,
+    routes: Routes,
+    num_experts: int,
+    gate_up: LinearWeight,
+    down: LinearWeight,
+    residual: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    clamp: ClampedSwiglu | None = None,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+) -> Tensor:
+    """Implement `ExpertOps.experts_add`; all tensors are contiguous."""
+    tokens = len(x) if shared is None else 0
+    if 0 < tokens <= MAX_PACKED_TOKENS and is_float4(gate_up) and is_float4(down):
+        inner = packed_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
+        return packed_down_add(inner, down, num_experts, routes, down_bias, residual)
+    if 0 < tokens <= MAX_VECTOR_TOKENS and is_vector_weight(gate_up) and is_vector_weight(down):
+        inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
+        return vector_down_add(inner, down, num_experts, routes, down_bias, residual)
+    rows = sort_by_expert(routes.experts, num_experts)
+    inner = experts_gate_up_silu_mul(_input(x, gate_up), gate_up, rows, gate_up_bias, clamp)
+    parts = experts_down(_input(inner, down), down, rows, down_bias)
+    return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
+
+
+def _input(x: Tensor, weight: LinearWeight) -> Tensor | QuantizedInput:
+    """Return the input of a product with `weight`, quantized where it must be."""
+    return quantize(x, weight.input_format) if isinstance(weight, ScaledWeight) else x
