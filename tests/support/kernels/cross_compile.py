@@ -7,6 +7,7 @@ executed. The process must not have TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.language import dtype
 from triton.runtime.jit import JITFunction, mangle_type
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -37,6 +39,7 @@ class Launch:
     shared: int
     registers: int
     spilled: int
+    serialized: bool  # the assembler lets no instructions of the tensor cores overlap
 
     @property
     def resident(self) -> int:
@@ -98,6 +101,8 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         aligned = isinstance(value, int) and value % 16 == 0
         if hasattr(value, "data_ptr") or (aligned and not parameter.do_not_specialize):
             attributes[(index,)] = [["tt.divisibility", 16]]
+    # A worker's compile pool gets constants as JSON.
+    json.dumps([None if isinstance(value, dtype) else value for value in constexprs.values()])
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(kernel, signature, constexprs, attributes)
     compiled = triton.compile(source, target=HOPPER, options=options)
@@ -111,6 +116,7 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         shared=compiled.metadata.shared,
         registers=registers,
         spilled=spilled,
+        serialized="instructions are serialized" in report,
     )
 
 
