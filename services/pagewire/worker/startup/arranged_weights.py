@@ -1,6 +1,7 @@
 """Weights in the arrangement that the kernels of their device read fastest."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 from pagewire.worker.model.weights import LayerWeights, Weights
 from pagewire.worker.ops import Ops
@@ -15,7 +16,7 @@ def arranged_weights(weights: Weights, ops: Ops) -> Weights:
 
     def arranged(layer: LayerWeights) -> LayerWeights:
         of_experts = set() if layer.router is None else {"gate_up", "down"}
-        changed = {
+        changed: dict[str, Any] = {
             field.name: ops.arranged(value)
             for field in fields(layer)
             if isinstance(value := getattr(layer, field.name), GroupedWeight)

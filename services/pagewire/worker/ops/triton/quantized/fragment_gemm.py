@@ -484,7 +484,7 @@ def _widened(words, scale, middle, dtype: gl.constexpr, FAR: gl.constexpr):
             "shr.b32 a, $2, 4; shr.b32 b, $2, 12; " if FAR else "mov.b32 a, $2; shr.b32 b, $2, 8; "
         )
     else:
-        moves: gl.constexpr = (
+        moves: gl.constexpr = (  # type: ignore[no-redef]
             "mov.b32 a, $2; shr.b32 b, $2, 8; " if FAR else "shl.b32 a, $2, 4; shr.b32 b, $2, 4; "
         )
     near, behind = gl.inline_asm_elementwise(

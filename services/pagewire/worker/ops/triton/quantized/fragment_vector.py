@@ -247,7 +247,8 @@ def fragment_vector_kernel(
     for step in gl.static_range(AHEAD):
         if step < STEPS:
             loaded = _weights(words, pairs, first, step, K, GROUP, WARPS)
-            held = held + (loaded,)  # noqa: RUF005 (not known to the compiler)
+            # The compiler does not know `*held`.
+            held = held + (loaded,)  # type: ignore[assignment]  # noqa: RUF005
     # Inputs in the order of threads: [steps, 64 behind, 32 behind, warps, threads, 16, 8 behind].
     x_smem = gl.allocate_shared_memory(
         gl.int32,
@@ -277,7 +278,7 @@ def fragment_vector_kernel(
         sums = gl.inline_asm_elementwise(
             SUMMED, OF_SUMMED, [x0, x1, x2, x3], dtype=gl.float32, is_pure=True, pack=4
         )
-        near, far, near_pair, far_pair = held[0]
+        near, far, near_pair, far_pair = held[0]  # type: ignore[misc]
         acc = gl.inline_asm_elementwise(
             MULTIPLIED,
             OF_MULTIPLIED,
@@ -300,7 +301,7 @@ def fragment_vector_kernel(
         held = held[1:]
         if step + AHEAD < STEPS:
             loaded = _weights(words, pairs, first, step + AHEAD, K, GROUP, WARPS)
-            held = held + (loaded,)  # noqa: RUF005
+            held = held + (loaded,)  # type: ignore[assignment]  # noqa: RUF005
     total = gl.sum(acc, axis=0)  # [8, 4, 4], of rows `g` and `g + 8`, the token in one of four
     layout: gl.constexpr = total.type.layout
     group = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
