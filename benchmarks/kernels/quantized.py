@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ def measure(model: str, formats: list[str], tokens: list[int]) -> Iterator[Figur
             copies = -(-ROTATED_BYTES // sum(t.nbytes for t in tensors_of(first)))
             weights = [first]
             weights += [quantize_weight(plain, FORMATS[name], DTYPE) for _ in range(1, copies)]
+            served = weights
+            if not isinstance(first, ScaledWeight):
+                served = [linear.arranged(replace(w, values=w.values.clone())) for w in weights]
             for count in tokens:
                 drawn = torch.randn(count, columns, device=DEVICE, dtype=DTYPE)
                 x: Any = drawn
@@ -84,7 +88,7 @@ def measure(model: str, formats: list[str], tokens: list[int]) -> Iterator[Figur
                 if isinstance(first, ScaledWeight):
                     x = quantize(drawn, first.input_format)
                     operation = linear.scaled_linear
-                chosen = graph_us([partial(operation, x, weight) for weight in weights])
+                chosen = graph_us([partial(operation, x, weight) for weight in served])
                 best, tiles = best_tiles(x, weights, count)
                 cublas = graph_us([partial(torch.mm, drawn, w.t()) for w in plains])
                 print(

@@ -13,7 +13,7 @@ from pagewire.worker.ops.contract.quantized import (
 )
 from pagewire.worker.ops.reference import quantized as reference
 from pagewire.worker.ops.triton import quantize
-from pagewire.worker.ops.triton.quantized import grouped, grouped_hopper, hopper, linear, scaled
+from pagewire.worker.ops.triton.quantized import grouped, hopper, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from support.kernels.comparison import (
     CUDA,
@@ -101,7 +101,6 @@ def products(request, monkeypatch):
     """The products with bits that depend on no other token, and those of workers by default."""
     if request.param == "fastest":
         monkeypatch.setattr(linear, "WIDEN_TOKENS", 17)
-        monkeypatch.setattr(linear, "WIDEN_TOKENS_HOPPER", 17)
         return linear, linear
     return scaled, grouped
 
@@ -157,7 +156,7 @@ class TestGrouped:
     def test_grouped_linear(self, tokens, k, features, dtype, device, products):
         x = draw(tokens, k, device=device).to(dtype)
         bias = draw(features, device=device).to(dtype)
-        for weight in grouped_weights(features, k, dtype, device):
+        for weight in map(linear.arranged, grouped_weights(features, k, dtype, device)):
             for added in (None, bias):
                 with poisoned_outputs():
                     out = products[1].grouped_linear(x, weight, added)
@@ -167,7 +166,7 @@ class TestGrouped:
     def test_grouped_linear_add(self, tokens, k, features, dtype, device, products):
         x = draw(tokens, k, device=device).to(dtype)
         residual = draw(tokens, features, device=device).to(dtype)
-        for weight in grouped_weights(features, k, dtype, device):
+        for weight in map(linear.arranged, grouped_weights(features, k, dtype, device)):
             stream = residual.clone()
             assert products[1].grouped_linear_add(x, weight, stream) is stream
             expected = reference.grouped_linear_add(x, weight, residual.clone())
@@ -232,17 +231,6 @@ def test_hoppers_kernels_have_the_bits_of_the_plain_ones(tokens, k, features, de
         stream = residual.clone()
         hopper.multiply(given, eight, stream, add=True, shape=shape)
         expected = scaled.scaled_linear_add(given, eight, residual.clone(), tiles=SMALL)
-        assert torch.equal(stream, expected)
-    for symmetric in (True, False):
-        four = quantize_weight(wide, GroupedScheme(4, 128, symmetric, False), dtype)
-        assert isinstance(four, GroupedWeight)
-        for added in (None, bias):
-            out = torch.full_like(residual, torch.nan)
-            grouped_hopper.multiply(x, four, out, added)
-            assert torch.equal(out, grouped.grouped_linear(x, four, added, tiles=SMALL))
-        stream = residual.clone()
-        grouped_hopper.multiply(x, four, stream, add=True)
-        expected = grouped.grouped_linear_add(x, four, residual.clone(), tiles=SMALL)
         assert torch.equal(stream, expected)
 
 

@@ -4,6 +4,7 @@ intended, on any machine. Run as a script, this file prints the launches as JSON
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
-# The residual's addresses of the largest tile.
+# The residual's addresses of the largest tile, and constants of long rows.
 SPILLED_LIMIT = 16
 K, FEATURES = 4096, 6144
 TOKENS = (128, 640, 8192)
@@ -30,17 +31,22 @@ def eight_bits(tokens: int) -> tuple[QuantizedInput, ScaledWeight]:
     return QuantizedInput(meta(tokens, K, dtype=fp8), given, torch.bfloat16), weight
 
 
-def four_bits(zeros: bool) -> GroupedWeight:
-    groups = K // 128
+def four_bits(k: int = K) -> GroupedWeight:
+    groups = k // 128
     return GroupedWeight(
-        values=meta(FEATURES, K // 2, dtype=torch.uint8),
+        values=meta(FEATURES, k // 2, dtype=torch.uint8),
         scales=meta(FEATURES, groups),
-        zeros=meta(FEATURES, groups, dtype=torch.uint8) if zeros else None,
+        zeros=meta(FEATURES, groups, dtype=torch.uint8),
         order=None,
         bits=4,
         group=128,
-        columns=K,
+        columns=k,
     )
+
+
+def arranged(k: int = K) -> GroupedWeight:
+    pairs = meta(FEATURES // 64, k // 128, 8, 8, dtype=torch.int32)
+    return replace(four_bits(k), zeros=None, pairs=pairs)
 
 
 def scaled(tokens: int, add: bool) -> None:
@@ -49,45 +55,59 @@ def scaled(tokens: int, add: bool) -> None:
     hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES), add=add)
 
 
-def grouped(tokens: int, zeros: bool) -> None:
-    from pagewire.worker.ops.triton.quantized import grouped_hopper
+def grouped(shape: int, parts: int) -> None:
+    from pagewire.worker.ops.triton.quantized import fragment_gemm
 
-    grouped_hopper.multiply(meta(tokens, K), four_bits(zeros), meta(tokens, FEATURES))
+    shape = fragment_gemm.SHAPES[shape]
+    x, out = meta(shape.tokens, K), meta(shape.tokens, FEATURES)
+    fragment_gemm.multiply(x, arranged(), out, shape=shape, parts=parts)
 
 
-def vector(bits: int) -> None:
+def vector(bits: int, k: int = K) -> None:
     from pagewire.worker.ops.triton.quantized import linear
 
     if bits == 8:
         linear.scaled_linear(*eight_bits(1))
     else:
-        linear.grouped_linear(meta(1, K), four_bits(True))
+        linear.grouped_linear(meta(1, k), four_bits(k))
+
+
+def arranged_vector(k: int) -> None:
+    from pagewire.worker.ops.triton.quantized import linear
+
+    linear.grouped_linear(meta(1, k), arranged(k))
 
 
 SCALED = {f"FP8, {n} tokens, add {add}": (scaled, n, add) for n in TOKENS for add in (False, True)}
 GROUPED = {
-    f"4 bits, {n} tokens, zeros {zeros}": (grouped, n, zeros)
-    for n in (8, 64, 256)
-    for zeros in (False, True)
+    f"4 bits, shape {shape}, {parts} parts": (grouped, shape, parts)
+    for shape in range(10)
+    for parts in (1, 2)
 }
 VECTOR = {f"one token, {bits} bits": (vector, bits) for bits in (8, 4)}
+ARRANGED = {f"one token, 4 bits, {k} columns": (arranged_vector, k) for k in (K, 14336)}
 
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton.quantized import grouped_hopper, hopper
+    from pagewire.worker.ops.triton.quantized import fragment_gemm, fragment_vector, hopper
     from pagewire.worker.ops.triton.quantized import vector as vectors
     from support.kernels.cross_compile import Launch, counts_of_cases
 
-    for module in (grouped_hopper, hopper, vectors):
+    for module in (fragment_gemm, fragment_vector, hopper, vectors):
         module.dependent_launch = lambda device: True
-    hopper.multiprocessors = lambda device: 132
+    for module in (fragment_gemm, hopper):
+        module.multiprocessors = lambda device: 132
+    assert len(fragment_gemm.SHAPES) == 10
+    programs = [shape.programs for shape in fragment_gemm.SHAPES]
 
     def count(launch: Launch) -> dict[str, int]:
         return {
             "threads": launch.threads,
             "resident": launch.resident,
+            "serialized": launch.serialized,
             "wgmma": launch.count("wgmma.mma_async"),
+            "mma": launch.count("mma.sync"),
             "tensor copies": launch.count("cp.async.bulk.tensor"),
             "waits": launch.count("griddepcontrol.wait"),
             "wide loads": sum(
@@ -95,7 +115,10 @@ def compile_cases() -> dict[str, list[dict]]:
             ),
         }
 
-    return counts_of_cases(SCALED | GROUPED | VECTOR, count)
+    found = counts_of_cases(SCALED | GROUPED | VECTOR | ARRANGED, count)
+    for name, (_, shape, _) in GROUPED.items():
+        found[name][0]["wanted"] = programs[shape]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +126,13 @@ def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
 
 
-@pytest.mark.parametrize("case", SCALED | GROUPED | VECTOR)
+@pytest.mark.parametrize("case", SCALED | GROUPED | VECTOR | ARRANGED)
 def test_fits_the_multiprocessor_and_waits(case, launches):
     [launch] = launches[case]
     assert launch["shared"] <= SHARED_LIMIT
-    assert launch["spilled"] <= (SPILLED_LIMIT if "add True" in case else 0)
-    assert launch["waits"] == 1
+    assert launch["spilled"] <= (SPILLED_LIMIT if "add True" in case or case in ARRANGED else 0)
+    assert not launch["serialized"]
+    assert launch["waits"] == (2 if case in GROUPED else 1)  # the loader, and the consumers
 
 
 @pytest.mark.parametrize("case", SCALED)
@@ -122,11 +146,22 @@ def test_two_consumers_add_sums_of_128_products(case, launches):
 
 
 @pytest.mark.parametrize("case", GROUPED)
-def test_several_programs_widen_at_once(case, launches):
+def test_programs_of_a_shape_run_at_once(case, launches):
     [launch] = launches[case]
-    assert launch["resident"] >= (2 if "256" in case else 3)
-    assert launch["tensor copies"] == 3
-    assert launch["wgmma"] == 8
+    assert launch["resident"] >= launch["wanted"]
+    assert launch["wgmma"] == 8  # of 16 columns each
+    assert launch["mma"] == 0
+
+
+@pytest.mark.parametrize("case", ARRANGED)
+def test_tensor_cores_multiply_one_token(case, launches):
+    """16 products a run of columns: eight of weights and eight that add up the inputs."""
+    [launch] = launches[case]
+    runs = int(case.split(", ")[2].split()[0]) // 128
+    warps = launch["threads"] // 32
+    assert launch["mma"] == 16 * runs // warps
+    assert launch["wide loads"] >= 2 * runs // warps
+    assert launch["resident"] * warps >= 16
 
 
 @pytest.mark.parametrize("case", VECTOR)

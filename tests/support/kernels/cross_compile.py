@@ -8,6 +8,7 @@ executed. The process must not have TRITON_INTERPRET.
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -20,6 +21,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.language import dtype
 from triton.runtime.jit import JITFunction, mangle_type
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -36,6 +38,7 @@ class Launch:
     shared: int
     registers: int
     spilled: int
+    serialized: bool  # the assembler lets no instructions of the tensor cores overlap
 
     @property
     def resident(self) -> int:
@@ -97,6 +100,8 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         aligned = isinstance(value, int) and value % 16 == 0
         if hasattr(value, "data_ptr") or (aligned and not parameter.do_not_specialize):
             attributes[(index,)] = [["tt.divisibility", 16]]
+    # A worker's compile pool gets constants as JSON.
+    json.dumps([None if isinstance(value, dtype) else value for value in constexprs.values()])
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(kernel, signature, constexprs, attributes)
     with patch.object(knobs.runtime, "add_stages_inspection_hook", _keep_report):
@@ -111,6 +116,7 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         shared=compiled.metadata.shared,
         registers=registers,
         spilled=spilled,
+        serialized="instructions are serialized" in report,
     )
 
 

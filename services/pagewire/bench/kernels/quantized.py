@@ -12,6 +12,7 @@ from pagewire.bench.kernels.cases import EPS, Case
 from pagewire.bench.kernels.shapes import Shapes, Sizes
 from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.model.quantization.scheme import Fp8Scheme, GroupedScheme, Int8Scheme, Scheme
+from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.quantized import (
     InputFormat,
     QuantizedWeight,
@@ -80,7 +81,9 @@ class QuantizedCases:
 
     def _weight(self, name: str) -> QuantizedWeight:
         hidden, rows = self.shapes.hidden, 2 * self.shapes.intermediate
-        return quantize_weight(self._randn(rows, hidden) * hidden**-0.5, FORMATS[name], self.dtype)
+        plain = self._randn(rows, hidden) * hidden**-0.5
+        weight = quantize_weight(plain, FORMATS[name], self.dtype)
+        return weight if isinstance(weight, ScaledWeight) else load_ops("triton").arranged(weight)
 
     def _several(self, *shape: int) -> list[Tensor]:
         first = self._randn(*shape)

@@ -41,6 +41,7 @@ from pagewire.worker.protocol.steps.limits import (
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.pooling import PoolingBackend
+from pagewire.worker.startup.arranged_weights import arranged_weights
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
 from pagewire.worker.startup.kernel_record import KernelRecord
 from pagewire.worker.startup.one_answer import check_one_answer
@@ -135,7 +136,7 @@ def _load(
         pooled_head.randomize(config.seed)
     else:
         weights = load_weights(folder, model, dtype, device, pooled_head.tensors())
-    weights, head = pooled_head.take(weights)
+    weights, head = pooled_head.take(arranged_weights(weights, ops))
     decoder = Decoder(model, weights, ops, tables)
     phases.end("weights")
     compiled: list[CompileResult] = []

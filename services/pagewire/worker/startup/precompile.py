@@ -18,6 +18,7 @@ from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import GraphBackend
+from pagewire.worker.startup.arranged_weights import arranged_weights
 from pagewire.worker.startup.compile_pool import CompileJob, CompileResult
 from pagewire.worker.startup.triton_hooks import collecting_kernels, recording_compilations
 
@@ -41,6 +42,7 @@ def collect_kernels(
     kept = model.sample_layers()
     model = model.with_layers(kept)
     weights = served_weights(model, empty_weights(model, dtype, tables[0].device))
+    weights = arranged_weights(weights, ops)
     decoder = Decoder(model, weights, ops, tuple(tables[layer] for layer in kept))
     with collecting_kernels(submit):
         profile(decoder)

@@ -95,6 +95,9 @@ class GroupedWeight:
 
     With `float4`, values are numbers of the type E2M1, and a scale is the exponent of a power of
     two, with 127 added (MXFP4; Open Compute Project, 2023, "OCP Microscaling Formats").
+
+    With `pairs` it is arranged: the bytes have another order, and rows are padded (see
+    `triton.quantized.fragments`).
     """
 
     values: Tensor  # [out_features, runs * RUN / 2] or [out_features, in_features], uint8
@@ -105,14 +108,16 @@ class GroupedWeight:
     group: int
     columns: int
     float4: bool = False
+    pairs: Tensor | None = None  # [blocks, groups, lines, 8] int32, scales with zero points
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output and input features."""
-        return int(self.values.shape[0]), self.columns
+        return int(self.scales.shape[0]), self.columns
 
     def rows(self, start: int, stop: int) -> GroupedWeight:
         """A view of the rows `start` to `stop`."""
+        assert self.pairs is None
         return GroupedWeight(
             self.values[start:stop],
             self.scales[start:stop],
@@ -126,6 +131,7 @@ class GroupedWeight:
 
     def in_order(self, order: Tensor) -> GroupedWeight:
         """A copy with the rows `order`."""
+        assert self.pairs is None
         return GroupedWeight(
             self.values[order],
             self.scales[order],
@@ -203,6 +209,12 @@ class QuantizedOps(Protocol):
         The product is rounded to the dtype before the sum is.
         """
 
+    def arranged(self, weight: GroupedWeight) -> GroupedWeight:
+        """Return `weight` as the kernels of its device read it fastest.
+
+        The bytes of `weight` may change, so it must not be used afterwards.
+        """
+
     def grouped_linear(
         self,
         x: Tensor,
@@ -212,7 +224,8 @@ class QuantizedOps(Protocol):
     ) -> Tensor:
         """Return `x @ weight.T + bias`, the weight rounded to the dtype of `x` before.
 
-        One token, or very many, may have sums of another order than other numbers of tokens.
+        One token may be multiplied by weights that are not rounded. Numbers of tokens may have sums
+        of different orders.
 
         Args:
             x: `[tokens, in_features]`.

@@ -30,6 +30,7 @@ from pagewire.worker.ops.reference.linear import norm_gate_up_silu_mul as norm_g
 from pagewire.worker.ops.reference.linear import norm_linear as norm_linear
 from pagewire.worker.ops.reference.norm import layer_norm as layer_norm
 from pagewire.worker.ops.reference.norm import rms_norm as rms_norm
+from pagewire.worker.ops.reference.quantized import arranged as arranged
 from pagewire.worker.ops.reference.quantized import grouped_linear as grouped_linear
 from pagewire.worker.ops.reference.quantized import grouped_linear_add as grouped_linear_add
 from pagewire.worker.ops.reference.quantized import norm_quantize as norm_quantize

@@ -65,6 +65,10 @@ def scaled_linear_add(x: QuantizedInput, weight: ScaledWeight, residual: Tensor)
     return residual.add_(scaled_linear(x, weight))
 
 
+def arranged(weight: GroupedWeight) -> GroupedWeight:
+    return weight
+
+
 def grouped_linear(
     x: Tensor, weight: GroupedWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
@@ -102,7 +106,12 @@ def _unpacked(weight: GroupedWeight) -> Tensor:
     """The values `[out_features, in_features]` as float32."""
     if weight.bits == 8:
         return weight.values.float()
-    runs = weight.values.view(len(weight.values), -1, RUN // 2)
+    values = weight.values
+    if weight.pairs is not None:
+        # Arranged: [blocks, runs, rows, threads, words, next column, 8 columns].
+        blocks = values.view(-1, weight.columns // RUN, 64, 4, 4, 2, 2)
+        values = blocks.permute(0, 2, 1, 4, 6, 3, 5).reshape(values.shape)[: weight.shape[0]]
+    runs = values.view(len(values), -1, RUN // 2)
     halves = torch.cat((runs & 15, runs >> 4), dim=-1)  # [out_features, runs, RUN]
     return halves.flatten(1)[:, : weight.columns].float()
 

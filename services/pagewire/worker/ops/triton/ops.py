@@ -31,6 +31,7 @@ from pagewire.worker.ops.triton.norm import rms_norm as rms_norm
 from pagewire.worker.ops.triton.quantize import norm_quantize as norm_quantize
 from pagewire.worker.ops.triton.quantize import quantize as quantize
 from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_quantize
+from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear_add as grouped_linear_add
 from pagewire.worker.ops.triton.quantized.linear import scaled_linear as scaled_linear

@@ -47,6 +47,7 @@ from pagewire.worker.ops.triton.quantize import quantize as quantize
 from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear_add as grouped_linear_add
+from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear as scaled_linear
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear_add as scaled_linear_add
 from pagewire.worker.ops.triton.step import begin_decode as begin_decode

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.quantized import grouped_hopper
+from pagewire.worker.ops.triton.quantized import fragment_gemm
 from pagewire.worker.ops.triton.quantized.store import store_tile
 from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
 from pagewire.worker.ops.triton.quantized.widen import scales_of, widened
@@ -130,8 +130,8 @@ def _launch(
         return out
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    if tiles is None and grouped_hopper.is_supported(x, weight):
-        grouped_hopper.multiply(x, weight, out, bias, add=add)
+    if weight.pairs is not None:
+        fragment_gemm.multiply(x, weight, out, bias, add=add, parts=1)
         return out
     tiles = tiles or choose_tiles(tokens, features, x.element_size())
     pdl = dependent_launch(x.device)

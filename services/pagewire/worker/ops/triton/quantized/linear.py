@@ -12,13 +12,29 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
-from pagewire.worker.ops.triton.quantized import grouped, grouped_hopper, scaled, vector
+from pagewire.worker.ops.device import is_hopper
+from pagewire.worker.ops.triton.quantized import (
+    fragment_gemm,
+    fragment_vector,
+    grouped,
+    scaled,
+    vector,
+)
+from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
 from pagewire.worker.ops.triton.quantized.matrices import widen
 
-# From here on it is faster to widen a weight once and to let cuBLAS multiply: timed on an H200,
-# with Hopper's kernel and with the plain one.
-WIDEN_TOKENS_HOPPER = 512
+# From here on it is faster to widen a weight that is not arranged once, and to let cuBLAS multiply:
+# timed on an H200.
 WIDEN_TOKENS = 64
+
+
+def arranged(weight: GroupedWeight) -> GroupedWeight:
+    """Implement `QuantizedOps.arranged`: changes weights that Hopper's kernels read."""
+    device = weight.values.device
+    if not (is_hopper(device) and is_supported(weight)):
+        return weight
+    fragment_gemm.shared_sums(device)
+    return arrange(weight)
 
 
 def scaled_linear(
@@ -45,34 +61,43 @@ def grouped_linear(
     x: Tensor, weight: GroupedWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Implement `QuantizedOps.grouped_linear`; the rows of `x` may have any stride."""
-    tokens = x.shape[0]
     if _widens(x, weight):
         x, wide = _ordered(x, weight), widen(weight, x.dtype)
         return gemm(x, wide, out) if bias is None else torch.addmm(bias, x, wide.t(), out=out)
-    if tokens != 1 or weight.bits != 4 or weight.float4:
-        return grouped.grouped_linear(x, weight, bias, out)
     if out is None:
-        out = x.new_empty((1, weight.shape[0]))
-    vector.multiply_grouped(_ordered(x, weight), weight, out, bias, add=False)
+        out = x.new_empty((x.shape[0], weight.shape[0]))
+    if not _multiplied(x, weight, out, bias, add=False):
+        return grouped.grouped_linear(x, weight, bias, out)
     return out
 
 
 def grouped_linear_add(x: Tensor, weight: GroupedWeight, residual: Tensor) -> Tensor:
     """Implement `QuantizedOps.grouped_linear_add`; `residual` is contiguous."""
-    tokens = x.shape[0]
     if _widens(x, weight):
         return gemm_add(_ordered(x, weight), widen(weight, x.dtype), residual)
-    if tokens != 1 or weight.bits != 4 or weight.float4:
+    if not _multiplied(x, weight, residual, None, add=True):
         return grouped.grouped_linear_add(x, weight, residual)
-    vector.multiply_grouped(_ordered(x, weight), weight, residual, None, add=True)
     return residual
+
+
+def _multiplied(
+    x: Tensor, weight: GroupedWeight, out: Tensor, bias: Tensor | None, add: bool
+) -> bool:
+    """Compute the product if there is a faster kernel than the plain one; tell whether it is."""
+    tokens = x.shape[0]
+    if weight.pairs is not None:
+        multiply = fragment_vector.multiply if tokens == 1 else fragment_gemm.multiply
+        multiply(_ordered(x, weight), weight, out, bias, add=add)
+        return True
+    if tokens != 1 or weight.bits != 4 or weight.float4:
+        return False
+    vector.multiply_grouped(_ordered(x, weight), weight, out, bias, add)
+    return True
 
 
 def _widens(x: Tensor, weight: GroupedWeight) -> bool:
     """Tell whether cuBLAS multiplies."""
-    if grouped_hopper.is_supported(x, weight):
-        return x.shape[0] >= WIDEN_TOKENS_HOPPER
-    return x.shape[0] >= WIDEN_TOKENS
+    return weight.pairs is None and x.shape[0] >= WIDEN_TOKENS
 
 
 def _ordered(x: Tensor, weight: GroupedWeight) -> Tensor:

@@ -29,6 +29,7 @@ def _widen_kernel(
     ROWS: tl.constexpr,
     ZEROS: tl.constexpr,
     FLOAT4: tl.constexpr,
+    ARRANGED: tl.constexpr,
 ):
     """Widen a run of columns of ROWS rows. The grid is `[features / ROWS, runs]`."""
     WIDTH: tl.constexpr = RUN // 2 if BITS == 4 else RUN
@@ -42,7 +43,11 @@ def _widen_kernel(
     line = tl.cdiv(K, RUN) * WIDTH if BITS == 4 else K
     first = start // 2 if BITS == 4 else start
     scales, zeros = scales_ptr + row * groups, zeros_ptr + row * groups
-    values = tl.load(values_ptr + row * line + first + place, mask=first + place < line, other=0)
+    at = row * line + first + place
+    if ARRANGED:  # see `fragments`; what is stored is contiguous
+        byte = place // 2 % 4 * 16 + place // 16 * 4 + place % 2 * 2 + place // 8 % 2
+        at = (row // 64 * (K // RUN) + tl.program_id(1)) * (64 * WIDTH) + row % 64 * WIDTH + byte
+    values = tl.load(values_ptr + at, mask=first + place < line, other=0)
     out = out_ptr + row * K + start + place
     scale, zero = scales_of(scales, zeros, start, place, groups, GROUP, WIDTH, ZEROS)
     low = values & 15 if BITS == 4 else values
@@ -76,6 +81,7 @@ def widen(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
         ROWS=ROWS,
         ZEROS=weight.zeros is not None,
         FLOAT4=weight.float4,
+        ARRANGED=weight.pairs is not None,
         num_warps=4,
     )
     return out

@@ -1,0 +1,645 @@
+"""The GEMM of arranged weights in four bits with plain inputs on Hopper, written in Gluon.
+
+A program has a loader, which is one warp, and one or two warp groups of four warps that consume.
+The loader copies runs of weights and inputs to shared memory by TMA. A consumer widens 64 rows in
+registers, from where the tensor cores take them: half a run while they multiply the half before.
+
+Where a round of programs would leave multiprocessors idle, several programs share the columns of a
+tile, in parts. The last of them adds up the sums of all in the order of the columns, its own first.
+A tile that is not shared has sums in the order of `grouped`, and the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
+from pagewire.worker.ops.device import dependent_launch, multiprocessors
+from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.quantized.fragments import BLOCK, LINE
+from pagewire.worker.ops.triton.quantized.hopper import next_stage
+
+SIDE = gl.constexpr(BLOCK)  # weight rows of a consumer
+COLUMNS = gl.constexpr(RUN)
+HALF = gl.constexpr(RUN // 2)
+WORDS = gl.constexpr(RUN // 4)  # of 16 bits in a run of a row
+LINES = gl.constexpr(BLOCK // 2)  # of 128 bytes in a run of a block
+PAIRS = gl.constexpr(LINE)
+# Tiles of tokens whose programs run at once, so that they read the same weights from the L2 cache.
+GROUP_TILES = gl.constexpr(8)
+LOADER_REGISTERS = gl.constexpr(40)
+MAX_PARTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The tile of a program, `consumers` times 64 rows by `tokens`.
+
+    `stages` runs are in shared memory; `programs` run at once on a multiprocessor. A run takes
+    `alone` microseconds, and up to `crowding` more while other programs run, on an H100.
+    """
+
+    consumers: int
+    tokens: int
+    stages: int
+    programs: int
+    alone: float
+    crowding: float
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a tile."""
+        return self.consumers * BLOCK
+
+    @property
+    def box(self) -> int:
+        """Tokens that are copied at once; boxes without tokens are left out."""
+        return max(8, self.tokens // 4)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, on average."""
+        if self.consumers == 1:
+            return {1: 128, 2: 128, 3: 80}[self.programs]
+        return {1: 168, 2: 80}[self.programs]
+
+
+SHAPES = (
+    Shape(1, 8, 8, 3, alone=0.14, crowding=0.52),
+    Shape(1, 16, 6, 3, alone=0.15, crowding=0.58),
+    Shape(1, 32, 5, 3, alone=0.17, crowding=0.53),
+    Shape(2, 32, 5, 2, alone=0.30, crowding=0.63),
+    Shape(1, 64, 5, 2, alone=0.30, crowding=0.28),
+    Shape(2, 64, 4, 2, alone=0.42, crowding=0.70),
+    Shape(2, 64, 6, 1, alone=0.37, crowding=0.20),
+    Shape(1, 128, 5, 1, alone=0.40, crowding=0.07),
+    Shape(2, 128, 4, 1, alone=0.48, crowding=0.36),
+    Shape(2, 256, 3, 1, alone=1.15, crowding=0.28),
+)
+
+
+def _microseconds(shape: Shape, parts: int, tiles: int, runs: int, processors: int) -> float:
+    """Estimate the time of all tiles, where `parts` programs share each of the last round."""
+    slots = processors * shape.programs
+    rounds, rest = divmod(tiles, slots)
+    taken = rounds * runs * (shape.alone + shape.crowding)
+    if rest:
+        busy = rest * parts / slots
+        taken += cdiv(runs, parts) * (shape.alone + shape.crowding * busy)
+    # What a part adds: waiting, and the transfer of its sums.
+    return taken + (parts - 1) * (0.4 + shape.rows * shape.tokens * 1.4e-4)
+
+
+@cache
+def choose_shape(tokens: int, features: int, k: int, processors: int) -> tuple[Shape, int]:
+    """Choose the shape, and the parts of each tile of the last round, with the least time."""
+    runs = k // RUN
+    found = []
+    for shape in SHAPES:
+        if shape.consumers == 1 and tokens > 4 * shape.tokens:
+            continue  # inputs would be read too often
+        tiles = cdiv(features, shape.rows) * cdiv(tokens, shape.tokens)
+        slots = processors * shape.programs
+        most = min(MAX_PARTS, runs, slots // (tiles % slots)) if tiles % slots else 1
+        for parts in range(1, max(1, most) + 1):
+            time = _microseconds(shape, parts, tiles, runs, processors)
+            found.append((time, shape.tokens, shape, parts))
+    best = min(found, key=lambda each: each[:2])
+    return best[2], best[3]
+
+
+def multiply(
+    x: Tensor,
+    weight: GroupedWeight,
+    out: Tensor,
+    bias: Tensor | None = None,
+    *,
+    add: bool = False,
+    shape: Shape | None = None,
+    parts: int | None = None,
+) -> None:
+    """Compute `x @ weight.T + bias` into `out`, or with `add` onto it.
+
+    The weight is arranged and its `order` ignored. With `parts`, so many programs share a tile
+    of the last round; with 1 the bits do not depend on the number of tokens.
+    """
+    assert weight.pairs is not None
+    assert x.dtype == weight.scales.dtype
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        x = x.clone(memory_format=torch.contiguous_format)
+    (tokens, k), features = x.shape, weight.shape[0]
+    processors = multiprocessors(x.device)
+    if shape is None:
+        shape, chosen = choose_shape(tokens, features, k, processors)
+        parts = parts or chosen
+    parts = parts or 1
+    tiles = cdiv(features, shape.rows) * cdiv(tokens, shape.tokens)
+    whole = tiles
+    if parts > 1:
+        whole -= tiles % (processors * shape.programs)
+    partials, flags = shared_sums(x.device)
+    assert (tiles - whole) * (parts - 1) * shape.rows * shape.tokens <= partials.numel()
+    of_words = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    of_pairs = gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=32, rank=2)
+    of_inputs = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    words = weight.values.view(torch.int16).view(-1, 2 * WORDS.value)
+    pairs = weight.pairs.view(-1, LINE)
+    pdl = dependent_launch(x.device)
+    launch = {"launch_pdl": True} if pdl else {}
+    fragment_gemm_kernel[(whole + (tiles - whole) * parts,)](
+        TensorDescriptor.from_tensor(x, [shape.box, HALF.value], of_inputs),
+        TensorDescriptor.from_tensor(words, [LINES.value, 2 * WORDS.value], of_words),
+        TensorDescriptor.from_tensor(pairs, [BLOCK // LINE, LINE], of_pairs),
+        weight.pairs if bias is None else bias,
+        out,
+        partials,
+        flags,
+        tokens,
+        features,
+        k,
+        weight.pairs.shape[1],
+        whole,
+        parts,
+        GROUP=weight.group,
+        CONSUMERS=shape.consumers,
+        BLOCK_T=shape.tokens,
+        BOX=shape.box,
+        STAGES=shape.stages,
+        SHARED=parts > 1,
+        ADD=add,
+        BIAS=bias is not None,
+        PDL=pdl,
+        num_warps=4 * shape.consumers,
+        maxnreg=shape.registers,
+        **launch,
+    )
+
+
+@cache
+def shared_sums(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The sums of parts, and a flag for each warp of a part: 0 but within a launch.
+
+    A worker allocates them before it captures graphs, when it arranges its first weight.
+    """
+    programs = 3 * multiprocessors(device)
+    sums = programs * 128 * 128
+    return (
+        torch.empty(sums, dtype=torch.float32, device=device),
+        torch.zeros(programs * 8, dtype=torch.int32, device=device),
+    )
+
+
+@gluon.constexpr_function
+def _of_store(rows, tokens):
+    """A thread holds eight features of a token, which is a store of 16 bytes, or four of eight."""
+    held = [[1, 0], [2, 0], [4, 0]]
+    spread = [[2**i, 0] for i in range(3, rows.bit_length() - 1)]
+    spread += [[0, 2**i] for i in range(tokens.bit_length() - 1)]
+    threads = (2 * rows).bit_length() - 1
+    if len(spread) < threads:
+        held, spread = held[:2], [[4, 0], *spread]
+    return gl.DistributedLinearLayout(
+        held + spread[threads:], spread[:5], spread[5:threads], [], [rows, tokens]
+    )
+
+
+@gluon.jit(do_not_specialize=["tokens", "whole", "parts"])
+def fragment_gemm_kernel(
+    x_tiles,  # descriptor of [tokens, K]
+    words,  # descriptor of [blocks * runs * LINES, 2 * WORDS] in 16 bits
+    pairs,  # descriptor of [blocks * groups * lines, PAIRS]
+    bias_ptr,  # [features]
+    out_ptr,  # [tokens, features]
+    partial_ptr,  # the sums of parts
+    flags_ptr,
+    tokens,
+    features,
+    K,
+    groups,
+    whole,  # tiles that are not shared
+    parts,  # of a shared tile
+    GROUP: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    BOX: gl.constexpr,
+    STAGES: gl.constexpr,
+    SHARED: gl.constexpr,
+    ADD: gl.constexpr,
+    BIAS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or a part of their columns.
+
+    The grid is `[whole + parts * shared tiles]`. Programs of a shared tile are neighbours, and the
+    last waits for the others, which began before it.
+    """
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    ROWS: gl.constexpr = CONSUMERS * SIDE
+    x_smem = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, BLOCK_T, HALF], x_tiles.layout)
+    w_smem = gl.allocate_shared_memory(
+        gl.int16, [STAGES, CONSUMERS * LINES, 2 * WORDS], words.layout
+    )
+    p_smem = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS // PAIRS, PAIRS], pairs.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    fence_async_shared()
+    if PDL:
+        gdc_launch_dependents()
+    runs = K // COLUMNS
+    tile = gl.program_id(0)
+    part = 0
+    first = 0
+    last = runs
+    if SHARED:  # noqa: SIM102 (known to the compiler)
+        if tile >= whole:
+            part = (tile - whole) % parts
+            tile = whole + (tile - whole) // parts
+            first = part * runs // parts
+            last = (part + 1) * runs // parts
+    token_tiles = gl.cdiv(tokens, BLOCK_T)
+    a_group = GROUP_TILES * gl.cdiv(features, ROWS)
+    begin = tile // a_group * GROUP_TILES
+    height = gl.minimum(token_tiles - begin, GROUP_TILES)
+    token = (begin + tile % a_group % height) * BLOCK_T
+    row = tile % a_group // height * ROWS
+    gl.warp_specialize(
+        [
+            (_consume, (
+                row, token, first, last, tile - whole, part, parts, bias_ptr, out_ptr, partial_ptr,
+                flags_ptr, tokens, features, x_smem, w_smem, p_smem, full, empty, CONSUMERS,
+                BLOCK_T, STAGES, SHARED, ADD, BIAS, PDL,
+            )),
+            (_load, (
+                row, token, first, last, runs, groups, x_tiles, words, pairs, x_smem, w_smem,
+                p_smem, full, empty, tokens, GROUP, CONSUMERS, BLOCK_T, BOX, STAGES, PDL,
+            )),
+        ],
+        [1],
+        [LOADER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _load(
+    row,
+    token,
+    first,
+    last,
+    runs,
+    groups,
+    x_tiles,
+    words,
+    pairs,
+    x_smem,
+    w_smem,
+    p_smem,
+    full,
+    empty,
+    tokens,
+    GROUP: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    BOX: gl.constexpr,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Load the runs from `first` on; the first weights while inputs may still be computed."""
+    BOXES: gl.constexpr = BLOCK_T // BOX
+    boxes = gl.minimum(gl.cdiv(tokens - token, BOX), BOXES)
+    for stage in gl.static_range(STAGES):
+        there = first + stage < last
+        _expect(full, stage, boxes, there, CONSUMERS, BOX, BOXES)
+        _load_weights(
+            row, first + stage, runs, groups, words, pairs, w_smem, p_smem, full, stage, there,
+            GROUP, CONSUMERS,
+        )  # fmt: skip
+    if PDL:
+        gdc_wait()
+    for stage in gl.static_range(STAGES):
+        there = first + stage < last
+        _load_inputs(token, first + stage, x_tiles, x_smem, full, stage, boxes, there, BOX, BOXES)
+    stage = 0
+    phase = 0
+    for run in range(first + STAGES, last):
+        mbarrier.wait(empty.index(stage), phase)
+        _expect(full, stage, boxes, True, CONSUMERS, BOX, BOXES)
+        _load_weights(
+            row, run, runs, groups, words, pairs, w_smem, p_smem, full, stage, True, GROUP,
+            CONSUMERS,
+        )  # fmt: skip
+        _load_inputs(token, run, x_tiles, x_smem, full, stage, boxes, True, BOX, BOXES)
+        stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _expect(
+    full,
+    stage,
+    boxes,
+    there,
+    CONSUMERS: gl.constexpr,
+    BOX: gl.constexpr,
+    BOXES: gl.constexpr,
+):
+    """Let a stage expect the bytes of a run; their number must be known to the compiler."""
+    BYTES: gl.constexpr = CONSUMERS * SIDE * (HALF + 4)
+    for count in gl.static_range(1, BOXES + 1):
+        mbarrier.expect(
+            full.index(stage), BYTES + count * BOX * COLUMNS * 2, pred=there & (boxes == count)
+        )
+
+
+@gluon.jit
+def _load_weights(
+    row,
+    run,
+    runs,
+    groups,
+    words,
+    pairs,
+    w_smem,
+    p_smem,
+    full,
+    stage,
+    there,
+    GROUP: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+):
+    """Load the words and pairs of a run, a block at a time."""
+    HEIGHT: gl.constexpr = SIDE // PAIRS
+    for i in gl.static_range(CONSUMERS):
+        block = row // SIDE + i
+        tma.async_copy_global_to_shared(
+            words,
+            [(block * runs + run) * LINES, 0],
+            full.index(stage),
+            w_smem.index(stage).slice(i * LINES, LINES),
+            pred=there,
+        )
+        tma.async_copy_global_to_shared(
+            pairs,
+            [(block * groups + run * COLUMNS // GROUP) * HEIGHT, 0],
+            full.index(stage),
+            p_smem.index(stage).slice(i * HEIGHT, HEIGHT),
+            pred=there,
+        )
+
+
+@gluon.jit
+def _load_inputs(
+    token,
+    run,
+    x_tiles,
+    x_smem,
+    full,
+    stage,
+    boxes,
+    there,
+    BOX: gl.constexpr,
+    BOXES: gl.constexpr,
+):
+    """Load both halves of a run of inputs, in boxes, because rows past the end take longer."""
+    for i in gl.static_range(BOXES):
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                x_tiles,
+                [token + i * BOX, run * COLUMNS + half * HALF],
+                full.index(stage),
+                x_smem.index(stage * 2 + half).slice(i * BOX, BOX),
+                pred=there & (i < boxes),
+            )
+
+
+@gluon.jit
+def _words(w_smem, p_smem, stage, ROWS: gl.constexpr):
+    """Load the words of a run, its scales and what stands for zero, each of these twice."""
+    more_words: gl.constexpr = [[64, 0]] if ROWS == 128 else []
+    more_lines: gl.constexpr = [[32, 0]] if ROWS == 128 else []
+    more_pairs: gl.constexpr = [[8, 0]] if ROWS == 128 else []
+    # The rows `g` and `g + 8` of each 16 belong to a thread.
+    of_words: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]] + more_words,  # noqa: RUF005 (not known to the compiler)
+        [],
+        [ROWS, WORDS],
+    )
+    of_lines: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [4, 0]],
+        [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
+        [[8, 0], [16, 0]] + more_lines,  # noqa: RUF005
+        [],
+        [ROWS // 2, 2 * WORDS],
+    )
+    of_pairs: gl.constexpr = gl.DistributedLinearLayout(
+        [[1, 0]],
+        [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]],
+        [[2, 0], [4, 0]] + more_pairs,  # noqa: RUF005
+        [],
+        [ROWS // PAIRS, PAIRS],
+    )
+    words = w_smem.index(stage).load(of_lines).reshape([ROWS, WORDS])
+    pair = p_smem.index(stage).load(of_pairs).reshape([ROWS])
+    pair = gl.convert_layout(pair, gl.SliceLayout(1, of_words))
+    scale, middle = gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;",
+        "=&r,=r,r",
+        [pair],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return gl.convert_layout(words, of_words), scale[:, None], middle[:, None]
+
+
+@gluon.jit
+def _widened(words, scale, middle, dtype: gl.constexpr, FAR: gl.constexpr):
+    """Return the near or far half of a run as weights `[rows, 64]`, rounded once.
+
+    `middle` is the number that `magic` names and the zero point, so that the difference is exact.
+    """
+    bfloat16: gl.constexpr = dtype == gl.bfloat16
+    mask: gl.constexpr = "0x000F000F, 0x43004300" if bfloat16 else "0x00F000F0, 0x54005400"
+    kind: gl.constexpr = "bf16x2" if bfloat16 else "f16x2"
+    if bfloat16:
+        moves: gl.constexpr = (
+            "shr.b32 a, $2, 4; shr.b32 b, $2, 12; " if FAR else "mov.b32 a, $2; shr.b32 b, $2, 8; "
+        )
+    else:
+        moves: gl.constexpr = (  # type: ignore[no-redef]
+            "mov.b32 a, $2; shr.b32 b, $2, 8; " if FAR else "shl.b32 a, $2, 4; shr.b32 b, $2, 4; "
+        )
+    near, behind = gl.inline_asm_elementwise(
+        "{ .reg .b32 a, b; " + moves
+        + "lop3.b32 a, a, " + mask + ", 0xEA; lop3.b32 b, b, " + mask + ", 0xEA; "
+        + "sub." + kind + " a, a, $5; sub." + kind + " b, b, $5; "
+        + "mul." + kind + " $0, a, $3; mul." + kind + " $1, b, $3; }",
+        "=&r,=&r,r,r,r,r,r",
+        [words, scale, middle],
+        dtype=(gl.int16, gl.int16),
+        is_pure=True,
+        pack=2,
+    )  # fmt: skip
+    ROWS: gl.constexpr = words.shape[0]
+    # [rows, threads, words, next column, 8 columns behind]
+    parts = gl.join(near, behind).reshape([ROWS, 4, 4, 2, 2])
+    return parts.permute([0, 2, 4, 1, 3]).reshape([ROWS, HALF]).to(dtype, bitcast=True)
+
+
+@gluon.jit
+def _consume(
+    row,
+    token,
+    first,
+    last,
+    shared_tile,
+    part,
+    parts,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    flags_ptr,
+    tokens,
+    features,
+    x_smem,
+    w_smem,
+    p_smem,
+    full,
+    empty,
+    CONSUMERS: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    STAGES: gl.constexpr,
+    SHARED: gl.constexpr,
+    ADD: gl.constexpr,
+    BIAS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Multiply the runs from `first` on, and store the tile or hand on its sums."""
+    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * CONSUMERS, 1], [16, BLOCK_T, 16])
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
+    dtype: gl.constexpr = x_smem.dtype
+    ROWS: gl.constexpr = CONSUMERS * SIDE
+    sums = gl.zeros([ROWS, BLOCK_T], gl.float32, layout=of_sums)
+    stage = 0
+    phase = 0
+    held = 0
+    gl.assume(first < last)  # else the assembler lets no instructions of the tensor cores overlap
+    for run in range(first, last):
+        mbarrier.wait(full.index(stage), phase)
+        words, scale, middle = _words(w_smem, p_smem, stage, ROWS)
+        w = gl.convert_layout(_widened(words, scale, middle, dtype, False), of_weights)
+        sums = warpgroup_mma(w, x_smem.index(stage * 2).permute((1, 0)), sums, is_async=True)
+        sums = warpgroup_mma_wait(1, deps=(sums,))
+        mbarrier.arrive(empty.index(held), pred=run > first)
+        w = gl.convert_layout(_widened(words, scale, middle, dtype, True), of_weights)
+        sums = warpgroup_mma(w, x_smem.index(stage * 2 + 1).permute((1, 0)), sums, is_async=True)
+        sums = warpgroup_mma_wait(1, deps=(sums,))
+        held = stage
+        stage, phase = next_stage(stage, phase, STAGES)
+    sums = warpgroup_mma_wait(0, deps=(sums,))
+    if PDL:
+        gdc_wait()
+    if not SHARED:
+        _store(
+            sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
+        )  # fmt: skip
+        return
+    if shared_tile < 0:
+        parts = 1
+    WARPS: gl.constexpr = 4 * CONSUMERS
+    of_flags: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    flag = flags_ptr + gl.arange(0, 32 * WARPS, layout=of_flags) // 32
+    inner = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))[:, None] * BLOCK_T
+    inner += gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, of_sums))[None, :]
+    others = shared_tile * (parts - 1)
+    if part < parts - 1:
+        gl.store(partial_ptr + (others + part) * (ROWS * BLOCK_T) + inner, sums)
+        _signal(flag + (others + part) * WARPS)
+    else:
+        for other in range(others, others + parts - 1):
+            _await(flag + other * WARPS)
+            sums += gl.load(partial_ptr + other * (ROWS * BLOCK_T) + inner, volatile=True)
+        _store(
+            sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _signal(flag):
+    """Set the flag of this warp, which its earlier stores precede for all programs."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff; mov.u32 lane, %laneid; "
+        "setp.eq.u32 p, lane, 0; @p red.release.gpu.global.add.u32 [$1], 1; mov.b32 $0, 0; }",
+        "=r,l",
+        [flag],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _await(flag):
+    """Wait for the flag that the same warp of another program sets, and reset it."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 lane, seen; "
+        "again: ld.acquire.gpu.global.b32 seen, [$1]; setp.eq.u32 p, seen, 0; @p bra again; "
+        "bar.warp.sync 0xffffffff; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; "
+        "@p st.relaxed.gpu.global.b32 [$1], 0; mov.b32 $0, 0; }",
+        "=r,l",
+        [flag],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _store(
+    sums,
+    row,
+    token,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    features,
+    ROWS: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    ADD: gl.constexpr,
+    BIAS: gl.constexpr,
+):
+    """Store a tile of outputs: with BIAS after adding it, with ADD onto what is there."""
+    of_sums: gl.constexpr = sums.type.layout
+    of_store: gl.constexpr = _of_store(ROWS, BLOCK_T)
+    if BIAS:
+        feature = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))
+        bias = gl.load(bias_ptr + feature, mask=feature < features, other=0.0)
+        sums += bias.to(gl.float32)[:, None]
+    result = gl.convert_layout(sums.to(out_ptr.dtype.element_ty), of_store)
+    feature = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_store))
+    place = token + gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, of_store))
+    out = out_ptr + (place.to(gl.int64) * features)[None, :] + feature[:, None]
+    mask = (feature < features)[:, None] & (place < tokens)[None, :]
+    if ADD:
+        residual = gl.load(out, mask=mask, other=0.0)
+        summed = result.to(gl.float32) + residual.to(gl.float32)
+        result = summed.to(out_ptr.dtype.element_ty)
+    gl.store(out, result, mask=mask)
