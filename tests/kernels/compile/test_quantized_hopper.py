@@ -49,6 +49,22 @@ def scaled(tokens: int, add: bool) -> None:
     hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES), add=add)
 
 
+def gated(tokens: int) -> None:
+    from pagewire.worker.ops.triton.quantized import hopper
+
+    hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES // 2), gated=True)
+
+
+def fused(k: int, is_gated: bool) -> None:
+    from pagewire.worker.ops.triton.quantized import fused_vector
+
+    scales = meta(FEATURES, 1, dtype=torch.float32)
+    weight = ScaledWeight(meta(FEATURES, k, dtype=torch.float8_e4m3fn), scales, (1, k), None)
+    out = meta(1, FEATURES // 2 if is_gated else FEATURES)
+    norm = {"norm": True, "norm_weight": meta(k)} if is_gated else {"add": True}
+    fused_vector.multiply(meta(1, k), weight, out, gated=is_gated, **norm)
+
+
 def grouped(tokens: int, zeros: bool) -> None:
     from pagewire.worker.ops.triton.quantized import grouped_hopper
 
@@ -65,6 +81,11 @@ def vector(bits: int) -> None:
 
 
 SCALED = {f"FP8, {n} tokens, add {add}": (scaled, n, add) for n in TOKENS for add in (False, True)}
+GATED = {f"FP8, {n} tokens, gated": (gated, n) for n in TOKENS}
+FUSED = {
+    "quantized token": (fused, 14336, False),
+    "quantized token, gated": (fused, 4096, True),
+}
 GROUPED = {
     f"4 bits, {n} tokens, zeros {zeros}": (grouped, n, zeros)
     for n in (8, 64, 256)
@@ -75,13 +96,13 @@ VECTOR = {f"one token, {bits} bits": (vector, bits) for bits in (8, 4)}
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton.quantized import grouped_hopper, hopper
+    from pagewire.worker.ops.triton.quantized import fused_vector, grouped_hopper, hopper
     from pagewire.worker.ops.triton.quantized import vector as vectors
     from support.kernels.cross_compile import Launch, counts_of_cases
 
-    for module in (grouped_hopper, hopper, vectors):
+    for module in (fused_vector, grouped_hopper, hopper, vectors):
         module.dependent_launch = lambda device: True
-    hopper.multiprocessors = lambda device: 132
+    fused_vector.multiprocessors = hopper.multiprocessors = lambda device: 132
 
     def count(launch: Launch) -> dict[str, int]:
         return {
@@ -95,7 +116,7 @@ def compile_cases() -> dict[str, list[dict]]:
             ),
         }
 
-    return counts_of_cases(SCALED | GROUPED | VECTOR, count)
+    return counts_of_cases(SCALED | GATED | FUSED | GROUPED | VECTOR, count)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +124,7 @@ def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
 
 
-@pytest.mark.parametrize("case", SCALED | GROUPED | VECTOR)
+@pytest.mark.parametrize("case", SCALED | GATED | FUSED | GROUPED | VECTOR)
 def test_fits_the_multiprocessor_and_waits(case, launches):
     [launch] = launches[case]
     assert launch["shared"] <= SHARED_LIMIT
