@@ -1,5 +1,7 @@
 """The kernels of quantized linear layers against their references."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from pagewire.worker.ops.contract.quantized import (
 )
 from pagewire.worker.ops.reference import quantized as reference
 from pagewire.worker.ops.triton import quantize
+from pagewire.worker.ops.triton.activation import silu_mul
+from pagewire.worker.ops.triton.invariant import quantized as ordered
 from pagewire.worker.ops.triton.quantized import grouped, hopper, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from support.kernels.comparison import (
@@ -25,6 +29,7 @@ from support.kernels.comparison import (
 )
 
 EPS = 1e-5
+FUSED_TOLERANCE = 0.01  # single inputs fall one step apart, which is 6 % of an input
 EIGHT_BITS = [torch.float8_e4m3fn, torch.int8]
 SMALL = Tiles(rows=64, tokens=16, warps=4, stages=2)
 # Hopper's tensor cores keep 13 bits behind the point of a sum of products in FP8.
@@ -130,6 +135,68 @@ class TestScaled:
             assert_near(stream, expected, 2 * TOLERANCE[dtype])
 
 
+# tokens, hidden, features or intermediate
+FUSED_SHAPES = [(1, 128, 64), (3, 200, 70)]
+if FULL_SIZE:
+    FUSED_SHAPES += [
+        (1, 4096, 6144),
+        (1, 4096, 14336),
+        (1, 14336, 4096),
+        (1, 1024, 90),
+        (40, 4096, 700),
+    ]
+
+
+@pytest.fixture(params=["one order", "fastest"])
+def fused(request):
+    """The operations that quantize a token and multiply it: those of both modes of workers."""
+    return linear if request.param == "fastest" else ordered
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("tokens", "k", "features"), FUSED_SHAPES)
+class TestTokensAreQuantizedAndMultiplied:
+    """Against the reference. Inputs that lie between two steps may be rounded to either."""
+
+    def weights(self, features, k, static, device) -> list[ScaledWeight]:
+        weights = scaled_weights(features, k, device)
+        if not static:
+            return weights
+        scale = torch.full((1,), 0.02, device=device)
+        return [replace(weight, input_scale=scale) for weight in weights[:2]]  # no blocks
+
+    def test_norm_quantize_linear(self, tokens, k, features, static, dtype, device, fused):
+        x = 3 * draw(tokens, k, device=device).to(dtype)
+        norm, bias = (draw(size, device=device).to(dtype) for size in (k, features))
+        for weight in self.weights(features, k, static, device):
+            for given in ((None, None), (norm, bias)):
+                with poisoned_outputs():
+                    out = fused.norm_quantize_linear(x, given[0], EPS, weight, given[1])
+                expected = reference.norm_quantize_linear(x, given[0], EPS, weight, given[1])
+                assert_near(out, expected, FUSED_TOLERANCE)
+
+    def test_quantize_linear_add(self, tokens, k, features, static, dtype, device, fused):
+        x = draw(tokens, k, device=device).to(dtype)
+        residual = draw(tokens, features, device=device).to(dtype)
+        for weight in self.weights(features, k, static, device):
+            stream = residual.clone()
+            assert fused.quantize_linear_add(x, weight, stream) is stream
+            expected = reference.quantize_linear_add(x, weight, residual.clone())
+            assert_near(stream, expected, FUSED_TOLERANCE)
+
+    def test_norm_quantize_swiglu_add(self, tokens, k, features, static, dtype, device, fused):
+        residual, norm = draw(tokens, k, device=device).to(dtype), draw(k, device=device).to(dtype)
+        both = self.weights(2 * features, k, static, device)
+        for gate_up, down in zip(both, self.weights(k, features, static, device), strict=True):
+            stream = residual.clone()
+            assert fused.norm_quantize_swiglu_add(stream, norm, EPS, gate_up, down) is stream
+            expected = reference.norm_quantize_swiglu_add(
+                residual.clone(), norm, EPS, gate_up, down
+            )
+            assert_near(stream, expected, FUSED_TOLERANCE)
+
+
 def grouped_weights(features: int, k: int, dtype, device) -> list[GroupedWeight]:
     wide = draw(features, k, device=device) / k**0.5
     schemes = [
@@ -232,6 +299,9 @@ def test_hoppers_kernels_have_the_bits_of_the_plain_ones(tokens, k, features, de
         hopper.multiply(given, eight, stream, add=True, shape=shape)
         expected = scaled.scaled_linear_add(given, eight, residual.clone(), tiles=SMALL)
         assert torch.equal(stream, expected)
+        inner = torch.full_like(residual[:, : features // 2], torch.nan).contiguous()
+        hopper.multiply(given, eight, inner, gated=True, shape=shape)
+        assert torch.equal(inner, silu_mul(scaled.scaled_linear(given, eight, tiles=SMALL)))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ import torch
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
+# Bytes of a few values that kernels of small heads read again; decode attention spills none.
+SPILLED_LIMIT = 40
 INT = torch.int32
 
 
@@ -140,6 +142,7 @@ def compile_cases() -> dict[str, list[dict]]:
             "async_copies": launch.count("cp.async"),
             "to_fp8": launch.count("cvt.rn.satfinite.e4m3x2.f32"),
             "from_fp8": launch.count("cvt.rn.f16x2.e4m3x2"),
+            "singly": launch.count("cvt.rn.bf16.f16") + launch.count("cvt.bf16.f16"),
             "resident": launch.resident,
         }
 
@@ -157,7 +160,8 @@ def test_fits_the_multiprocessor(case, launches):
         assert launch["shared"] <= SHARED_LIMIT, launch
         # The merge and the plan read no cache; their own tests say what they need.
         if launch["kernel"] not in ("_merge_kernel", "_plan_kernel"):
-            assert launch["spilled"] == 0, launch
+            limit = 0 if launch["kernel"] == "decode_kernel" else SPILLED_LIMIT
+            assert launch["spilled"] <= limit, launch
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -172,6 +176,13 @@ def test_the_cache_is_converted_in_registers(case, launches):
         # Shared segments of heads of 256 have one stage: two would spill registers.
         one_stage = launch["kernel"] == "_shared_segment_kernel" and "large heads" in case
         assert stores or one_stage or launch["async_copies"] >= 8, launch
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.startswith("rope")])
+def test_no_number_is_converted_by_itself(case, launches):
+    """From float16 to bfloat16 Hopper converts one number at a time, slowly."""
+    for launch in launches[case]:
+        assert launch["singly"] == 0, launch
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "order" not in case])

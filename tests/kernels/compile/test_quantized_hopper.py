@@ -55,6 +55,22 @@ def scaled(tokens: int, add: bool) -> None:
     hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES), add=add)
 
 
+def gated(tokens: int) -> None:
+    from pagewire.worker.ops.triton.quantized import hopper
+
+    hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES // 2), gated=True)
+
+
+def fused(k: int, is_gated: bool) -> None:
+    from pagewire.worker.ops.triton.quantized import fused_vector
+
+    scales = meta(FEATURES, 1, dtype=torch.float32)
+    weight = ScaledWeight(meta(FEATURES, k, dtype=torch.float8_e4m3fn), scales, (1, k), None)
+    out = meta(1, FEATURES // 2 if is_gated else FEATURES)
+    norm = {"norm": True, "norm_weight": meta(k)} if is_gated else {"add": True}
+    fused_vector.multiply(meta(1, k), weight, out, gated=is_gated, **norm)
+
+
 def grouped(shape: int, parts: int) -> None:
     from pagewire.worker.ops.triton.quantized import fragment_gemm
 
@@ -79,6 +95,11 @@ def arranged_vector(k: int) -> None:
 
 
 SCALED = {f"FP8, {n} tokens, add {add}": (scaled, n, add) for n in TOKENS for add in (False, True)}
+GATED = {f"FP8, {n} tokens, gated": (gated, n) for n in TOKENS}
+FUSED = {
+    "quantized token": (fused, 14336, False),
+    "quantized token, gated": (fused, 4096, True),
+}
 GROUPED = {
     f"4 bits, shape {shape}, {parts} parts": (grouped, shape, parts)
     for shape in range(10)
@@ -90,13 +111,18 @@ ARRANGED = {f"one token, 4 bits, {k} columns": (arranged_vector, k) for k in (K,
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton.quantized import fragment_gemm, fragment_vector, hopper
+    from pagewire.worker.ops.triton.quantized import (
+        fragment_gemm,
+        fragment_vector,
+        fused_vector,
+        hopper,
+    )
     from pagewire.worker.ops.triton.quantized import vector as vectors
     from support.kernels.cross_compile import Launch, counts_of_cases
 
-    for module in (fragment_gemm, fragment_vector, hopper, vectors):
+    for module in (fragment_gemm, fragment_vector, fused_vector, hopper, vectors):
         module.dependent_launch = lambda device: True
-    for module in (fragment_gemm, hopper):
+    for module in (fragment_gemm, fused_vector, hopper):
         module.multiprocessors = lambda device: 132
     assert len(fragment_gemm.SHAPES) == 10
     programs = [shape.programs for shape in fragment_gemm.SHAPES]
@@ -115,7 +141,7 @@ def compile_cases() -> dict[str, list[dict]]:
             ),
         }
 
-    found = counts_of_cases(SCALED | GROUPED | VECTOR | ARRANGED, count)
+    found = counts_of_cases(SCALED | GATED | FUSED | GROUPED | VECTOR | ARRANGED, count)
     for name, (_, shape, _) in GROUPED.items():
         found[name][0]["wanted"] = programs[shape]
     return found
@@ -126,7 +152,7 @@ def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
 
 
-@pytest.mark.parametrize("case", SCALED | GROUPED | VECTOR | ARRANGED)
+@pytest.mark.parametrize("case", SCALED | GATED | FUSED | GROUPED | VECTOR | ARRANGED)
 def test_fits_the_multiprocessor_and_waits(case, launches):
     [launch] = launches[case]
     assert launch["shared"] <= SHARED_LIMIT

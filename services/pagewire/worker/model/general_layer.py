@@ -80,6 +80,17 @@ class GeneralLayer:
         if self._experts is not None and weights.router is not None:
             self._experts.add(weights, residual)
             return
+        gate_up, down = weights.gate_up, weights.down
+        if (
+            self._swiglu
+            and isinstance(gate_up, ScaledWeight)
+            and isinstance(down, ScaledWeight)
+            and self._config.block == "pre"
+        ):
+            self._ops.norm_quantize_swiglu_add(
+                residual, weights.post_norm, self._eps, gate_up, down
+            )
+            return
         inner = self._inner(weights, residual, weights.post_norm, weights.post_norm_bias)
         self._add(inner, weights.down, weights.down_bias, weights.mlp_norm, residual)
 

@@ -51,9 +51,7 @@ def norm_linear(
         return ops.norm_linear(x, norm, eps, weight, bias, out)
     if isinstance(weight, GroupedWeight):
         return ops.grouped_linear(ops.rms_norm(x, norm, eps), weight, bias, out)
-    return ops.scaled_linear(
-        ops.norm_quantize(x, norm, eps, weight.input_format), weight, bias, out
-    )
+    return ops.norm_quantize_linear(x, norm, eps, weight, bias, out)
 
 
 def linear_add(
@@ -62,7 +60,7 @@ def linear_add(
     """Adds `linear(ops, x, weight)` to `residual [tokens, out_features]` in place; returns it."""
     if isinstance(weight, ScaledWeight):
         if isinstance(x, Tensor):
-            x = ops.quantize(x, weight.input_format)
+            return ops.quantize_linear_add(x, weight, residual)
         return ops.scaled_linear_add(x, weight, residual)
     assert isinstance(x, Tensor)
     return ops.grouped_linear_add(x, weight, residual)

@@ -215,6 +215,38 @@ class QuantizedOps(Protocol):
         The bytes of `weight` may change, so it must not be used afterwards.
         """
 
+    def norm_quantize_linear(
+        self,
+        x: Tensor,
+        norm_weight: Tensor | None,
+        eps: float,
+        weight: ScaledWeight,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return `scaled_linear(norm_quantize(x, ...), weight, bias, out)`."""
+
+    def quantize_linear_add(self, x: Tensor, weight: ScaledWeight, residual: Tensor) -> Tensor:
+        """Return `scaled_linear_add(quantize(x), weight, residual)`."""
+
+    def norm_quantize_swiglu_add(
+        self,
+        residual: Tensor,
+        norm_weight: Tensor | None,
+        eps: float,
+        gate_up: ScaledWeight,
+        down: ScaledWeight,
+    ) -> Tensor:
+        """Add a gated MLP of `residual [tokens, hidden]` to it in place; return it.
+
+        Its inner values are `silu_mul(norm_quantize_linear(residual, ..., gate_up))`; with `down`
+        they are added as by `quantize_linear_add`.
+
+        Args:
+            gate_up: `[2 * intermediate, hidden]`, the gates first.
+            down: `[hidden, intermediate]`.
+        """
+
     def grouped_linear(
         self,
         x: Tensor,

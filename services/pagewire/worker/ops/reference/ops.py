@@ -34,7 +34,12 @@ from pagewire.worker.ops.reference.quantized import arranged as arranged
 from pagewire.worker.ops.reference.quantized import grouped_linear as grouped_linear
 from pagewire.worker.ops.reference.quantized import grouped_linear_add as grouped_linear_add
 from pagewire.worker.ops.reference.quantized import norm_quantize as norm_quantize
+from pagewire.worker.ops.reference.quantized import norm_quantize_linear as norm_quantize_linear
+from pagewire.worker.ops.reference.quantized import (
+    norm_quantize_swiglu_add as norm_quantize_swiglu_add,
+)
 from pagewire.worker.ops.reference.quantized import quantize as quantize
+from pagewire.worker.ops.reference.quantized import quantize_linear_add as quantize_linear_add
 from pagewire.worker.ops.reference.quantized import scaled_linear as scaled_linear
 from pagewire.worker.ops.reference.quantized import scaled_linear_add as scaled_linear_add
 from pagewire.worker.ops.reference.quantized import silu_mul_quantize as silu_mul_quantize

@@ -69,6 +69,32 @@ def arranged(weight: GroupedWeight) -> GroupedWeight:
     return weight
 
 
+def norm_quantize_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    weight: ScaledWeight,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    return scaled_linear(norm_quantize(x, norm_weight, eps, weight.input_format), weight, bias, out)
+
+
+def quantize_linear_add(x: Tensor, weight: ScaledWeight, residual: Tensor) -> Tensor:
+    return scaled_linear_add(quantize(x, weight.input_format), weight, residual)
+
+
+def norm_quantize_swiglu_add(
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    gate_up: ScaledWeight,
+    down: ScaledWeight,
+) -> Tensor:
+    both = norm_quantize_linear(residual, norm_weight, eps, gate_up)
+    return scaled_linear_add(silu_mul_quantize(both, down.input_format), down, residual)
+
+
 def grouped_linear(
     x: Tensor, weight: GroupedWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:

@@ -34,6 +34,11 @@ from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_qu
 from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear_add as grouped_linear_add
+from pagewire.worker.ops.triton.quantized.linear import norm_quantize_linear as norm_quantize_linear
+from pagewire.worker.ops.triton.quantized.linear import (
+    norm_quantize_swiglu_add as norm_quantize_swiglu_add,
+)
+from pagewire.worker.ops.triton.quantized.linear import quantize_linear_add as quantize_linear_add
 from pagewire.worker.ops.triton.quantized.linear import scaled_linear as scaled_linear
 from pagewire.worker.ops.triton.quantized.linear import scaled_linear_add as scaled_linear_add
 from pagewire.worker.ops.triton.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write

@@ -15,7 +15,7 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
 from pagewire.worker.ops.triton.norm import inverse_rms, scales_late
-from pagewire.worker.ops.triton.quantize import rounded_to_fp8
+from pagewire.worker.ops.triton.quantize import divided, rounded_to_fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +244,8 @@ def _store_fp8(
     scale += tl.sum(first * 0.0 + second * 0.0, 2)[:, :, None]
     tl.store(scales_ptr + to // HEAD_DIM, scale, mask=present)
     wide = tl.broadcast_to(scale, first.shape)
-    first = tl.div_rn(first, wide)
-    second = tl.div_rn(second, wide)
+    first = divided(first, wide, INTERPRETED)
+    second = divided(second, wide, INTERPRETED)
     if INTERPRETED:
         first = rounded_to_fp8(first)
         second = rounded_to_fp8(second)

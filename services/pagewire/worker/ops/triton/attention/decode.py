@@ -119,6 +119,7 @@ def decode_attention(
         plan = DecodePlan(lengths, lengths, lengths, lengths, lengths)
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
+    paired = scales is not None and q.dtype != torch.float32
     decode_kernel[(programs,)](
         out,
         pieces,
@@ -126,8 +127,8 @@ def decode_attention(
         ranges.out,
         ranges.lse,
         q,
-        k_cache,
-        v_cache,
+        k_cache.view(torch.int16) if paired else k_cache,
+        v_cache.view(torch.int16) if paired else v_cache,
         block_tables,
         slots,
         lengths,
@@ -146,6 +147,8 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         CAP_SCALE=cap_scale,
         FP8=scales is not None,
+        PAIRED=paired,
+        INTERPRETED=q.device.type == "cpu",
         BLOCK_N=max(8, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,

@@ -19,10 +19,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.triton.attention.fp8_pairs import HEADROOM, joined, numbers, query_pairs
 from pagewire.worker.ops.triton.attention.paged import (
     LOG2_E,
     LOWEST,
     capped,
+    in_type_of,
     widened,
     window_begin,
 )
@@ -168,7 +170,7 @@ def decode_kernel(
     range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
     range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
     q_ptr,  # [rows, kv_heads * group, head_dim]
-    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim]
+    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim], if PAIRED two numbers an element
     v_ptr,
     tables_ptr,  # [slots, table_stride]
     slots_ptr,  # [rows]
@@ -196,7 +198,9 @@ def decode_kernel(
     WINDOW: tl.constexpr,  # 0: all positions
     CAP_SCALE: tl.constexpr,  # 0: no soft cap
     FP8: tl.constexpr,  # whether keys and values are; then they have scales
+    PAIRED: tl.constexpr,  # FP8 with products in float16, see `fp8_pairs`
     BLOCK_N: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -204,6 +208,7 @@ def decode_kernel(
 
     A program computes one share. The grid is `[programs]`, a fixed number for each multiprocessor.
     """
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if PAIRED else HEAD_DIM  # elements of a cached vector
     program = tl.program_id(0)
     # The begin of the share: a row, a head of it, a tile of that. The first blocks are looked up
     # before the preceding kernel has ended.
@@ -237,9 +242,10 @@ def decode_kernel(
     dim = tl.arange(0, HEAD_DIM)
     present = (head_row < GROUP)[:, None]
     at = head_row[:, None] * HEAD_DIM + dim[None, :]  # [BLOCK_N, head_dim]
-    line = tl.arange(0, RUN) * HEAD_DIM
-    k_ptrs = k_ptr + (line[:, None] + dim[None, :])  # [RUN, head_dim]
-    v_ptrs = v_ptr + (dim[:, None] + line[None, :])  # [head_dim, RUN]
+    line = tl.arange(0, RUN) * WIDTH
+    element = tl.arange(0, WIDTH)
+    k_ptrs = k_ptr + (line[:, None] + element[None, :])  # [RUN, WIDTH]
+    v_ptrs = v_ptr + (element[:, None] + line[None, :])  # [WIDTH, RUN]
     if PDL:
         if beside == 0:
             gdc_wait()
@@ -249,20 +255,25 @@ def decode_kernel(
     begins = tile == 0  # whether the share has the first tile of the segment
     q_ptrs = q_ptr + at
     q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
+    if PAIRED:
+        q, odd_q, q_scale = query_pairs(q)
+        heaviest = tl.full([BLOCK_N], LOWEST, tl.float32)
     highest, norm = _softmax_start(
         sinks_ptr, head, head_row, begins & (unit < stop), GROUP, BLOCK_N, RUN
     )
-    out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
+    # With PAIRED, `out` are the even dimensions, weighted by 2^-heaviest, and `odd_out` the others.
+    out = tl.zeros([WIDTH, BLOCK_N], tl.float32)
+    odd_out = out
     for _ in range(unit, stop):
-        left = (length - position) * HEAD_DIM
+        left = (length - position) * WIDTH
         values = ()
         v_scales = ()
         scores = ()
         for run in tl.static_range(TILE // RUN):
-            start = _line(blocks[run], position + run * RUN, head, HEAD_DIM, KV_HEADS, BLOCK_SIZE)
-            valid = line < left - run * RUN * HEAD_DIM
+            start = _line(blocks[run], position + run * RUN, head, WIDTH, KV_HEADS, BLOCK_SIZE)
+            valid = line < left - run * RUN * WIDTH
             if WINDOW:
-                valid &= line >= left - (WINDOW + run * RUN) * HEAD_DIM
+                valid &= line >= left - (WINDOW + run * RUN) * WIDTH
             # Not read again in this layer: L2 should evict them before other values.
             k = tl.load(
                 k_ptrs + start, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
@@ -271,13 +282,20 @@ def decode_kernel(
                 v_ptrs + start, mask=valid[None, :], other=0.0, eviction_policy="evict_first"
             )
             if FP8:
-                of_line = (start + line) // HEAD_DIM  # [RUN]
+                of_line = (start + line) // WIDTH  # [RUN]
                 k_scale = tl.load(k_scales_ptr + of_line, mask=valid, other=0.0)
                 v_scales += (tl.load(v_scales_ptr + of_line, mask=valid, other=0.0),)  # type: ignore[assignment]
-                k = k.to(q.dtype)
-            of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
-            if FP8:
-                of_run *= k_scale[:, None]
+            if PAIRED:
+                even_k, odd_k = numbers(k, INTERPRETED)
+                of_run = tl.dot(even_k, tl.trans(q))  # [RUN, BLOCK_N]
+                of_run = tl.dot(odd_k, tl.trans(odd_q), of_run)
+                of_run *= k_scale[:, None] * q_scale[None, :]
+            else:
+                if FP8:
+                    k = in_type_of(k, q)
+                of_run = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [RUN, BLOCK_N]
+                if FP8:
+                    of_run *= k_scale[:, None]
             if CAP_SCALE > 0:
                 of_run = capped(of_run, CAP_SCALE)
             scores += (tl.where(valid[:, None], of_run, float("-inf")),)  # type: ignore[assignment]
@@ -310,20 +328,41 @@ def decode_kernel(
         new_highest = tl.maximum(highest, tl.max(best, 0) * scale_log2)
         decay = tl.exp2(highest - new_highest)
         norm = norm * decay[None, :]  # [RUN, BLOCK_N], summed over RUN only at the end
+        if PAIRED:
+            scaled = ()
+            for run in tl.static_range(TILE // RUN):
+                scaled += (scores[run] * scale_log2 + tl.log2(v_scales[run])[:, None],)  # type: ignore[assignment]
+            best = scaled[0]  # type: ignore[misc]
+            for run in tl.static_range(1, TILE // RUN):
+                best = tl.maximum(best, scaled[run])
+            new_heaviest = tl.maximum(heaviest, tl.max(best, 0) - HEADROOM)
+            decay = tl.exp2(heaviest - new_heaviest)
+            heaviest = new_heaviest
+            odd_out = odd_out * decay[None, :]
         out = out * decay[None, :]
         for run in tl.static_range(TILE // RUN):
             weights = tl.exp2(scores[run] * scale_log2 - new_highest[None, :])
             norm += weights
             v = values[run]
-            if FP8:
-                v, v_scale = widened(v, v_scales[run], q)
-                weights *= v_scale[:, None]
-            out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
+            if PAIRED:
+                even_v, odd_v = numbers(v, INTERPRETED)
+                weights = tl.exp2(scaled[run] - heaviest[None, :]).to(tl.float16)
+                out = tl.dot(even_v, weights, out)
+                odd_out = tl.dot(odd_v, weights, odd_out)
+            else:
+                if FP8:
+                    v, v_scale = widened(v, v_scales[run], q)
+                    weights *= v_scale[:, None]
+                out = tl.dot(v, weights.to(v.dtype), out, input_precision=PRECISION)
         highest = new_highest
 
         if ended | (unit == stop):
             sum_ = tl.sum(norm, 0)
-            attended = tl.trans(out * (1 / sum_)[None, :])
+            if PAIRED:
+                factor = tl.exp2(heaviest - highest) / sum_
+                attended = joined(out * factor[None, :], odd_out * factor[None, :])
+            else:
+                attended = tl.trans(out * (1 / sum_)[None, :])
             _store_segment(
                 out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, counts_ptr,
                 segment, begins, ended, attended, highest + tl.log2(sum_), head_row, at,
@@ -332,9 +371,13 @@ def decode_kernel(
             segment = row * KV_HEADS + head
             begins = True
             q = _queries(q_ptrs, segment, present & (unit < stop), GROUP * HEAD_DIM)
+            if PAIRED:
+                q, odd_q, q_scale = query_pairs(q)
+                heaviest = tl.full([BLOCK_N], LOWEST, tl.float32)
             highest, norm = _softmax_start(
                 sinks_ptr, head, head_row, unit < stop, GROUP, BLOCK_N, RUN
             )
-            out = tl.zeros([HEAD_DIM, BLOCK_N], tl.float32)
+            out = tl.zeros([WIDTH, BLOCK_N], tl.float32)
+            odd_out = out
     if PDL:
         gdc_wait()  # for a kernel that runs beside; a second wait costs nothing

@@ -30,6 +30,7 @@ from pagewire.worker.ops.triton.attention.paged import (
     LOWEST,
     capped,
     check_layout,
+    in_type_of,
     lines,
     lookup,
     scale_lines,
@@ -208,7 +209,7 @@ def attend_tiles(
                 v_scales = tl.load(v_scales_ptr + of_line, mask=at < length, other=0.0)
             else:
                 v_scales = tl.load(v_scales_ptr + of_line)
-            k = k.to(q.dtype)
+            k = in_type_of(k, q)
             v, v_scales = widened(v, v_scales, q)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
         if FP8:

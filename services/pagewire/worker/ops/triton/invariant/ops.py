@@ -26,6 +26,15 @@ from pagewire.worker.ops.triton.invariant.linear import (
 from pagewire.worker.ops.triton.invariant.linear import norm_linear as norm_linear
 from pagewire.worker.ops.triton.invariant.norm import rms_norm as rms_norm
 from pagewire.worker.ops.triton.invariant.prefill import prefill_attention as prefill_attention
+from pagewire.worker.ops.triton.invariant.quantized import (
+    norm_quantize_linear as norm_quantize_linear,
+)
+from pagewire.worker.ops.triton.invariant.quantized import (
+    norm_quantize_swiglu_add as norm_quantize_swiglu_add,
+)
+from pagewire.worker.ops.triton.invariant.quantized import (
+    quantize_linear_add as quantize_linear_add,
+)
 from pagewire.worker.ops.triton.invariant.rope import (
     norm_qkv_rope_kv_write as norm_qkv_rope_kv_write,
 )

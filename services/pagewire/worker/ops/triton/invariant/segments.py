@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.worker.ops.triton.attention.paged import LOWEST, widened
+from pagewire.worker.ops.triton.attention.paged import LOWEST, in_type_of, widened
 
 TILE = 64
 SEGMENT = 256
@@ -64,7 +64,7 @@ def attend_tile(
 ):
     """Add a tile to its segment; return `highest, norm, out`. Without MASKED every row sees all."""
     if FP8:
-        k = k.to(q.dtype)
+        k = in_type_of(k, q)
         v, v_scales = widened(v, v_scales, q)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
     if FP8:

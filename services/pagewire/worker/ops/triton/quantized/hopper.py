@@ -34,20 +34,24 @@ from pagewire.worker.ops.integers import cdiv
 
 BLOCK_K = gl.constexpr(128)  # products that the tensor cores add up
 HALF = gl.constexpr(64)  # tokens of a matrix instruction
-SIDE = gl.constexpr(128)  # tokens and features of a consumer
+SIDE = gl.constexpr(128)  # weight rows of a consumer
 # Tiles of tokens whose programs run at once, so that they read the same weights from the L2 cache.
 GROUP = gl.constexpr(8)
 CONSUMER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
-# With fewer tokens the tiles of the plain kernel keep more multiprocessors busy.
+# With fewer tokens the tiles of the plain kernel keep more multiprocessors busy, and with up to
+# MAX_PLAIN_TOKENS where the least tiles fill less than half of the multiprocessors.
 MIN_TOKENS = 128
+MAX_PLAIN_TOKENS = 256
 
 
 def is_supported(x: QuantizedInput, weight: ScaledWeight) -> bool:
     """Tell whether `multiply` can compute this product and is faster than the plain kernel."""
     tokens, k = x.values.shape
+    tiles = cdiv(tokens, SIDE.value) * cdiv(weight.shape[0], SIDE.value)
     return (
         tokens >= MIN_TOKENS
+        and (tokens > MAX_PLAIN_TOKENS or 2 * tiles > multiprocessors(x.values.device))
         and is_hopper(x.values.device)
         and weight.values.dtype == torch.float8_e4m3fn
         and weight.block == (1, k)
@@ -101,25 +105,31 @@ def multiply(
     bias: Tensor | None = None,
     *,
     add: bool = False,
+    gated: bool = False,
     shape: Shape | None = None,
 ) -> None:
-    """Compute `x @ weight.T + bias` into `out`, or with `add` onto it."""
-    (tokens, k), features = x.values.shape, weight.shape[0]
+    """Compute `x @ weight.T + bias` into `out`, or with `add` onto it, or with `gated` `silu_mul`
+    of it."""
+    (tokens, k), rows = x.values.shape, weight.shape[0]
     device = x.values.device
-    shape = shape or choose_shape(tokens, features, multiprocessors(device))
-    tiles = cdiv(tokens, shape.rows) * cdiv(features, shape.columns)
+    shape = shape or choose_shape(tokens, rows, multiprocessors(device))
+    tiles = cdiv(tokens, shape.rows) * cdiv(rows, shape.columns)
+    box = shape.columns
+    if gated:
+        box = SIDE.value // 2
+        tiles = cdiv(tokens, shape.rows) * cdiv(rows // 2, shape.columns // 2)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     pdl = dependent_launch(device)
     launch = {"launch_pdl": True} if pdl else {}
     scaled_hopper_kernel[(min(multiprocessors(device), tiles),)](
         TensorDescriptor.from_tensor(x.values, [shape.rows, BLOCK_K.value], layout),
-        TensorDescriptor.from_tensor(weight.values, [shape.columns, BLOCK_K.value], layout),
+        TensorDescriptor.from_tensor(weight.values, [box, BLOCK_K.value], layout),
         x.scales,
         weight.scales,
         weight.scales if bias is None else bias,
         out,
         tokens,
-        features,
+        out.shape[1],
         k,
         x.scales.stride(0),
         HALVES=shape.halves,
@@ -127,6 +137,7 @@ def multiply(
         STAGES=shape.stages,
         ADD=add,
         BIAS=bias is not None,
+        GATED=gated,
         PDL=pdl,
         num_warps=4,
         **launch,
@@ -150,6 +161,7 @@ def scaled_hopper_kernel(
     STAGES: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
+    GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Multiply tiles; a consumer has HALVES times 64 tokens, by 128 features.
@@ -179,14 +191,16 @@ def scaled_hopper_kernel(
             (_consume, (
                 0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, tokens, features, K,
                 x_scales_stride, x_smem, w_smem, full, empty, HALVES, BESIDE, STAGES, ADD, BIAS,
+                GATED,
             )),
             (_consume, (
                 1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, tokens, features, K,
                 x_scales_stride, x_smem, w_smem, full, empty, HALVES, BESIDE, STAGES, ADD, BIAS,
+                GATED,
             )),
             (_load, (
                 x_tiles, weight_tiles, tokens, features, K, x_smem, w_smem, full, empty, HALVES,
-                BESIDE, STAGES,
+                BESIDE, STAGES, GATED,
             )),
         ],
         [4, 1],
@@ -225,12 +239,16 @@ def _load(
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
+    GATED: gl.constexpr,
 ):
-    """Load the tiles of inputs and weights."""
+    """Load the tiles of inputs and weights; with GATED, for each consumer half a tile of gates and
+    the values that belong to them."""
     ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else 2)
     COLUMNS: gl.constexpr = SIDE * (2 if BESIDE else 1)
+    OUTPUTS: gl.constexpr = COLUMNS // 2 if GATED else COLUMNS
+    PART: gl.constexpr = SIDE // 2
     token_tiles = gl.cdiv(tokens, ROWS)
-    feature_tiles = gl.cdiv(features, COLUMNS)
+    feature_tiles = gl.cdiv(features, OUTPUTS)
     stage = 0
     phase = 1
     for tile in range(gl.program_id(0), token_tiles * feature_tiles, gl.num_programs(0)):
@@ -241,9 +259,19 @@ def _load(
             tma.async_copy_global_to_shared(
                 x_tiles, [row * ROWS, start], full.index(stage), x_smem.index(stage)
             )
-            tma.async_copy_global_to_shared(
-                weight_tiles, [column * COLUMNS, start], full.index(stage), w_smem.index(stage)
-            )
+            if GATED:
+                for part in gl.static_range(COLUMNS // PART):
+                    first = column * OUTPUTS + part // 2 * PART + part % 2 * features
+                    tma.async_copy_global_to_shared(
+                        weight_tiles,
+                        [first, start],
+                        full.index(stage),
+                        w_smem.index(stage).slice(part * PART, PART),
+                    )
+            else:
+                tma.async_copy_global_to_shared(
+                    weight_tiles, [column * COLUMNS, start], full.index(stage), w_smem.index(stage)
+                )
             stage, phase = next_stage(stage, phase, STAGES)
 
 
@@ -267,15 +295,17 @@ def _consume(
     STAGES: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
+    GATED: gl.constexpr,
 ):
     """Multiply a consumer's part of each tile, and store it."""
     ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else 2)
     COLUMNS: gl.constexpr = SIDE * (2 if BESIDE else 1)
+    OUTPUTS: gl.constexpr = COLUMNS // 2 if GATED else COLUMNS
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 32])
     first_row: gl.constexpr = 0 if BESIDE else consumer * HALVES * HALF
     first_column: gl.constexpr = consumer * SIDE if BESIDE else 0
     token_tiles = gl.cdiv(tokens, ROWS)
-    feature_tiles = gl.cdiv(features, COLUMNS)
+    feature_tiles = gl.cdiv(features, OUTPUTS)
     none = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
     stage = 0
     phase = 0
@@ -305,15 +335,15 @@ def _consume(
             stage, phase = next_stage(stage, phase, STAGES)
         row, column = _place(tile, token_tiles, feature_tiles)
         first_token = row * ROWS + first_row
-        first_feature = column * COLUMNS + first_column
+        first_feature = column * OUTPUTS + first_column // (2 if GATED else 1)
         _store(
             upper, first_token, first_feature, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-            tokens, features, x_scales_stride, ADD, BIAS,
+            tokens, features, x_scales_stride, ADD, BIAS, GATED,
         )  # fmt: skip
         if HALVES == 2:
             _store(
                 lower, first_token + HALF, first_feature, x_scales_ptr, weight_scales_ptr, bias_ptr,
-                out_ptr, tokens, features, x_scales_stride, ADD, BIAS,
+                out_ptr, tokens, features, x_scales_stride, ADD, BIAS, GATED,
             )  # fmt: skip
 
 
@@ -331,32 +361,48 @@ def _store(
     x_scales_stride,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
+    GATED: gl.constexpr,
 ):
-    """Scale the sums of 64 tokens by 128 features and store them."""
+    """Scale the sums of 64 tokens by 128 weight rows and store them.
+
+    With GATED, the first 64 rows are gates, and the others the values that belong to them.
+    """
+    OUTPUTS: gl.constexpr = SIDE // 2 if GATED else SIDE
     # A thread holds eight features of a token, which is a store of 16 bytes.
     of_store: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
+        [[0, 1], [0, 2], [0, 4], [0, 32], [8, 0]]
+        if GATED
+        else [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
         [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0]],
         [],
-        [HALF, SIDE],
+        [HALF, OUTPUTS],
     )
     of_sums: gl.constexpr = sums.type.layout
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
     token = first_token + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_sums))
-    feature = first_feature + gl.arange(0, SIDE, layout=gl.SliceLayout(0, of_sums))
     x_scale = gl.load(x_scales_ptr + token * x_scales_stride, mask=token < tokens, other=0.0)
-    w_scale = gl.load(weight_scales_ptr + feature, mask=feature < features, other=0.0)
-    sums *= x_scale[:, None] * w_scale[None, :]
+    row = gl.arange(0, SIDE, layout=gl.SliceLayout(0, of_sums))
+    feature = first_feature + row % OUTPUTS
+    held = feature < features
+    if GATED:
+        row = feature + row // OUTPUTS * features
+    else:
+        row = feature
+    sums *= x_scale[:, None] * gl.load(weight_scales_ptr + row, mask=held, other=0.0)[None, :]
     if BIAS:
-        bias = gl.load(bias_ptr + feature, mask=feature < features, other=0.0)
-        sums += bias.to(gl.float32)[None, :]
-    result = gl.convert_layout(sums.to(out_ptr.dtype.element_ty), of_store)
+        sums += gl.load(bias_ptr + row, mask=held, other=0.0).to(gl.float32)[None, :]
+    if GATED:
+        halves = gl.reshape(sums.to(dtype).to(gl.float32), [HALF, 2, OUTPUTS])
+        gate, up = gl.split(gl.permute(halves, (0, 2, 1)))
+        sums = gate / (1.0 + gl.exp(-gate)) * up
+    result = gl.convert_layout(sums.to(dtype), of_store)
     token = first_token + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_store))
-    feature = first_feature + gl.arange(0, SIDE, layout=gl.SliceLayout(0, of_store))
+    feature = first_feature + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, of_store))
     out = out_ptr + (token.to(gl.int64) * features)[:, None] + feature[None, :]
     mask = (token < tokens)[:, None] & (feature < features)[None, :]
     if ADD:
         residual = gl.load(out, mask=mask, other=0.0)
         summed = result.to(gl.float32) + residual.to(gl.float32)
-        result = summed.to(out_ptr.dtype.element_ty)
+        result = summed.to(dtype)
     gl.store(out, result, mask=mask)
