@@ -141,7 +141,7 @@ def compile_cases() -> dict[str, list[dict]]:
             "mma": launch.count("mma.sync"),
             "async_copies": launch.count("cp.async.cg.shared.global"),
             "tensor_copies": launch.count("cp.async.bulk.tensor"),
-            "copies_early": launch.ptx.split("griddepcontrol.wait")[-2].count("bulk.tensor"),
+            "copies_early": launch.ptx.rpartition("griddepcontrol.wait")[0].count("bulk.tensor"),
             "resident": launch.resident,
             "fused": launch.count("fma.rn.f32"),
             "waits": launch.count("griddepcontrol.wait"),
@@ -191,13 +191,11 @@ def test_products_run_on_tensor_cores(case, launches):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("stream, ")])
 def test_the_copy_engine_fills_tiles_before_the_wait(case, launches):
-    """The next kernel's programs fit beside these, so that they can do so, too."""
     gemms = [launch for launch in launches[case] if launch["kernel"] == "stream_kernel"]
     assert len(gemms) == 3
     for launch in gemms:
         assert launch["wgmma"] > 0
         assert launch["tensor_copies"] > launch["copies_early"] > 0
-        assert launch["resident"] >= 2
 
 
 def test_weights_are_loaded_before_the_wait(launches):

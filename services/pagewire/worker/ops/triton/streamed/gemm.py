@@ -153,9 +153,8 @@ def stream_kernel(
     dtype: gl.constexpr = weight_tiles.dtype
     # An instruction reads HEIGHT rows, so the last tile is followed by tiles that are never filled.
     BEHIND: gl.constexpr = HEIGHT // ROWS - 1
-    w_smem = gl.allocate_shared_memory(
-        dtype, [STAGES * TILES + BEHIND, *weight_tiles.block_shape], weight_tiles.layout
-    )
+    w_shape: gl.constexpr = [STAGES * TILES + BEHIND] + weight_tiles.block_shape  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, w_shape, weight_tiles.layout)
     x_smem = gl.allocate_shared_memory(dtype, [STAGES * TILES, TOKENS, COLUMNS], x_tiles.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
