@@ -10,7 +10,11 @@ from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.reference import linear as reference
 from pagewire.worker.ops.triton.invariant import linear
 from pagewire.worker.ops.triton.invariant.linear_config import OrderedConfig
-from pagewire.worker.ops.triton.streamed.config import MAX_STREAMED, StreamConfig, stream_config
+from pagewire.worker.ops.triton.streamed.config import (
+    MAX_TOKENS_OF_SMALL,
+    StreamConfig,
+    stream_config,
+)
 from support.kernels.comparison import CUDA, TOLERANCE, assert_near, poisoned_outputs
 
 pytestmark = pytest.mark.skipif(
@@ -20,10 +24,10 @@ EPS = 1e-5
 ORDERED = OrderedConfig(rows=64, block_k=64, tokens=64, warps=4, stages=3)
 # k, weight rows: with columns and rows that fill no whole tile.
 SHAPES = [(1024, 2064), (64, 16), (4096, 208), (576, 4144)]
-CONFIGS = [StreamConfig(16, 32, 3, 1), StreamConfig(64, 32, 2, 4), StreamConfig(32, 32, 5, 2)]
+CONFIGS = [StreamConfig(16, 64, 3, 1), StreamConfig(64, 64, 2, 2), StreamConfig(32, 64, 5, 2)]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 17, MAX_STREAMED])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 17, MAX_TOKENS_OF_SMALL])
 @pytest.mark.parametrize(("k", "rows"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_bits_are_those_of_the_plain_kernel(dtype, k, rows, tokens, device):
@@ -49,6 +53,6 @@ def test_tiles_of_eight_rows(device):
     x = torch.randn(3, 2048, dtype=torch.bfloat16, device=device)
     weight = torch.randn(500, 2048, dtype=torch.bfloat16, device=device)
     config = StreamConfig(8, 8, 4, 2)
-    assert stream_config(3, 500, 2048).rows == 8
+    assert stream_config(3, 500, 2048).rows == config.rows
     found = linear.linear(x, weight, config=config)
     assert torch.equal(found, linear.linear(x, weight, config=ORDERED))

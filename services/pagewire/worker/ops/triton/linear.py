@@ -33,6 +33,9 @@ from pagewire.worker.ops.triton.streamed.gemm import is_supported, multiply
 
 Config = VectorConfig | SkinnyConfig | StreamConfig
 
+# With more tokens the kernel of `streamed` is faster than the matrix-vector kernel.
+MAX_VECTOR_TOKENS = 4
+
 
 @triton.jit
 def _weight_rows(row, features, GATED: tl.constexpr):
@@ -277,9 +280,9 @@ def choose_config(x: Tensor, weight: Tensor, gated: bool = False) -> Config | No
     """Return the kernel and tiles for `x [tokens, k]` and a weight `[rows, k]`; None is cuBLAS."""
     (tokens, k), rows = x.shape, weight.shape[0]
     config = linear_config(tokens, rows, k, weight.element_size())
-    if not isinstance(config, VectorConfig) and is_supported(tokens, weight):
-        return stream_config(tokens, rows, k, gated)
-    return config
+    if isinstance(config, VectorConfig) and tokens <= MAX_VECTOR_TOKENS:
+        return config
+    return stream_config(tokens, rows, k, gated) if is_supported(tokens, weight) else config
 
 
 def _launch(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from pagewire.worker.ops.integers import next_power_of_2
 
-MAX_BYTES = 160_000  # of shared memory that tiles take
-MIN_PROGRAMS = 60
-MAX_STREAMED = 32  # tokens up to which weights are copied by the copy engine, on Hopper
+MAX_BYTES = 205_000  # of shared memory that tiles take
+# Tokens up to which the kernel is faster than cuBLAS, for any weight and for one of few values.
+MAX_TOKENS = 32
+MAX_TOKENS_OF_SMALL = 64
+SMALL = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +27,29 @@ class StreamConfig:
     tiles: int = 2
 
 
-def stream_config(tokens: int, rows: int, k: int, gated: bool = False) -> StreamConfig:
-    """Choose the tiles for a weight `[rows, k]` and up to MAX_STREAMED tokens.
+def streams(tokens: int, rows: int, k: int) -> bool:
+    """Tell whether the kernel is meant for so many tokens and a weight `[rows, k]`."""
+    return 1 <= tokens <= (MAX_TOKENS_OF_SMALL if rows * k <= SMALL else MAX_TOKENS)
 
-    Programs have as many rows as leave MIN_PROGRAMS of them. Shared memory holds all of a program's
-    weights if they fit; they are then loaded while the kernels before this one run.
+
+def stream_config(tokens: int, rows: int, k: int, gated: bool = False) -> StreamConfig:
+    """Choose the tiles for a weight `[rows, k]`; measured on an H100.
+
+    Programs have as many rows as leave about one for each multiprocessor. Fewer programs are enough
+    if shared memory holds all weights of each: they are then loaded while kernels before this one
+    run. With more tokens, tiles of few rows would read the tokens too often.
     """
     columns = max(8, next_power_of_2(tokens))
-    least = 16 if gated else 8
-    height = max(least, min(64, 1 << (rows // MIN_PROGRAMS).bit_length() - 1))
-    of_tile = 128 * (height + columns)
     depth = -(-k // 64)
-    room = MAX_BYTES // of_tile
-    tiles = 4 if depth % 4 == 0 and room >= 16 else 2
-    return StreamConfig(height, columns, max(2, min(depth, room) // tiles), tiles)
+    few = tokens <= MAX_TOKENS
+    least = 16 if gated else 8
+
+    def enough(height: int) -> bool:
+        of_tile = 128 * (height + columns)
+        whole = few and depth * of_tile <= MAX_BYTES
+        return rows // height >= (32 if whole or height <= 16 else 90 if few else 60)
+
+    height = next((h for h in (64, 32, 16) if enough(h)), least)
+    tiles = 4 if depth % 4 == 0 else 2
+    room = MAX_BYTES // (128 * (height + columns) * tiles)
+    return StreamConfig(height, columns, max(2, min(room, -(-depth // tiles))), tiles)

@@ -30,7 +30,7 @@ from pagewire.worker.ops.device import dependent_launch, is_hopper
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.activation import silu_of
 from pagewire.worker.ops.triton.norm import ordered_inverse_rms
-from pagewire.worker.ops.triton.streamed.config import MAX_STREAMED, StreamConfig
+from pagewire.worker.ops.triton.streamed.config import StreamConfig, streams
 
 COLUMNS = gl.constexpr(64)  # of a tile: 128 bytes, what the copy engine swizzles
 HEIGHT = gl.constexpr(64)  # rows of a matrix instruction
@@ -43,7 +43,7 @@ def is_supported(tokens: int, weight: Tensor) -> bool:
     """Tell whether this kernel multiplies a weight `[rows, k]` by so many tokens."""
     rows, k = weight.shape
     return (
-        1 <= tokens <= MAX_STREAMED
+        streams(tokens, rows, k)
         and is_hopper(weight.device)
         and weight.dtype in (torch.bfloat16, torch.float16)
         and k % COLUMNS.value == 0
