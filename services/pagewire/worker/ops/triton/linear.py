@@ -34,7 +34,7 @@ from pagewire.worker.ops.triton.streamed.gemm import is_supported, multiply
 Config = VectorConfig | SkinnyConfig | StreamConfig
 
 # With more tokens the kernel of `streamed` is faster than the matrix-vector kernel.
-MAX_VECTOR_TOKENS = 4
+MAX_VECTOR_TOKENS = 1
 
 
 @triton.jit

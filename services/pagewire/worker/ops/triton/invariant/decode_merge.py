@@ -15,7 +15,7 @@ from pagewire.worker.ops.triton.attention.shares import share_of
 from pagewire.worker.ops.triton.invariant.decode_plan import SegmentPlan
 from pagewire.worker.ops.triton.invariant.segments import finished, fold, start
 
-STEP = 16  # segments whose loads are issued together
+STEP = 8  # segments whose loads are issued together
 
 
 @dataclass(frozen=True, slots=True)

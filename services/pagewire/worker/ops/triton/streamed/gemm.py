@@ -28,8 +28,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.device import dependent_launch, is_hopper
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.activation import silu_of
-from pagewire.worker.ops.triton.norm import ordered_inverse_rms
 from pagewire.worker.ops.triton.streamed.config import StreamConfig, streams
 
 COLUMNS = gl.constexpr(64)  # of a tile: 128 bytes, what the copy engine swizzles
@@ -37,6 +35,7 @@ HEIGHT = gl.constexpr(64)  # rows of a matrix instruction
 EIGHT = gl.constexpr(8)  # rows of gates, and of values, that take turns in a tile
 REGISTERS = 96  # of a thread, so that programs of several kernels run at once
 LOADER_REGISTERS = gl.constexpr(40)
+_MAX_PAIRINGS = gl.constexpr(17)  # of 131,072 values
 
 
 def is_supported(tokens: int, weight: Tensor) -> bool:
@@ -283,7 +282,7 @@ def _consume(
     if GATED:
         pairs = gl.reshape(out, (HEIGHT // 16, 2, EIGHT, TOKENS))
         gate, up = gl.split(gl.permute(pairs, (0, 2, 3, 1)))
-        gated = gl.reshape(silu_of(gate) * up, (HEIGHT // 2, TOKENS))
+        gated = gl.reshape(gate / (1.0 + gl.exp(-gate)) * up, (HEIGHT // 2, TOKENS))
         of_gates: gl.constexpr = gated.type.layout
         at, mask = _places(out_ptr, tokens, features, of_gates, ROWS // 2, HEIGHT // 2, TOKENS)
         gl.store(at, gated.to(out_ptr.dtype.element_ty), mask=mask)
@@ -306,7 +305,12 @@ def _inverse_rms(x_ptr, eps, HIDDEN: gl.constexpr, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 4], [1, 0])
     column = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))[None, :]
     x = gl.load(x_ptr + column, mask=column < HIDDEN, other=0.0).to(gl.float32)
-    return gl.max(ordered_inverse_rms(x, eps, HIDDEN), 0)
+    # Not by `sum_of_pairs`: the interpreter cannot load Gluon functions that call Triton's.
+    x *= x
+    for _ in gl.static_range(_MAX_PAIRINGS):
+        if x.shape[1] > 1:
+            x = gl.sum(gl.reshape(x, (1, x.shape[1] // 2, 2)), 2)
+    return gl.max(gl.rsqrt(gl.reshape(x, (1,)) / HIDDEN + eps), 0)
 
 
 @gluon.jit
