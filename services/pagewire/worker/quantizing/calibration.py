@@ -21,7 +21,11 @@ from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops import Ops, load_ops
-from pagewire.worker.ops.contract.quantized import QuantizedInput, QuantizedWeight
+from pagewire.worker.ops.contract.quantized import (
+    QuantizedInput,
+    QuantizedWeight,
+    ScaledWeight,
+)
 
 # Tokens of a sequence.
 LENGTH = 512
@@ -113,6 +117,33 @@ def _recording_ops(layer: LayerWeights, squares: dict[str, Tensor]) -> Ops:
 
         return record_and_multiply
 
-    products = ("grouped_linear", "grouped_linear_add", "scaled_linear", "scaled_linear_add")
-    recording = {name: recorded(getattr(ops, name)) for name in products}
+    names_of_products = (
+        "grouped_linear",
+        "grouped_linear_add",
+        "scaled_linear",
+        "scaled_linear_add",
+    )
+    recording = {name: recorded(getattr(ops, name)) for name in names_of_products}
+    scaled, scaled_add = recording["scaled_linear"], recording["scaled_linear_add"]
+
+    def norm_quantize_linear(
+        x: Tensor, norm: Tensor | None, eps: float, weight: ScaledWeight, *rest: Tensor | None
+    ) -> Tensor:
+        return scaled(ops.norm_quantize(x, norm, eps, weight.input_format), weight, *rest)
+
+    def quantize_linear_add(x: Tensor, weight: ScaledWeight, residual: Tensor) -> Tensor:
+        return scaled_add(ops.quantize(x, weight.input_format), weight, residual)
+
+    def norm_quantize_swiglu_add(
+        residual: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        gate_up: ScaledWeight,
+        down: ScaledWeight,
+    ) -> Tensor:
+        both = norm_quantize_linear(residual, norm, eps, gate_up)
+        return scaled_add(ops.silu_mul_quantize(both, down.input_format), down, residual)
+
+    fused = (norm_quantize_linear, quantize_linear_add, norm_quantize_swiglu_add)
+    recording |= {function.__name__: function for function in fused}
     return cast(Ops, SimpleNamespace(**(vars(ops) | recording)))

@@ -6,7 +6,6 @@ weights are the usual ones, which were not compared by bits. Workers refuse mode
 """
 
 from pagewire.worker.ops.triton.activation import activate as activate
-from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
 from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
 from pagewire.worker.ops.triton.experts import add_experts as add_experts
@@ -16,6 +15,7 @@ from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as exper
 from pagewire.worker.ops.triton.experts import norm_route as norm_route
 from pagewire.worker.ops.triton.experts import route as route
 from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
+from pagewire.worker.ops.triton.invariant.activation import silu_mul as silu_mul
 from pagewire.worker.ops.triton.invariant.decode import decode_attention as decode_attention
 from pagewire.worker.ops.triton.invariant.decode import plan_decode as plan_decode
 from pagewire.worker.ops.triton.invariant.linear import linear as linear
