@@ -56,6 +56,7 @@ class SimulatedBackend:
     synchronous = False
     pooling: worker_pb.Pooling | None = None
     prefix_groups = False  # the time model reads all KV of each row
+    row_costs = None
     piggyback_tokens = 0  # by the time model, a prompt token costs the same in any step
     mask_words = None
 

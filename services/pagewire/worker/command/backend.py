@@ -50,6 +50,7 @@ class CommandBackend:
     weight_bytes = 0
     kv_cache_bytes = 0
     host_costs: HostCosts | None = None
+    row_costs = None
     piggyback_tokens = 0
     mask_words = None  # a program draws its tokens itself
 

@@ -10,14 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
+from pagewire.worker.protocol.steps.device_plan import FROM_DEVICE, NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
 
 def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
     """The plan with the drafts of each decode row `[decodes]`; some row has at least one."""
-    counts = np.array([1 + len(each) for each in drafts], np.int32)
-    places = _places(counts)
+    return _with_rows(plan, np.array([1 + len(each) for each in drafts], np.int32), drafts)
+
+
+def with_device_drafts(plan: DevicePlan, lengths: Int32Array) -> DevicePlan:
+    """The plan with so many drafts of each decode row `[decodes]`, which the device guesses."""
+    return _with_rows(plan, 1 + lengths, [np.full(lengths.sum(), FROM_DEVICE, np.int32)])
+
+
+def _with_rows(plan: DevicePlan, counts: Int32Array, drafts: list[Int32Array]) -> DevicePlan:
+    """The plan with `counts [decodes]` rows in place of each decode row."""
+    places = places_of(counts)
     tokens = np.full(len(places), NO_DRAFT, np.int32)
     tokens[places > 0] = np.concatenate(drafts)
     # Behind the decode rows come the sampling rows of chunks.
@@ -38,7 +47,7 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array]) -> DevicePlan:
         decode_positions=np.repeat(plan.decode_positions, counts) + places,
         drafts=tokens,
         sample_slots=np.repeat(plan.sample_slots, all_counts),
-        sample_indices=np.repeat(plan.sample_indices, all_counts) + _places(all_counts),
+        sample_indices=np.repeat(plan.sample_indices, all_counts) + places_of(all_counts),
         logprobs=logprobs,
         masks=masks,
     )
@@ -103,7 +112,7 @@ def first_rows(plan: DevicePlan) -> NDArray[np.intp]:
     return first.nonzero()[0]
 
 
-def _places(counts: Int32Array) -> Int32Array:
+def places_of(counts: Int32Array) -> Int32Array:
     """For each of `counts` repeated rows its place among the repetitions, from 0."""
     begins = np.cumsum(counts, dtype=np.int32) - counts
     return np.arange(counts.sum(), dtype=np.int32) - np.repeat(begins, counts)

@@ -27,6 +27,8 @@ class Limits:
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
     window: int = 0  # see WorkerInfo in worker.proto
     max_drafts: int = 0  # of a decode row; 0: no speculation
+    # Whether the device makes the drafts and knows the positions, while steps run ahead of results.
+    drafts_on_device: bool = False
 
     @property
     def max_blocks(self) -> int:

@@ -9,6 +9,8 @@ from pagewire.worker.ops.triton.activation import activate as activate
 from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
 from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.drafts.begin import begin_drafted as begin_drafted
+from pagewire.worker.ops.triton.drafts.end import end_drafted as end_drafted
 from pagewire.worker.ops.triton.experts import add_experts as add_experts
 from pagewire.worker.ops.triton.experts import experts_down as experts_down
 from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as experts_gate_up_silu_mul
