@@ -84,7 +84,7 @@ class DeviceDrafts:
     def draft(self, plan: DevicePlan, room: Int32Array) -> DevicePlan:
         """The plan with drafts; `room [slots]` is how many tokens fit into the blocks of each."""
         slots, decodes = plan.decode_slots, plan.num_decodes
-        if not decodes or plan.chunks is not None or plan.groups:
+        if not decodes or plan.chunks is not None:
             return plan
         positions = plan.decode_positions
         left = np.minimum(

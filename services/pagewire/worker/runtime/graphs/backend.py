@@ -69,9 +69,9 @@ class GraphBackend(EagerBackend):
         self._shared_buckets: list[int] = []
         self._shared: SharedPrefixes | None = None
         if self.prefix_groups:
-            self._shared_buckets += [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
-            self._shared_buckets.append(self._buckets[-1])
-            self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
+            self._shared_buckets += [rows for rows in SHARED_BUCKETS if rows < most_rows]
+            self._shared_buckets.append(most_rows)
+            self._shared = SharedPrefixes(decoder, limits, dtype, most_rows)
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
