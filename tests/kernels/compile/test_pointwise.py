@@ -179,7 +179,9 @@ def test_fits_the_multiprocessor(case, launches):
         assert launch["spilled"] == 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", sorted(CASES.keys() - {"block copies", "drafts", "ends of a step", "masks"}))
+@pytest.mark.parametrize(
+    "case", sorted(CASES.keys() - {"block copies", "drafts", "ends of a step", "masks"})
+)
 def test_waits_for_its_predecessor(case, launches):
     assert all(launch["waits"] == 1 for launch in launches[case])
 

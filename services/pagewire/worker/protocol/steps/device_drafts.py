@@ -30,7 +30,7 @@ STEPS_UNCHANGED = 8
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What became of the rows of a step."""
+    """What became of the decode rows of a step."""
 
     slots: Int32Array  # [sequences]
     more: Int32Array  # [sequences], tokens beside the first
@@ -115,7 +115,10 @@ class DeviceDrafts:
         firsts = first_rows(plan)
         drafted = np.diff(firsts, append=len(plan.sample_slots)).astype(np.int32) - 1
         more = np.zeros(len(firsts), np.int32) if taken is None else taken_counts(plan, taken) - 1
-        self._results.append(_Result(plan.sample_slots[firsts], more, drafted, right))
+        # Nothing is guessed before the first token.
+        decoded = np.flatnonzero(firsts < plan.num_decodes)
+        slots = plan.sample_slots[firsts[decoded]]
+        self._results.append(_Result(slots, more[decoded], drafted[decoded], right[decoded]))
 
     def settle(self) -> list[tuple[Int32Array, Int32Array]]:
         """Takes the results so far into account, on the thread that plans.
