@@ -193,6 +193,7 @@ def test_loads_are_16_bytes_wide(case, launches):
             "_choose_kernel",
             "_threshold_kernel",
             "_gather_kernel",
+            "_locate_kernel",
             "_mask_kernel",
         )
         if launch["kernel"] not in small_tables_only:

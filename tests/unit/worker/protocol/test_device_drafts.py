@@ -70,7 +70,9 @@ class Worker:
             np.ones(len(plan.sample_slots)) if plan.drafts is None else plan.drafts == NO_DRAFT
         )
         rows = np.diff(firsts, append=len(plan.sample_slots))
-        taken = np.concatenate([np.arange(n) < count for n, count in zip(rows, counts)])
+        taken = np.concatenate(
+            [np.arange(n) < count for n, count in zip(rows, counts, strict=True)]
+        )
         right = np.array(counts) > 1
         tokens = np.zeros(len(taken), np.int32)
         self.slots.take(plan, tokens, None if plan.drafts is None else taken, right)

@@ -1,4 +1,9 @@
-"""The kernel at the beginning of a decode step whose rows may be drafts."""
+"""The kernels at the beginning of a decode step whose rows may be drafts.
+
+There are two. The first kernels of a layer read slots and positions before the kernel that runs
+ahead of them has ended, if these were written before it started. So a kernel places the rows, and
+another one, which starts when they are written, embeds their tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,9 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.drafts import LocatedRows, TokenHistory
 from pagewire.worker.ops.contract.step import NUM_INPUTS
-from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
+
+ROWS = 128  # that one program places
 
 
 def begin_drafted(
@@ -21,16 +28,16 @@ def begin_drafted(
     residual = torch.empty(rows, hidden, dtype=embedding.dtype, device=embedding.device)
     # Each is a tensor of its own, as kernels are compiled for aligned pointers.
     located = LocatedRows(*(torch.empty_like(inputs[0]) for _ in range(4)))
-    _begin_kernel[(rows,)](
+    tokens = torch.empty_like(inputs[0])
+    _locate_kernel[(cdiv(rows, ROWS),)](
         inputs,
-        embedding,
         history.tokens,
         history.positions,
         history.limits,
         history.guesses,
         history.guessed,
         block_tables,
-        residual,
+        tokens,
         located.slots,
         located.positions,
         located.lengths,
@@ -40,6 +47,12 @@ def begin_drafted(
         history.tokens.stride(0),
         block_tables.stride(0),
         MOST=history.guesses.shape[1],
+        ROWS=ROWS,
+    )
+    _embed_kernel[(rows,)](
+        tokens,
+        embedding,
+        residual,
         HIDDEN=hidden,
         BLOCK=next_power_of_2(hidden),
     )
@@ -47,17 +60,16 @@ def begin_drafted(
 
 
 @triton.jit(do_not_specialize=["rows", "padding_slot"])
-def _begin_kernel(
+def _locate_kernel(
     inputs_ptr,  # [6, rows]
-    embedding_ptr,  # [vocabulary, HIDDEN]
     history_ptr,  # [slots, history_stride]
     positions_ptr,  # [slots]
     limits_ptr,  # [slots]
     guesses_ptr,  # [slots, MOST]
     guessed_ptr,  # [slots]
     tables_ptr,  # [slots, table_stride]
-    residual_ptr,  # [rows, HIDDEN]
-    slots_ptr,  # [rows], like the next three
+    tokens_ptr,  # [rows], like the next four
+    slots_ptr,
     row_positions_ptr,
     lengths_ptr,
     indices_ptr,
@@ -66,35 +78,48 @@ def _begin_kernel(
     history_stride,
     table_stride,
     MOST: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write block table entries, and the places and tokens of rows.
+
+    A program takes ROWS rows. The grid is `[rows / ROWS]`.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    slot = tl.load(inputs_ptr + row, mask=here, other=padding_slot)
+    place = tl.load(inputs_ptr + rows + row, mask=here, other=0)
+    offset = tl.load(inputs_ptr + 2 * rows + row, mask=here, other=0)
+    write_slot = tl.load(inputs_ptr + 3 * rows + row, mask=here, other=0).to(tl.int64)
+    write_column = tl.load(inputs_ptr + 4 * rows + row, mask=here, other=0)
+    write_block = tl.load(inputs_ptr + 5 * rows + row, mask=here, other=0)
+    tl.store(tables_ptr + write_slot * table_stride + write_column, write_block, mask=here)
+    last = tl.load(positions_ptr + slot)
+    position = last + place
+    computed = position < tl.load(limits_ptr + slot)
+    computed = computed & (place <= tl.load(guessed_ptr + slot))
+    known = tl.load(history_ptr + slot.to(tl.int64) * history_stride + last)
+    drafted = computed & (place > 0)
+    guess = tl.load(guesses_ptr + slot * MOST + place - 1, mask=drafted, other=0)
+    token = tl.where(place == 0, known, guess)
+    tl.store(tokens_ptr + row, tl.where(computed, token, 0), mask=here)
+    tl.store(slots_ptr + row, tl.where(computed, slot, padding_slot), mask=here)
+    tl.store(row_positions_ptr + row, tl.where(computed, position, 0), mask=here)
+    tl.store(lengths_ptr + row, tl.where(computed, position + 1, 0), mask=here)
+    tl.store(indices_ptr + row, tl.where(computed, position + offset, 0), mask=here)
+
+
+@triton.jit
+def _embed_kernel(
+    tokens_ptr,  # [rows]
+    embedding_ptr,  # [vocabulary, HIDDEN]
+    residual_ptr,  # [rows, HIDDEN]
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write one block table entry, the place and the embedding of a row.
-
-    A program computes one row. The grid is `[rows]`.
-    """
-    row = tl.program_id(0)
-    slot = tl.load(inputs_ptr + row)
-    place = tl.load(inputs_ptr + rows + row)
-    offset = tl.load(inputs_ptr + 2 * rows + row)
-    write_slot = tl.load(inputs_ptr + 3 * rows + row).to(tl.int64)
-    write_column = tl.load(inputs_ptr + 4 * rows + row)
-    write_block = tl.load(inputs_ptr + 5 * rows + row)
-    tl.store(tables_ptr + write_slot * table_stride + write_column, write_block)
-    last = tl.load(positions_ptr + slot)
-    limit = tl.load(limits_ptr + slot)
-    guessed = tl.load(guessed_ptr + slot)
-    guess = tl.load(guesses_ptr + slot * MOST + place - 1, mask=place > 0, other=0)
-    token = tl.load(history_ptr + slot.to(tl.int64) * history_stride + last)
-    token = tl.where(place == 0, token, guess)
-    position = last + place
-    computed = (position < limit) & (place <= guessed)
-    token = tl.where(computed, token, 0).to(tl.int64)
-    tl.store(slots_ptr + row, tl.where(computed, slot, padding_slot))
-    tl.store(row_positions_ptr + row, tl.where(computed, position, 0))
-    tl.store(lengths_ptr + row, tl.where(computed, position + 1, 0))
-    tl.store(indices_ptr + row, tl.where(computed, position + offset, 0))
+    """Copy the embedding of a row's token. The grid is `[rows]`."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(tokens_ptr + row).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < HIDDEN
     values = tl.load(embedding_ptr + token * HIDDEN + columns, mask)
-    tl.store(residual_ptr + row.to(tl.int64) * HIDDEN + columns, values, mask)
+    tl.store(residual_ptr + row * HIDDEN + columns, values, mask)
