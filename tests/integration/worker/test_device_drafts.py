@@ -117,11 +117,11 @@ def accepted(worker: LocalWorker) -> float:
 
 
 async def run(
-    adapt: Callable[[LoadedWorker], LoadedWorker] | None, **cut: int
+    adapt: Callable[[LoadedWorker], LoadedWorker], speculate: str, **cut: int
 ) -> tuple[list[Sequence], float]:
     """The sequences with their results, and how many drafts were right."""
-    speculate: dict[str, Any] = {} if adapt is None else {"adapt": adapt, "speculate": "suffix"}
-    async with local_worker(FOLDER, num_blocks=512, max_model_len=512, **speculate) as worker:
+    limits = {"num_blocks": 512, "max_model_len": 512}
+    async with local_worker(FOLDER, adapt, speculate=speculate, **limits) as worker:
         ran = sequences()
         await StepDriver(worker.stream(), worker.limits).run(ran, **cut)
         assert worker.fatal == []
@@ -159,8 +159,8 @@ def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_tokens_are_those_of_steps_without_drafts(
     monkeypatch: pytest.MonkeyPatch, cut: dict[str, int]
 ) -> None:
-    want, _ = await run(None, **cut)
-    got, right = await run(drafting(monkeypatch), **cut)
+    want, _ = await run(lambda loaded: loaded, "none", **cut)
+    got, right = await run(drafting(monkeypatch), "suffix", **cut)
     assert right > 50
     for ours, theirs in zip(got, want, strict=True):
         assert not ours.failure
@@ -175,8 +175,8 @@ async def test_log_probabilities_have_the_same_bits_where_rows_do_not_depend_on_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows_by_themselves(monkeypatch)
-    want, _ = await run(None, run_ahead=2)
-    got, right = await run(drafting(monkeypatch), run_ahead=2)
+    want, _ = await run(with_host_graphs(monkeypatch), "none", run_ahead=2)
+    got, right = await run(drafting(monkeypatch), "suffix", run_ahead=2)
     assert right > 50
     assert [s.output for s in got] == [s.output for s in want]
     assert [s.logprobs for s in got] == [s.logprobs for s in want]
