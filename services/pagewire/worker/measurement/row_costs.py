@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -35,7 +34,10 @@ def measure_row_costs(
     half = min(len(keys) // 2, max(1, COPIED_BYTES // max(1, 2 * keys[0].nbytes)))
     token_seconds = 0.0
     if half:
-        copy = partial(keys[half : 2 * half].copy_, keys[:half])
+
+        def copy() -> None:
+            keys[half : 2 * half].copy_(keys[:half])
+
         token_seconds = token_bytes * median_seconds(measure, copy) / (2 * half * keys[0].nbytes)
     log.info(
         "a decode step of %d rows takes %.2f ms beside attention, one of %d rows %.2f ms; a row "

@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.contract.step import NUM_INPUTS
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.adjustments import count_token
+from pagewire.worker.ops.triton.drafts.counting import count_token
 
 
 def begin_decode(

@@ -16,7 +16,7 @@ from pagewire.worker.ops.contract import drafts as contract
 from pagewire.worker.ops.contract.drafts import TokenHistory
 from pagewire.worker.ops.contract.sampling import Adjustments
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.adjustments import count_token
+from pagewire.worker.ops.triton.drafts.counting import count_token
 
 # Tokens of the history that are compared at a time.
 TILE = 1024
