@@ -25,18 +25,19 @@ def measure_row_costs(
 
     Args:
         steps: what runs a step of so many rows that attend to nothing.
-        keys: `[num_blocks, ...]`, a part of the KV cache, which holds zeros only.
+        keys: `[num_blocks, ...]`, a part of the KV cache, zeros but for block 0.
         token_bytes: bytes of the KV of a token in all layers.
         measure: times a call.
     """
     rows = np.array(sorted(steps), np.int32)
     seconds = np.array([median_seconds(measure, steps[count]) for count in rows.tolist()])
-    half = min(len(keys) // 2, max(1, COPIED_BYTES // max(1, 2 * keys[0].nbytes)))
+    # Not block 0, which padding rows have written.
+    half = min((len(keys) - 1) // 2, max(1, COPIED_BYTES // max(1, 2 * keys[0].nbytes)))
     token_seconds = 0.0
     if half:
 
         def copy() -> None:
-            keys[half : 2 * half].copy_(keys[:half])
+            keys[1 + half : 1 + 2 * half].copy_(keys[1 : 1 + half])
 
         token_seconds = token_bytes * median_seconds(measure, copy) / (2 * half * keys[0].nbytes)
     log.info(
