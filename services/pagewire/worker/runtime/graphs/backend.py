@@ -266,12 +266,12 @@ class GraphBackend(EagerBackend):
 
     def _measure_rows(self) -> RowCosts:
         """What the rows of decode steps cost; all of them are padding."""
-        self._inputs.zero_()
         token_bytes = self.kv_cache_bytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
             rows: self._captured[rows, False, False].graph.replay for rows in self._decode_buckets
         }
         with torch.inference_mode():
+            self._inputs.zero_()
             return measure_row_costs(steps, self._cache.keys[0], token_bytes, self._seconds_of)
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
