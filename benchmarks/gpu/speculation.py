@@ -1,6 +1,6 @@
 """The gain of drafts on a GPU: decode steps with and without them, the output forced to a text.
 
-    python benchmarks/speculation_on_gpu.py --model DIR [--clients 1 8 64] [--output FILE.jsonl]
+    python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--output FILE.jsonl]
 
 DIR needs a config.json only: the weights are random. Each token is drawn as usual, then replaced by
 the next one of a text, on the device: all work is done, and drafts are right as often as in that
@@ -143,7 +143,7 @@ def extractions(vocabulary: Vocabulary, chance: random.Random) -> list[Text]:
 
 def prose(vocabulary: Vocabulary, chance: random.Random) -> list[Text]:
     texts = []
-    for path in sorted((Path(__file__).parents[1] / "docs").rglob("*.md")):
+    for path in sorted((Path(__file__).parents[2] / "docs").rglob("*.md")):
         lines = [line for line in path.read_text().splitlines() if "|" not in line]
         ids = vocabulary.encode("\n".join(lines))
         for at in range(0, len(ids) - PROMPT - OUTPUT, PROMPT + OUTPUT):
