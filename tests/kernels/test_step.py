@@ -65,7 +65,7 @@ def make_adjustments(kinds: torch.Tensor) -> Adjustments:
     )
 
 
-@pytest.mark.parametrize("rows", [1, 5, 11])
+@pytest.mark.parametrize("rows", [1, 5, 11, 30])
 def test_gather_sampling(rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
 
@@ -87,7 +87,9 @@ def test_gather_sampling(rows: int) -> None:
         min_tokens=ints(SLOTS),
         stop_token_ids=ints(SLOTS, MAX_STOP_IDS),
     )
-    slots = torch.randperm(SLOTS, generator=generator)[:rows].int().to(DEVICE)
+    # With drafts a step has several rows of a slot, and more rows than there are slots.
+    slots = torch.cat([torch.randperm(SLOTS, generator=generator) for _ in range(3)])
+    slots = slots[:rows].int().to(DEVICE)
     want = reference.gather_sampling(by_slot, slots, slots)
     got = kernels.gather_sampling(by_slot, slots, slots)
     for name in set(SamplingState.__slots__) - {"adjustments"}:

@@ -26,6 +26,7 @@ from pagewire.packing import Int32Array
 from pagewire.simulator.step_time import StepTime, Work
 from pagewire.v1 import worker_pb2 as worker_pb
 from pagewire.worker.protocol.backend import HostCosts, Outcome
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
@@ -56,6 +57,7 @@ class SimulatedBackend:
     synchronous = False
     pooling: worker_pb.Pooling | None = None
     prefix_groups = False  # the time model reads all KV of each row
+    row_costs: RowCosts | None = None
     piggyback_tokens = 0  # by the time model, a prompt token costs the same in any step
     mask_words = None
 

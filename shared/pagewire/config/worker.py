@@ -61,10 +61,10 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     speculate: Literal["none", "suffix"] = setting(
         "none",
-        "Guess the next tokens of a sequence and compute them in the same step. Tokens stay the "
-        "same. `suffix` guesses what followed the last time that the sequence ended like this, and "
-        "takes guesses of clients, of recent outputs of the same salt and of grammars. It needs a "
-        "CPU.",
+        "Guess the next tokens of a sequence and compute them in the same step. `suffix` guesses "
+        "what followed the last time that the sequence ended like this; on a CPU it also takes "
+        "guesses of clients, of recent outputs of the same salt and of grammars. Tokens stay the "
+        "same; on a GPU they do with --batch-invariant, as they depend on the batch without it.",
     )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."

@@ -247,10 +247,12 @@ async def test_a_worker_that_cannot_speculate_says_so(settings: dict[str, Any], 
             pass
 
 
-def test_a_gpu_is_refused_by_name() -> None:
+def test_a_gpu_without_the_kernels_is_refused_by_name() -> None:
     config = WorkerConfig(model=str(FOLDER), speculate="suffix")
-    with pytest.raises(SetupError, match=r"--speculate suffix works on a CPU only.* cuda:0"):
-        check_speculation(config, torch.device("cuda", 0), pools=False)
+    device = torch.device("cuda", 0)
+    check_speculation(config, device, "triton", pools=False)
+    with pytest.raises(SetupError, match=r"--speculate suffix on cuda:0.* leave --ops torch out"):
+        check_speculation(config, device, "torch", pools=False)
 
 
 def test_an_external_program_is_refused_by_name() -> None:

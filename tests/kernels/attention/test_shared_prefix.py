@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagewire.worker.ops import load_ops
 from pagewire.worker.ops.contract.shared_prefix import PrefixLimits
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
@@ -137,6 +138,43 @@ def test_rows_follow_the_decode_list():
     found = ranges_of(groups_of(([3, 5, 9], 64)), [9, 1, 3, 5], members=8)
     assert set(found) == {0, 2, 3}
     assert {slot for ranges in found.values() for slot, _, _ in ranges} <= {3, 5, 9}
+
+
+def test_all_rows_of_a_slot_are_members():
+    found = ranges_of(groups_of(([3, 5], 64)), [3, 3, 3, 1, 5, 5], members=8)
+    assert set(found) == {0, 1, 2, 4, 5}
+
+
+@pytest.mark.parametrize("kernels", ["triton", "invariant"])
+def test_rows_of_drafts_share_a_prefix(kernels, device):
+    """Rows without a draft, or of a sequence that has ended, are empty and may be listed, too."""
+    ops, heads, dtype = load_ops(kernels), (4, 2, 64), torch.float16
+    query_heads, kv_heads, head_dim = heads
+    of, lengths = [0, 0, 0, 1, 2, 2], [600, 601, 0, 530, 0, 0]
+    torch.manual_seed(1)
+    columns = -(-601 // BLOCK_SIZE)
+    tables = torch.zeros(4, columns, dtype=torch.int32)
+    tables[:3] = 1 + torch.randperm(3 * columns).view(3, columns)
+    tables[:3, :32] = tables[0, :32]
+    cache = torch.randn(2, 3 * columns + 1, kv_heads, BLOCK_SIZE, head_dim).to(device, dtype)
+    sharing = ItemSizes(
+        limits=ops.shared_prefix_limits(dtype, head_dim, query_heads // kv_heads),
+        kv_heads=kv_heads,
+        processors=132 if CUDA else 1,
+        block_size=BLOCK_SIZE,
+    )
+    packed = pack_items(groups_of(([0, 1, 2], 32)), np.array(of, np.int32), 6, sharing)
+    shared = item_views(torch.from_numpy(packed).to(device), 6, sharing.limits.max_ranges)
+    assert shared.lengths.tolist() == [512] * 6
+    slots = [slot if length else 3 for slot, length in zip(of, lengths, strict=True)]
+    q = torch.randn(6, query_heads, head_dim, device=device).to(dtype)
+    arguments = (tables.to(device), int32(slots, device), int32(lengths, device), head_dim**-0.5)
+    plan = ops.plan_decode(int32(lengths, device), *heads, dtype, shared=shared)
+    with poisoned_outputs():
+        out = ops.decode_attention(q, *cache, *arguments, shared=shared, plan=plan)
+    expected = reference.decode_attention(q.float(), *cache.float(), *arguments)
+    assert_near(out, expected.to(dtype), TOLERANCE[dtype])
+    assert not out[[2, 4, 5]].any()
 
 
 def test_many_nested_groups_leave_no_row_with_too_many_ranges():

@@ -81,6 +81,20 @@ def ends(rows: int) -> None:
     step.end_decode(slots, meta(rows, HIDDEN), slots, slots, state.adjustments)
 
 
+def drafts(rows: int) -> None:
+    from pagewire.worker.ops.contract.drafts import TokenHistory
+    from pagewire.worker.ops.triton.drafts import begin, end
+
+    slots = meta(65, dtype=torch.int32)
+    tokens, guesses = meta(65, 8208, dtype=torch.int32), meta(65, 15, dtype=torch.int32)
+    history = TokenHistory(tokens, slots, slots, guesses, slots)
+    inputs, tables = meta(6, rows, dtype=torch.int32), meta(65, 512, dtype=torch.int32)
+    _, located = begin.begin_drafted(inputs, meta(128256, HIDDEN), history, tables)
+    given = (located.indices, meta(rows, HIDDEN), located.slots, inputs[1], history, slots)
+    end.end_drafted(*given)
+    end.end_drafted(*given, meta_state(65).adjustments)
+
+
 def meta_state(rows: int) -> SamplingState:
     dtypes = {"seed": torch.int64, **dict.fromkeys(("temperature", "top_p", "min_p"), torch.float)}
     tensors = {
@@ -121,6 +135,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "draws of many rows": (draws, 512),
     "masks": (masks, 64),
     "ends of a step": (ends, 8),
+    "drafts": (drafts, 16),
     "block copies": (block_copies, 5),
 }
 
@@ -164,7 +179,9 @@ def test_fits_the_multiprocessor(case, launches):
         assert launch["spilled"] == 0, launch["kernel"]
 
 
-@pytest.mark.parametrize("case", sorted(CASES.keys() - {"block copies", "ends of a step", "masks"}))
+@pytest.mark.parametrize(
+    "case", sorted(CASES.keys() - {"block copies", "drafts", "ends of a step", "masks"})
+)
 def test_waits_for_its_predecessor(case, launches):
     assert all(launch["waits"] == 1 for launch in launches[case])
 
@@ -176,6 +193,7 @@ def test_loads_are_16_bytes_wide(case, launches):
             "_choose_kernel",
             "_threshold_kernel",
             "_gather_kernel",
+            "_locate_kernel",
             "_mask_kernel",
         )
         if launch["kernel"] not in small_tables_only:

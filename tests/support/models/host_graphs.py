@@ -80,7 +80,7 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
         dtype = eager._decoder.weights.embedding.dtype
         with torch.inference_mode():
             backend = HostGraphBackend(eager._decoder, loaded.limits, dtype)
-            backend.warm_up()
+        backend.warm_up()
         object.__setattr__(loaded, "backend", backend)
         return loaded
 

@@ -66,7 +66,9 @@ class LocalWorker:
         return self.loaded.limits
 
     def stream(self) -> LocalStream:
-        return LocalStream(self.engine, Session(1, self.limits, self.masks))
+        return LocalStream(
+            self.engine, Session(1, self.limits, self.masks, row_costs=self.engine.row_costs)
+        )
 
 
 @asynccontextmanager

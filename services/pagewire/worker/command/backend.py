@@ -23,6 +23,7 @@ from pagewire.worker.command.program import Program
 from pagewire.worker.command.sequences import Failure, LiveSequence
 from pagewire.worker.command.text import ProgramText
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepSampling
@@ -50,6 +51,7 @@ class CommandBackend:
     weight_bytes = 0
     kv_cache_bytes = 0
     host_costs: HostCosts | None = None
+    row_costs: RowCosts | None = None
     piggyback_tokens = 0
     mask_words = None  # a program draws its tokens itself
 

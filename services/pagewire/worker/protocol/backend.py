@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pagewire.packing import Float32Array, Int32Array
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.constraints.token_bans import Words
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import Logprobs
@@ -51,6 +52,9 @@ class Outcome:
     taken: NDArray[np.bool_] | None = None
     # [sequences that sample], the drafts of each, of a device that may have had fewer than planned.
     drafted: Int32Array | None = None
+    # Of a device that drafts, for each sampling sequence: whether its first guess, computed or not,
+    # was its next token.
+    right: NDArray[np.bool_] | None = None
 
 
 class Backend(Protocol):
@@ -70,6 +74,7 @@ class Backend(Protocol):
     host_costs: HostCosts | None  # measured by `warm_up`; None without host blocks
     piggyback_tokens: int  # measured by `warm_up`; see WorkerInfo in worker.proto
     pooling: pb.Pooling | None  # None: it generates
+    row_costs: RowCosts | None  # measured by `warm_up`; None: it makes no drafts itself
 
     @property
     def mask_words(self) -> Words | None:

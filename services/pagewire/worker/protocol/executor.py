@@ -15,6 +15,7 @@ from pagewire.worker.protocol.backend import Backend, Outcome
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import DraftReport, TakenRows, first_rows
 from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
@@ -46,6 +47,11 @@ class StepExecutor:
         self._collector = None if backend.synchronous else QueueThread("collector", on_fatal)
         self.metrics = metrics
         self._on_fatal = on_fatal
+
+    @property
+    def row_costs(self) -> RowCosts | None:
+        """What rows cost on the backend, if it drafts."""
+        return self._backend.row_costs
 
     def step(self, session: Session, message: pb.Step) -> None:
         """Queues a step; its answer is posted to the session."""
@@ -154,7 +160,7 @@ class StepExecutor:
             tokens, duration = np.full(len(first_rows(planned.plan)), -1, np.int32), 0
         else:
             failures += self._fail_rows(session, planned.plan, outcome)
-            session.slots.take(planned.plan, outcome.tokens, outcome.taken)
+            session.slots.take(planned.plan, outcome.tokens, outcome.taken, outcome.right)
             slots, tokens, scores = planned.plan.sample_slots, outcome.tokens, outcome.logprobs
             if outcome.taken is not None:
                 of = TakenRows.of(planned.plan, outcome.taken, tokens, scores, rows)

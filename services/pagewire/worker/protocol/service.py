@@ -198,6 +198,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """
         self._check(hello)
         assert self._limits is not None
+        assert self._executor is not None
         # Clocks of machines differ: among schedulers that share, the claim decides.
         if not hello.shares and hello.epoch <= self._newest_epoch:
             raise RequestError(
@@ -216,7 +217,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             )
         else:
             log.info("%s connected, epoch %d", name, hello.epoch)
-        self._session = Session(hello.epoch, self._limits, self._masks, hello.shares)
+        self._session = Session(
+            hello.epoch, self._limits, self._masks, hello.shares, self._executor.row_costs
+        )
         self._hold(name)
         self._idle.clear()
         return self._session

@@ -6,6 +6,7 @@ from pagewire.errors import RequestError, invalid
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
 from pagewire.worker.protocol.steps.step import decode_step
@@ -28,13 +29,16 @@ class Session:
         limits: Limits,
         masks: MaskThreads | None = None,
         shares: bool = False,
+        row_costs: RowCosts | None = None,
     ) -> None:
         """`masks` None: sequences with a constraint fail. `shares`: the scheduler hears who waits
-        for the worker."""
+        for the worker. `row_costs` of a backend that drafts."""
         self.epoch = epoch
         self.shares = shares
-        drafts = limits.max_drafts > 0
-        self.slots = Slots(limits, None if masks is None else SlotMasks(masks, drafts))
+        # Where the device makes the drafts, no text that a grammar forces is asked for.
+        forced = limits.max_drafts > 0 and not limits.drafts_on_device
+        matchers = None if masks is None else SlotMasks(masks, forced)
+        self.slots = Slots(limits, matchers, row_costs)
         self.answers: asyncio.Queue[
             pb.StepResult | pb.Alive | pb.Standing | RequestError | None
         ] = asyncio.Queue()

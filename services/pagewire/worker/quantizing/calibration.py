@@ -117,13 +117,13 @@ def _recording_ops(layer: LayerWeights, squares: dict[str, Tensor]) -> Ops:
 
         return record_and_multiply
 
-    names_of_products = (
+    kinds = (
         "grouped_linear",
         "grouped_linear_add",
         "scaled_linear",
         "scaled_linear_add",
     )
-    recording = {name: recorded(getattr(ops, name)) for name in names_of_products}
+    recording = {name: recorded(getattr(ops, name)) for name in kinds}
     scaled, scaled_add = recording["scaled_linear"], recording["scaled_linear_add"]
 
     def norm_quantize_linear(

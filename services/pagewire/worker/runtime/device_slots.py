@@ -8,10 +8,12 @@ from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
 from pagewire.sampling import SLOT_NUMBERS
 from pagewire.worker.model.kv_cache import lazy_zeros
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.contract.drafts import LocatedRows
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.runtime.device_drafts import start_histories, token_history
 from pagewire.worker.runtime.upload import upload
 
 # Columns of block tables and token counts are a multiple of this. Triton compiles another kernel
@@ -32,6 +34,7 @@ class DeviceSlots:
 
         slots = limits.num_slots + 1
         self._device = device
+        self._limits = limits
         # [slots, columns] int32, at least `max_blocks` columns
         self.block_tables = zeros(limits.max_blocks + -limits.max_blocks % TABLE_ALIGNMENT)
         self.last_tokens = zeros()  # [slots] int32
@@ -48,6 +51,8 @@ class DeviceSlots:
             bias_ids=zeros(MAX_BIASES),
             biases=zeros(MAX_BIASES, dtype=torch.float32),
         )
+        # None: the host knows every position.
+        self.history = token_history(limits, device) if limits.drafts_on_device else None
         # `index` belongs to a row, not to a slot: `gather_sampling` gets it separately.
         self.sampling = SamplingState(
             **{
@@ -110,6 +115,37 @@ class DeviceSlots:
         given = self.forced_tokens[slots, indices.clamp(max=last)]
         return torch.where(given >= 0, given, tokens)
 
+    def sample_drafted(
+        self,
+        ops: Ops,
+        logits: Tensor,
+        hidden: Tensor,
+        rows: LocatedRows,
+        places: Tensor,
+        filtered: bool,
+    ) -> Tensor:
+        """Samples tokens and keeps those that belong to the outputs; for slots with a history.
+
+        Args:
+            ops: the operations.
+            logits: `[rows, vocabulary]`.
+            hidden: `[rows, hidden]`, the input of the head.
+            rows: the rows.
+            places: `[rows]` int32, the place of each among the rows of its sequence.
+            filtered: see `DevicePlan`.
+
+        Returns:
+            `[4, rows]` int32, see `end_drafted`.
+        """
+        assert self.history is not None
+        state = ops.gather_sampling(self.sampling, rows.slots, rows.indices)
+        drawn = ops.sample(logits, state, filtered)
+        tokens = self.forced(drawn, rows.slots, rows.indices)
+        counted = self._adjustments if filtered else None
+        return ops.end_drafted(
+            tokens, hidden, rows.slots, places, self.history, self.last_tokens, counted
+        )
+
     def _start(self, starts: SlotStarts) -> None:
         # All as int32 bits, for one copy. The int64 seeds come first, at an aligned address.
         seed, slots, min_tokens, kinds, stops, *numbers = upload(
@@ -138,6 +174,8 @@ class DeviceSlots:
             self._penalize(starts.penalized)
         if starts.biased is not None:
             self._bias(starts.biased)
+        if self.history is not None:
+            start_histories(self.history, starts.sequences, self._limits.max_model_len)
 
     def _penalize(self, starts: PenalizedStarts) -> None:
         slots, penalties, seen_slots, seen_ids, seen_counts = upload(

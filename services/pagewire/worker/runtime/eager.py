@@ -16,6 +16,7 @@ from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
 from pagewire.worker.protocol.constraints.token_bans import Words
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, Chunks, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
@@ -53,6 +54,7 @@ class EagerBackend:
 
     prefix_groups = False
     pooling: pb.Pooling | None = None
+    row_costs: RowCosts | None = None
     piggyback_tokens = (
         0  # never faster: a CPU is bound by computing, and eager steps by launching kernels
     )

@@ -13,6 +13,7 @@ from pagewire.worker.ops.contract.shared_prefix import (
     PrefixLimits,
     SharedPrefixItems,
 )
+from pagewire.worker.protocol.steps.draft_rows import places_of
 from pagewire.worker.protocol.steps.step import StepPrefixGroup
 
 # In positions. The merge of shorter ranges would cost more than the parallel work saves.
@@ -50,19 +51,23 @@ def pack_items(
 ) -> Int32Array:
     """The packed items of a step that decodes `decode_slots` in a batch of `rows`.
 
-    All members of the groups must decode. Groups that do not fit are left out: then each row reads
-    its prefix by itself. The result is `[buffer_length(rows, max_ranges)]` int32, as
-    `item_views` reads it.
+    All members of the groups must decode. All rows of a slot are members where it is one. Groups
+    that do not fit are left out: then each row reads its prefix by itself. The result is
+    `[buffer_length(rows, max_ranges)]` int32, as `item_views` reads it.
     """
     limits = sizes.limits
     unit = limits.unit
     buffer = np.zeros(buffer_length(rows, limits.max_ranges), np.int32)
     plan = _ItemPlan(rows, limits)
-    row_of = np.zeros(int(decode_slots.max()) + 1, np.int32)
-    row_of[decode_slots] = np.arange(len(decode_slots))
-    shared = [
-        (row_of[group.slots], group.blocks * sizes.block_size // unit * unit) for group in groups
-    ]
+    # A slot's rows are neighbours: one, and those of its drafts.
+    counts = np.bincount(decode_slots).astype(np.int32)
+    firsts = np.zeros_like(counts)
+    firsts[decode_slots[::-1]] = np.arange(len(decode_slots), dtype=np.int32)[::-1]
+    shared = []
+    for group in groups:
+        held = counts[group.slots]
+        members = np.repeat(firsts[group.slots], held) + places_of(held)
+        shared.append((members, group.blocks * sizes.block_size // unit * unit))
     # Positions times tiles of rows. An upper bound: inner groups count those of outer ones again.
     work = sum(-(-len(members) // limits.members) * end for members, end in shared)
     length = work * sizes.kv_heads // (2 * sizes.processors)

@@ -65,6 +65,7 @@ def _path(config: WorkerConfig) -> Path | None:
             config.worker_max_num_batched_tokens,
             config.host_memory_gb > 0,
             config.batch_invariant,
+            config.speculate,
             (resolve_model(config.model) / "config.json").read_bytes(),
         )
         digest = sha256(repr(depends_on).encode())

@@ -51,8 +51,9 @@ from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
 log = logging.getLogger(__name__)
 
 CPU_BATCHED_TOKENS = 2048
-# The most drafts of a row. Steps of more rows take longer on a CPU, so more would have to be right.
-MAX_DRAFTS = 7
+# The most drafts of a row, by the type of device. Steps of more rows take longer on a CPU, so more
+# would have to be right. A GPU takes 16 rows in little more time than one.
+MAX_DRAFTS = {"cpu": 7, "cuda": 15}
 GPU_BATCHED_TOKENS = 8192
 FP8_CAPABILITY = (8, 9)  # from which on tensor cores multiply FP8
 
@@ -104,7 +105,7 @@ def _load(
     ops = load_ops("invariant" if config.batch_invariant else kernels)
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
-    check_speculation(config, device, pooling is not None)
+    check_speculation(config, device, kernels, pooling is not None)
     graphs = device.type == "cuda" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
@@ -254,17 +255,18 @@ def check_fp8(model: ModelConfig, device: torch.device) -> None:
         )
 
 
-def check_speculation(config: WorkerConfig, device: torch.device, pools: bool) -> None:
+def check_speculation(
+    config: WorkerConfig, device: torch.device, kernels: str, pools: bool
+) -> None:
     """Raises SetupError if --speculate is on and this worker cannot do it."""
     if config.speculate == "none":
         return
     name = f"--speculate {config.speculate}"
     if pools:
         raise SetupError(f"{name}: this model pools and generates nothing; leave it out")
-    if device.type != "cpu":
+    if device.type != "cpu" and kernels != "triton":
         raise SetupError(
-            f"{name} works on a CPU only, and this worker uses {device}: its steps are submitted "
-            "before the tokens of the last one are known; use --speculate none"
+            f"{name} on {device} needs the kernels that make drafts; leave --ops {kernels} out"
         )
     if config.block_size < 2:
         raise SetupError(f"{name} needs blocks of 2 tokens or more (--block-size)")
@@ -280,6 +282,13 @@ def check_forced_texts(config: WorkerConfig) -> None:
             "says. It needs --load-format dummy, which makes random weights; leave it out to serve"
         )
     log.warning("every output is that of a recorded text (--forced-texts): for benchmarks only")
+
+
+def most_drafts(config: WorkerConfig, device: torch.device) -> int:
+    """The most drafts of a row, less than the tokens of a block; 0 without speculation."""
+    if config.speculate == "none":
+        return 0
+    return min(MAX_DRAFTS[device.type], config.block_size - 1)
 
 
 def choose_ops(
@@ -312,7 +321,8 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         block_size=config.block_size,
         num_blocks=1,
         host_blocks=1 if config.host_memory_gb else 0,
-        max_drafts=0 if config.speculate == "none" else min(MAX_DRAFTS, config.block_size - 1),
+        max_drafts=most_drafts(config, device),
+        drafts_on_device=config.speculate != "none" and device.type != "cpu",
         max_model_len=longest_sequence(model.max_position_embeddings, config.max_model_len),
         max_num_batched_tokens=batched,
     )

@@ -17,7 +17,7 @@ from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear_config import linear_config
 from pagewire.worker.ops.triton.streamed.gemm import is_supported
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs.backend import row_buckets
+from pagewire.worker.runtime.graphs.backend import decode_buckets
 from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False
     if batch_invariant or not config.qkv_bias:
         changed += choose(_plain(layer.qkv for layer in layers), tokens)
     if batch_invariant:
-        changed += choose(_plain([decoder.weights.head]), row_buckets(limits))
+        changed += choose(_plain([decoder.weights.head]), decode_buckets(limits))
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
 
@@ -67,7 +67,7 @@ def choose_expert_tiles(decoder: Decoder, limits: Limits) -> None:
 
 def _row_counts(limits: Limits) -> list[int]:
     """All numbers of tokens of the graphs."""
-    return sorted({*row_buckets(limits), *(size.tokens for size in body_sizes(limits))})
+    return sorted({*decode_buckets(limits), *(size.tokens for size in body_sizes(limits))})
 
 
 def _microseconds(run: Callable[[], Tensor]) -> float:

@@ -7,6 +7,7 @@ from typing import Protocol
 from pagewire.worker.ops.contract.activation import ActivationOps
 from pagewire.worker.ops.contract.attention import AttentionOps
 from pagewire.worker.ops.contract.blocks import BlockOps
+from pagewire.worker.ops.contract.drafts import DraftOps
 from pagewire.worker.ops.contract.experts import ExpertOps
 from pagewire.worker.ops.contract.latent import LatentOps
 from pagewire.worker.ops.contract.linear import LinearOps
@@ -28,6 +29,7 @@ class Ops(
     LatentOps,
     SamplingOps,
     StepOps,
+    DraftOps,
     BlockOps,
     Protocol,
 ):

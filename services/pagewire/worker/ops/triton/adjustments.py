@@ -143,16 +143,6 @@ def _adjust_kernel(
             tl.store(adjusted_ptr + row * adjusted_stride + ids, x, mask=known)
 
 
-@triton.jit
-def count_token(token, slot, kinds_ptr, counts_ptr, counts_stride):
-    """Compute `reference.sampling.count_tokens` for one row."""
-    if (tl.load(kinds_ptr + slot) & _PENALIZED) != 0:
-        at = counts_ptr + slot.to(tl.int64) * counts_stride + token
-        seen = tl.load(at).to(tl.int32)
-        more = (seen & _MAX_COUNTED) < _MAX_COUNTED
-        tl.store(at, (seen + more.to(tl.int32)).to(tl.int16))
-
-
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor | None:
     """Return the logits after biases, bans and penalties, for rows with biases or penalties.
 

@@ -8,6 +8,8 @@ from pagewire.worker.ops.triton.attention import plan_decode as plan_decode
 from pagewire.worker.ops.triton.attention import prefill_attention as prefill_attention
 from pagewire.worker.ops.triton.attention import shared_prefix_limits as shared_prefix_limits
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.drafts.begin import begin_drafted as begin_drafted
+from pagewire.worker.ops.triton.drafts.end import end_drafted as end_drafted
 from pagewire.worker.ops.triton.experts import add_experts as add_experts
 from pagewire.worker.ops.triton.experts import experts_add as experts_add
 from pagewire.worker.ops.triton.experts import experts_down as experts_down

@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
 from pagewire.worker.ops.contract.step import NUM_INPUTS
 from pagewire.worker.ops.integers import next_power_of_2
-from pagewire.worker.ops.triton.adjustments import count_token
+from pagewire.worker.ops.triton.drafts.counting import count_token
 
 
 def begin_decode(
@@ -43,16 +43,16 @@ def gather_sampling(by_slot: SamplingState, slots: Tensor, indices: Tensor) -> S
     rows, stops = len(slots), by_slot.stop_token_ids.shape[1]
     held = by_slot.adjustments
     kinds = by_slot.top_k if held is None else held.kinds  # not read without adjustments
-    out_kinds = torch.empty_like(kinds[:rows])
+    out_kinds = kinds.new_empty(rows)
     out = SamplingState(
-        temperature=torch.empty_like(by_slot.temperature[:rows]),
-        top_k=torch.empty_like(by_slot.top_k[:rows]),
-        top_p=torch.empty_like(by_slot.top_p[:rows]),
-        min_p=torch.empty_like(by_slot.min_p[:rows]),
-        seed=torch.empty_like(by_slot.seed[:rows]),
+        temperature=by_slot.temperature.new_empty(rows),
+        top_k=by_slot.top_k.new_empty(rows),
+        top_p=by_slot.top_p.new_empty(rows),
+        min_p=by_slot.min_p.new_empty(rows),
+        seed=by_slot.seed.new_empty(rows),
         index=indices,
-        min_tokens=torch.empty_like(by_slot.min_tokens[:rows]),
-        stop_token_ids=torch.empty_like(by_slot.stop_token_ids[:rows]),
+        min_tokens=by_slot.min_tokens.new_empty(rows),
+        stop_token_ids=by_slot.stop_token_ids.new_empty((rows, stops)),
         adjustments=None if held is None else replace(held, kinds=out_kinds, slots=slots),
     )
     _gather_kernel[(rows,)](

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagewire.packing import Int32Array, pack
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.sequence_drafts import NO_DRAFTER
-from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
+from pagewire.worker.protocol.steps.device_plan import FROM_DEVICE, NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
 
@@ -22,7 +22,21 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int])
     `drafters [decodes]` made them: a Drafter in worker.proto for each row that has some.
     """
     counts = np.array([1 + len(each) for each in drafts], np.int32)
-    places = _places(counts)
+    return _with_rows(plan, counts, drafts, np.array(drafters, np.int32))
+
+
+def with_device_drafts(plan: DevicePlan, lengths: Int32Array) -> DevicePlan:
+    """The plan with so many drafts of each decode row `[decodes]`, which the device guesses."""
+    drafts = [np.full(lengths.sum(), FROM_DEVICE, np.int32)]
+    drafters = np.full(len(lengths), pb.DRAFTER_SUFFIX, np.int32)
+    return _with_rows(plan, 1 + lengths, drafts, drafters)
+
+
+def _with_rows(
+    plan: DevicePlan, counts: Int32Array, drafts: list[Int32Array], drafters: Int32Array
+) -> DevicePlan:
+    """The plan with `counts [decodes]` rows in place of each decode row; see `with_drafts`."""
+    places = places_of(counts)
     tokens = np.full(len(places), NO_DRAFT, np.int32)
     tokens[places > 0] = np.concatenate(drafts)
     # Behind the decode rows come the sampling rows of chunks.
@@ -45,7 +59,7 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int])
         decode_positions=np.repeat(plan.decode_positions, counts) + places,
         drafts=tokens,
         sample_slots=np.repeat(plan.sample_slots, all_counts),
-        sample_indices=np.repeat(plan.sample_indices, all_counts) + _places(all_counts),
+        sample_indices=np.repeat(plan.sample_indices, all_counts) + places_of(all_counts),
         logprobs=logprobs,
         masks=masks,
         drafters=made_by,
@@ -149,7 +163,7 @@ def first_rows(plan: DevicePlan) -> NDArray[np.intp]:
     return first.nonzero()[0]
 
 
-def _places(counts: Int32Array) -> Int32Array:
+def places_of(counts: Int32Array) -> Int32Array:
     """For each of `counts` repeated rows its place among the repetitions, from 0."""
     begins = np.cumsum(counts, dtype=np.int32) - counts
     return np.arange(counts.sum(), dtype=np.int32) - np.repeat(begins, counts)

@@ -30,6 +30,8 @@ class Limits:
     max_drafts: int = 0  # of a decode row; 0: no speculation
     # Of a benchmark: the only prompts that are taken, and their outputs; see forced_texts.py.
     forced: ForcedTexts | None = None
+    # Whether the device makes the drafts and knows the positions, while steps run ahead of results.
+    drafts_on_device: bool = False
 
     @property
     def max_blocks(self) -> int:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.checks import check_step
+from pagewire.worker.protocol.steps.device_drafts import DeviceDrafts
 from pagewire.worker.protocol.steps.device_plan import (
     BlockCopies,
     Chunks,
@@ -71,11 +73,20 @@ class PlannedStep:
 class Slots:
     """The state of all slots of one stream. All arrays have one element for each slot."""
 
-    def __init__(self, limits: Limits, masks: SlotMasks | None = None) -> None:
-        """`masks` None: sequences with a constraint fail."""
+    def __init__(
+        self,
+        limits: Limits,
+        masks: SlotMasks | None = None,
+        row_costs: RowCosts | None = None,
+    ) -> None:
+        """`masks` None: sequences with a constraint fail. `row_costs` of a device that drafts."""
         self.limits = limits
         self._masks = masks
-        self._drafts = Drafts(limits) if limits.max_drafts else None
+        self._drafts: Drafts | DeviceDrafts | None = None
+        if row_costs is not None:
+            self._drafts = DeviceDrafts(limits, row_costs)
+        elif limits.max_drafts:
+            self._drafts = Drafts(limits)
         n = limits.num_slots
         self._state = np.zeros(n, np.int8)
         self._known = np.zeros(n, np.int32)  # tokens given at the start
@@ -102,6 +113,9 @@ class Slots:
         """Applies a step; RequestError INVALID_ARGUMENT, and no change, if it is malformed."""
         decodes = self._decodes if step.decode_slots is None else step.decode_slots.copy()
         check_step(step, decodes, self.limits)
+        if isinstance(self._drafts, DeviceDrafts):
+            for settled, more in self._drafts.settle():
+                self._advance(settled, more)
         self._failures, self._decodes = [], decodes
         starts, given, copies = self._start(step.starts)
         given = _joined_writes(given, self._free(step.freed_slots, step.freed_counts))
@@ -133,17 +147,29 @@ class Slots:
             plan = self._drafts.draft(plan, self._room)
         return PlannedStep(plan, _answer_rows(decoded, answered), tuple(self._failures))
 
-    def take(self, plan: DevicePlan, tokens: Int32Array, taken: NDArray[np.bool_] | None) -> None:
-        """Takes the tokens of a step, for the drafts and positions of the next one.
+    def take(
+        self,
+        plan: DevicePlan,
+        tokens: Int32Array,
+        taken: NDArray[np.bool_] | None,
+        right: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Takes the tokens of a step, for the drafts and positions of the next ones.
 
-        `tokens [rows]` and `taken [rows]` as in the step's outcome.
+        `tokens [rows]`, `taken [rows]` and `right` as in the step's outcome. Where the device
+        drafts, another thread may run `plan`.
         """
-        if self._drafts is None:
-            return
-        counts = self._drafts.take(plan, tokens, taken)
-        slots = plan.sample_slots[first_rows(plan)]
-        self._computed[slots] += counts - 1
-        self._generated[slots] += counts - 1
+        if isinstance(self._drafts, DeviceDrafts):
+            if right is not None:  # the step has sampled
+                self._drafts.take(plan, taken, right)
+        elif self._drafts is not None:
+            counts = self._drafts.take(plan, tokens, taken)
+            self._advance(plan.sample_slots[first_rows(plan)], counts - 1)
+
+    def _advance(self, slots: Int32Array, more: Int32Array) -> None:
+        """`slots [n]` have had `more [n]` tokens beside the one that was counted ahead."""
+        self._computed[slots] += more
+        self._generated[slots] += more
 
     def fail(self, slot: int) -> bool:
         """Marks a sequence as failed; False if it was already. Another thread may run `plan`."""
@@ -294,7 +320,10 @@ class Slots:
         slots = self._decodes
         position, state = self._computed[slots], self._state[slots]
         live = (state == _RUNNING) & (position >= self._known[slots])
-        live &= position < self._room[slots]
+        reached = position
+        if isinstance(self._drafts, DeviceDrafts):
+            reached = self._drafts.reached(slots, position)
+        live &= reached < self._room[slots]
         if self._drafts is not None:
             ended = self._drafts.ended(slots, self._generated[slots])
             live, state = live & ~ended, np.where(ended, _FAILED, state)

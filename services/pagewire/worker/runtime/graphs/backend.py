@@ -14,7 +14,9 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.measurement.piggyback import measure_piggyback
+from pagewire.worker.measurement.row_costs import measure_row_costs
 from pagewire.worker.model.decoder import Batch, Decoder
+from pagewire.worker.ops.contract.drafts import NUM_RESULTS, OFFSETS, PLACES, TOKENS
 from pagewire.worker.ops.contract.step import (
     INDICES,
     NUM_INPUTS,
@@ -24,18 +26,24 @@ from pagewire.worker.ops.contract.step import (
     WRITE_COLUMNS,
     WRITE_SLOTS,
 )
+from pagewire.worker.protocol.backend import Outcome
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.device_logprobs import WIDTHS, compute_logprobs
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
+from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
 from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.graphs.staging import Staging
 from pagewire.worker.runtime.timer import DeviceTimer
 
+# Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
+# so that no draft pays.
+MOST_DRAFTED_ROWS = 512
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
@@ -50,24 +58,25 @@ class GraphBackend(EagerBackend):
         if decoder.config.latent is not None:  # each row reads its own positions
             self.prefix_groups = False
         self._buckets = row_buckets(limits)
-        self._staging = Staging(NUM_INPUTS * self._buckets[-1])
-        self._inputs = torch.zeros(
-            NUM_INPUTS * self._buckets[-1], dtype=torch.int32, device=self.device
-        )
+        # Rows of decode steps, of which drafts take some.
+        self._decode_buckets = decode_buckets(limits)
+        most_rows = self._decode_buckets[-1]
+        self._staging = Staging(NUM_INPUTS * most_rows)
+        self._inputs = torch.zeros(NUM_INPUTS * most_rows, dtype=torch.int32, device=self.device)
         # Keys: number of rows, whether any row is filtered (see `DevicePlan`) or None for a graph
         # that does not sample, whether rows share prefixes.
         self._captured: dict[tuple[int, bool | None, bool], CapturedStep] = {}
         self._shared_buckets: list[int] = []
         self._shared: SharedPrefixes | None = None
         if self.prefix_groups:
-            self._shared_buckets += [rows for rows in SHARED_BUCKETS if rows < self._buckets[-1]]
-            self._shared_buckets.append(self._buckets[-1])
-            self._shared = SharedPrefixes(decoder, limits, dtype, self._buckets[-1])
+            self._shared_buckets += [rows for rows in SHARED_BUCKETS if rows < most_rows]
+            self._shared_buckets.append(most_rows)
+            self._shared = SharedPrefixes(decoder, limits, dtype, most_rows)
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
-        self._logits = embedding.new_empty(self._buckets[-1], decoder.config.vocab_size)
+        self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
         # Graphs that do not sample write the input of the head here.
-        self._last_hidden = embedding.new_empty(self._buckets[-1], embedding.shape[1])
+        self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
         self._mixed = MixedGraphs(
             decoder,
             self._slots,
@@ -78,7 +87,7 @@ class GraphBackend(EagerBackend):
             self._last_hidden,
         )
         self._masked = MaskedSampling(
-            decoder.ops, self._slots, limits, self._buckets, self._logits, self._last_hidden
+            decoder.ops, self._slots, limits, self._decode_buckets, self._logits, self._last_hidden
         )
         self.mask_words = self._masked.words.numpy()
         # Graphs run one after another, so they can share a memory pool.
@@ -110,6 +119,8 @@ class GraphBackend(EagerBackend):
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
         self._measure_costs()
+        if self._slots.history is not None:
+            self.row_costs = self._measure_rows()
         self.piggyback_tokens = measure_piggyback(self, self.limits, self._seconds_of)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # memory of these steps outside the graphs' pool
@@ -130,30 +141,45 @@ class GraphBackend(EagerBackend):
             else:
                 launched = self._launch_decode(plan)
             tokens, logits = self._sampled(plan, launched)
-            logprobs = self._logprobs(logits, tokens, plan.logprobs)
+            drawn = tokens if self._slots.history is None else tokens[TOKENS]
+            logprobs = self._logprobs(logits, drawn, plan.logprobs)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs)
+        indices = plan.sample_indices
+        if self._slots.history is None:
+            return EagerHandle(tokens, indices, timer, logprobs, prompt_logprobs)
+        return DraftedHandle(tokens, indices, timer, logprobs, prompt_logprobs, plan=plan)
+
+    def wait(self, handle: EagerHandle) -> Outcome:
+        """See `Backend`."""
+        if not isinstance(handle, DraftedHandle):
+            return super().wait(handle)
+        handle.timer.wait()
+        return outcome(handle)
 
     def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
         """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
 
-        The next step overwrites them.
+        The next step overwrites them. With a history, the results `[4, rows or more]` instead.
         """
         if launched is None:
-            return self._inputs[:0], self._logits
-        rows = len(plan.sample_slots)
-        if plan.masks is None:
-            return launched.tokens[:rows], self._logits
-        tokens, unmasked = self._masked.launch(plan, launched.inputs.shape[1])
-        return tokens[:rows], unmasked
+            nothing = self._inputs[:0]
+            return nothing if self._slots.history is None else nothing.view(NUM_RESULTS, 0), (
+                self._logits
+            )
+        tokens, unmasked = launched.tokens, self._logits
+        if plan.masks is not None:
+            tokens, unmasked = self._masked.launch(plan, launched.inputs.shape[1])
+        if self._slots.history is not None:
+            return tokens, unmasked
+        return tokens[: len(plan.sample_slots)], unmasked
 
     def _launch_decode(self, plan: DevicePlan) -> CapturedStep:
         """Queues a decode step; without its sampling if it has constrained rows."""
         decodes = plan.num_decodes
         filtered = plan.filtered if plan.masks is None else None
         groups = plan.groups if plan.masks is None and self._shared is not None else ()
-        buckets = self._shared_buckets if groups else self._buckets
+        buckets = self._shared_buckets if groups else self._decode_buckets
         rows = buckets[bisect_left(buckets, decodes)]
         captured = self._captured[rows, filtered, bool(groups)]
         if groups and self._shared is not None:
@@ -173,7 +199,7 @@ class GraphBackend(EagerBackend):
         """
         for rows in reversed(self._shared_buckets):
             yield from ((rows, filtered, True) for filtered in (True, False))
-        for rows in reversed(self._buckets):
+        for rows in reversed(self._decode_buckets):
             yield from ((rows, filtered, False) for filtered in (True, False, None))
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
@@ -206,16 +232,24 @@ class GraphBackend(EagerBackend):
     def _decode(self, rows: int, filtered: bool | None, shared: bool) -> Tensor:
         """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
 
-        With `filtered` None it ends with the logits, and returns the input of the head.
+        With a history it gives the results `[4, rows]`. With `filtered` None it ends with the
+        logits, and returns the input of the head.
         """
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
-        slots = inputs[SLOTS]
-        residual, lengths = ops.begin_decode(
-            inputs, self._decoder.weights.embedding, state.last_tokens, state.block_tables
-        )
+        slots, positions = inputs[SLOTS], inputs[POSITIONS]
+        embedding, located = self._decoder.weights.embedding, None
+        if state.history is None:
+            residual, lengths = ops.begin_decode(
+                inputs, embedding, state.last_tokens, state.block_tables
+            )
+        else:
+            residual, located = ops.begin_drafted(
+                inputs, embedding, state.history, state.block_tables
+            )
+            slots, positions, lengths = located.slots, located.positions, located.lengths
         batch = Batch(
             token_ids=slots,  # not read: `residual` is embedded already
-            positions=inputs[POSITIONS],
+            positions=positions,
             slots=slots,
             num_decodes=len(slots),
             decode_lengths=lengths,
@@ -226,7 +260,19 @@ class GraphBackend(EagerBackend):
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
         if filtered is None:
             return self._last_hidden[: len(slots)].copy_(hidden)
+        if located is not None:
+            return state.sample_drafted(ops, logits, hidden, located, inputs[PLACES], filtered)
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
+
+    def _measure_rows(self) -> RowCosts:
+        """What the rows of decode steps cost; all of them are padding."""
+        token_bytes = self.kv_cache_bytes / (self.limits.num_blocks * self.limits.block_size)
+        steps = {
+            rows: self._captured[rows, False, False].graph.replay for rows in self._decode_buckets
+        }
+        with torch.inference_mode():
+            self._inputs.zero_()
+            return measure_row_costs(steps, self._cache.keys[0], token_bytes, self._seconds_of)
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The inputs `[NUM_INPUTS, rows]` of a plan, padded with rows of the padding slot."""
@@ -234,8 +280,12 @@ class GraphBackend(EagerBackend):
         decodes = plan.num_decodes
         packed[SLOTS, :decodes] = plan.decode_slots
         packed[SLOTS, decodes:] = self.limits.padding_slot
-        packed[POSITIONS, :decodes] = plan.decode_positions
-        packed[INDICES, :decodes] = plan.sample_indices
+        if self._slots.history is None:
+            packed[POSITIONS, :decodes] = plan.decode_positions
+            packed[INDICES, :decodes] = plan.sample_indices
+        else:
+            packed[PLACES, :decodes] = places(plan)
+            packed[OFFSETS, :decodes] = offsets(plan)
         packed[WRITE_SLOTS] = self.limits.padding_slot
         if writes is not None:
             count = len(writes.slots)
@@ -246,7 +296,21 @@ class GraphBackend(EagerBackend):
 
 
 def row_buckets(limits: Limits) -> list[int]:
-    """Numbers of rows that decode graphs are captured for, finer for small steps."""
-    max_rows = min(limits.num_slots, limits.max_num_batched_tokens)
+    """Numbers of rows that graphs of one row a sequence are captured for."""
+    return _buckets(min(limits.num_slots, limits.max_num_batched_tokens))
+
+
+def decode_buckets(limits: Limits) -> list[int]:
+    """Numbers of rows that decode graphs are captured for, those of drafts included."""
+    buckets = row_buckets(limits)
+    if not limits.drafts_on_device:
+        return buckets
+    drafted = limits.num_slots * (1 + limits.max_drafts)
+    most = min(drafted, max(MOST_DRAFTED_ROWS, buckets[-1]), limits.max_num_batched_tokens)
+    return sorted({*buckets, *_buckets(most)})
+
+
+def _buckets(max_rows: int) -> list[int]:
+    """Numbers of rows up to a maximum, finer for small steps."""
     steps: Iterable[int] = (1, 2, 4, *range(8, 256, 8), *range(256, max_rows + 16, 16))
     return [rows for rows in steps if rows < max_rows] + [max_rows]

@@ -11,12 +11,13 @@ from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.graphs.drafts import offsets, places
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.staging import Staging
 
 # Rows of the inputs.
-SLOTS, INDICES, MASK_ROWS = range(3)
-NUM_INPUTS = 3
+SLOTS, INDICES, MASK_ROWS, PLACES = range(4)
+NUM_INPUTS = 4
 
 Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
@@ -62,15 +63,19 @@ class MaskedSampling:
     def launch(self, plan: DevicePlan, rows: int) -> tuple[Tensor, Tensor]:
         """Queues the sampling of a step whose layers ran with `rows` rows, padding included.
 
-        Returns the tokens `[rows]` int32, and the logits `[rows, vocabulary]` without masks if the
-        plan needs log probabilities. The next step overwrites them.
+        Returns the tokens `[rows]` int32, or with a history the results `[4, rows]`; and the logits
+        `[rows, vocabulary]` without masks if the plan needs log probabilities. The next step
+        overwrites them.
         """
         masks, count = plan.masks, len(plan.sample_slots)
         assert masks is not None
         packed = np.zeros((NUM_INPUTS, rows), np.int32)
         packed[SLOTS, :count] = plan.sample_slots
         packed[SLOTS, count:] = self._padding_slot
-        packed[INDICES, :count] = plan.sample_indices
+        if self._slots.history is None:
+            packed[INDICES, :count] = plan.sample_indices
+        else:
+            packed[INDICES, :count], packed[PLACES, :count] = offsets(plan), places(plan)
         packed[MASK_ROWS] = -1
         packed[MASK_ROWS, masks.rows] = masks.slots
         self._staging.copy_to(self._rows(rows), packed)
@@ -92,8 +97,12 @@ class MaskedSampling:
     def _sample(self, rows: int, filtered: bool) -> Tensor:
         inputs, logits, hidden = self._rows(rows), self._logits[:rows], self._hidden[:rows]
         self._ops.mask_logits(logits, inputs[MASK_ROWS], self._gate.masks)
-        return self._slots.sample(
-            self._ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
+        slots, indices = inputs[SLOTS], inputs[INDICES]
+        if self._slots.history is None:
+            return self._slots.sample(self._ops, logits, hidden, slots, indices, filtered)
+        located = self._slots.history.locate(slots, inputs[PLACES], indices)
+        return self._slots.sample_drafted(
+            self._ops, logits, hidden, located, inputs[PLACES], filtered
         )
 
 

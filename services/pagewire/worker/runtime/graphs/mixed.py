@@ -22,11 +22,13 @@ from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.graphs.drafts import offsets
 from pagewire.worker.runtime.graphs.mixed_layout import (
     BodySize,
     body_batch,
     body_length,
     body_sizes,
+    located_body,
     pack_body,
     split_body,
 )
@@ -131,6 +133,8 @@ class MixedGraphs:
         """Embedding and layers up to the last queries: `[tokens, heads, head_dim]`."""
         state = self._slots
         inputs = split_body(self._body_inputs, size)
+        if state.history is not None:
+            inputs = located_body(inputs, state.history)
         batch = body_batch(inputs, size, state.last_tokens)
         residual = self.residual[: size.tokens]
         torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
@@ -140,22 +144,29 @@ class MixedGraphs:
     def _head(self, inputs: Tensor, filtered: bool | None) -> Tensor:
         """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
 
-        With `filtered` None it ends with the logits, and returns their input.
+        With a history it gives the results `[4, rows]`. With `filtered` None it ends with the
+        logits, and returns their input.
         """
+        slots, lengths, located = inputs[SLOTS], inputs[LENGTHS], None
+        if self._slots.history is not None:
+            places = torch.zeros_like(slots)
+            located = self._slots.history.locate(slots, places, inputs[INDICES])
+            slots, lengths = located.slots, located.lengths
         hidden = self._decoder.finish_last_layer(
             self.residual[inputs[ROWS]],
             self.queries[inputs[ROWS]],
-            inputs[SLOTS],
-            inputs[LENGTHS],
+            slots,
+            lengths,
             self._cache,
             self._slots.block_tables,
         )
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
         if filtered is None:
             return self._last_hidden[: len(hidden)].copy_(hidden)
-        return self._slots.sample(
-            self._decoder.ops, logits, hidden, inputs[SLOTS], inputs[INDICES], filtered
-        )
+        ops = self._decoder.ops
+        if located is not None:
+            return self._slots.sample_drafted(ops, logits, hidden, located, places, filtered)
+        return self._slots.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
         """The inputs `[NUM_INPUTS, bucket]` of a plan, padded with rows of the padding slot."""
@@ -165,5 +176,6 @@ class MixedGraphs:
         packed[LENGTHS, :rows] = plan.sample_lengths()
         packed[SLOTS, :rows] = plan.sample_slots
         packed[SLOTS, rows:] = self._limits.padding_slot
-        packed[INDICES, :rows] = plan.sample_indices
+        indices = plan.sample_indices if self._slots.history is None else offsets(plan)
+        packed[INDICES, :rows] = indices
         return packed

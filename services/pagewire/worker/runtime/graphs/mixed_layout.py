@@ -1,6 +1,6 @@
 """The inputs of captured bodies: decode rows and prefill chunks, padded and packed for one copy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Batch, Prefill
+from pagewire.worker.ops.contract.drafts import TokenHistory
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.upload import ALIGNMENT
@@ -116,6 +117,20 @@ def body_batch(inputs: BodyInputs[Tensor], size: BodySize, last_tokens: Tensor) 
         num_decodes=size.decodes,
         decode_lengths=inputs.decode_lengths,
         prefill=Prefill(inputs.chunk_slots, inputs.chunk_starts, inputs.chunk_lengths, size.tokens),
+    )
+
+
+def located_body(inputs: BodyInputs[Tensor], history: TokenHistory) -> BodyInputs[Tensor]:
+    """The inputs with the places of the decode rows, which only the device knows."""
+    decode = inputs.token_ids == LAST_SAMPLED
+    places = torch.zeros_like(inputs.slots)
+    rows = history.locate(inputs.slots, places, places)
+    decodes = len(inputs.decode_lengths)
+    return replace(
+        inputs,
+        positions=torch.where(decode, rows.positions, inputs.positions),
+        slots=torch.where(decode, rows.slots, inputs.slots),
+        decode_lengths=torch.where(decode[:decodes], rows.lengths[:decodes], -1),
     )
 
 

@@ -1,5 +1,6 @@
 """The items of shared-prefix attention on the device, as captured decode steps read them."""
 
+import numpy as np
 import torch
 
 from pagewire.packing import Int32Array
@@ -29,6 +30,9 @@ class SharedPrefixes:
         self._buffer = torch.zeros(length, dtype=torch.int32, device=device)
         self._staging = Staging(length)
         self._copied: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
+        # Of steps whose slots may have several rows: the slots of the rows that were copied.
+        self._slots: Int32Array | None = None
+        self._drafts = limits.drafts_on_device
 
     def items(self, rows: int) -> SharedPrefixItems:
         """The views of the buffer for a step of `rows` rows."""
@@ -37,13 +41,16 @@ class SharedPrefixes:
     def copy(self, groups: tuple[StepPrefixGroup, ...], slots: Int32Array, rows: int) -> None:
         """Queues the copy of the items of a step that decodes `slots` in `rows` rows, if new.
 
-        `groups` must be another object whenever the groups or the decode slots have changed.
+        `groups` must be another object whenever the groups or the decoding sequences have changed.
         """
-        if self._copied[0] is groups and self._copied[1] == rows:
+        same_rows = not self._drafts or (
+            self._slots is not None and np.array_equal(slots, self._slots)
+        )
+        if self._copied[0] is groups and self._copied[1] == rows and same_rows:
             return
         packed = pack_items(groups, slots, rows, self._sizes)
         self._staging.copy_to(self._buffer[: len(packed)], packed)
-        self._copied = groups, rows
+        self._copied, self._slots = (groups, rows), slots
 
     def _length(self, rows: int) -> int:
         """Number of int32 values of the items of a step of `rows` rows."""

@@ -117,7 +117,8 @@ def _plan_kernel(
     length = tl.maximum(tl.load(lengths_ptr + row, mask=row < rows, other=0), 0)
     sharing = 0
     if RANGES:
-        own = length - tl.load(shared_ptr + row, mask=row < rows, other=0)
+        # An empty row may be listed with a prefix.
+        own = tl.maximum(length - tl.load(shared_ptr + row, mask=row < rows, other=0), 0)
         fits = tl.sum(tl.cdiv(own, SEGMENT), 0) * KV_HEADS <= capacity
         length = tl.where(fits, own, length)
         sharing = fits.to(tl.int32)

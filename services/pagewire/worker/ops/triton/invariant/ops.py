@@ -8,6 +8,8 @@ weights are the usual ones, which were not compared by bits. Workers refuse mode
 from pagewire.worker.ops.triton.activation import activate as activate
 from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
+from pagewire.worker.ops.triton.drafts.begin import begin_drafted as begin_drafted
+from pagewire.worker.ops.triton.drafts.end import end_drafted as end_drafted
 from pagewire.worker.ops.triton.experts import add_experts as add_experts
 from pagewire.worker.ops.triton.experts import experts_add as experts_add
 from pagewire.worker.ops.triton.experts import experts_down as experts_down

@@ -1,0 +1,321 @@
+"""The gain of drafts on a GPU: decode steps with and without them, the output forced to a text.
+
+    python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--output FILE.jsonl]
+
+DIR needs a config.json only: the weights are random. Each token is drawn as usual, then replaced by
+the next one of a text, on the device: all work is done, and drafts are right as often as in that
+text. Tokens are pieces of text: parts of names, numbers, signs. The texts are
+
+- `code`: a function of Python's library with a name changed and lines commented, asked to be edited
+- `json`: persons in a text, as a list of objects
+- `chat`: prose of this repository's documentation, continued
+- `new`: tokens at random, none of which can be guessed
+
+Rates are tokens a second from the first decode step until the first sequence is almost done, by one
+process that plans, submits and reads steps two ahead; without scheduler and HTTP.
+"""
+
+import argparse
+import ast
+import json
+import random
+import re
+import statistics
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagewire.bench.results import Figure, command_line, write_rows
+from pagewire.config import WorkerConfig
+from pagewire.packing import Int32Array
+from pagewire.worker.ops.triton import ops
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.slots import Slots
+from pagewire.worker.protocol.steps.step import Start, Step, StepSampling
+from pagewire.worker.runtime.graphs.backend import GraphBackend
+from pagewire.worker.startup.loading import load_worker
+
+PIECES = re.compile(r" ?[A-Z]?[a-z]+| ?[A-Z]+(?![a-z])| ?\d{1,3}|\n[ \t]*| ?[^\sA-Za-z\d]{1,3}|\s")
+TEXTS, PROMPT, OUTPUT = 64, 430, 460
+NONE = np.empty(0, np.int32)
+MEASURED = 0.9  # of an output, so that all sequences still decode
+NAMES = [
+    "Anna",
+    "Boris",
+    "Clara",
+    "David",
+    "Elena",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Karin",
+    "Liam",
+    "Maria",
+    "Nils",
+    "Olga",
+]
+CITIES = [
+    "Berlin",
+    "Lisbon",
+    "Oslo",
+    "Madrid",
+    "Vienna",
+    "Prague",
+    "Dublin",
+    "Athens",
+    "Warsaw",
+    "Helsinki",
+]
+
+
+@dataclass
+class Text:
+    """A prompt and what follows it, as token ids."""
+
+    prompt: list[int]
+    output: list[int]
+
+
+@dataclass
+class Vocabulary:
+    """Ids of pieces, in the order in which they come first."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.setdefault(piece, 100 + len(self.ids)) for piece in PIECES.findall(text)]
+
+
+def code_edits(vocabulary: Vocabulary, chance: random.Random) -> list[Text]:
+    texts = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        source = path.read_text(errors="replace")
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.end_lineno is None:
+                continue
+            if not 50 <= node.end_lineno - node.lineno <= 110:
+                continue
+            body = lines[node.lineno - 1 : node.end_lineno]
+            names = re.findall(r"\b(?!self|def|return|for|not|and)[a-z_]{3,}\b", "\n".join(body))
+            name = max(sorted(set(names)), key=names.count)
+            edited = [re.sub(rf"\b{name}\b", f"{name}_value", line) for line in body]
+            for number in range(9, len(edited), 14):
+                edited[number] += chance.choice(["  # checked", "  # as the caller expects"])
+            prompt = vocabulary.encode("\n".join(["Rename it, and comment:", *body, "Changed:\n"]))
+            output = vocabulary.encode("\n".join(edited))
+            if len(prompt) < 1000 and len(output) >= OUTPUT:
+                texts.append(Text(prompt, output[:OUTPUT]))
+    chance.shuffle(texts)
+    return texts[:TEXTS]
+
+
+def extractions(vocabulary: Vocabulary, chance: random.Random) -> list[Text]:
+    texts = []
+    for _ in range(TEXTS):
+        people = [
+            {
+                "name": f"{chance.choice(NAMES)} {chance.choice(NAMES)}sen",
+                "age": chance.randrange(18, 80),
+                "city": chance.choice(CITIES),
+                "email": f"{chance.choice(NAMES).lower()}{chance.randrange(100)}@example.org",
+                "order": chance.randrange(1000, 99999),
+            }
+            for _ in range(16)
+        ]
+        said = " ".join(
+            f"{one['name']}, who is {one['age']}, lives in {one['city']}; the address for mail is "
+            f"{one['email']} and the order has number {one['order']}."
+            for one in people
+        )
+        prompt = vocabulary.encode(f"Extract all persons as JSON.\n{said}\n")
+        texts.append(Text(prompt, vocabulary.encode(json.dumps(people, indent=2))[:OUTPUT]))
+    return texts
+
+
+def prose(vocabulary: Vocabulary, chance: random.Random) -> list[Text]:
+    texts = []
+    for path in sorted((Path(__file__).parents[2] / "docs").rglob("*.md")):
+        lines = [line for line in path.read_text().splitlines() if "|" not in line]
+        ids = vocabulary.encode("\n".join(lines))
+        for at in range(0, len(ids) - PROMPT - OUTPUT, PROMPT + OUTPUT):
+            end = at + PROMPT
+            texts.append(Text(ids[at:end], ids[end : end + OUTPUT]))
+    chance.shuffle(texts)
+    return texts[:TEXTS]
+
+
+def new_tokens(chance: random.Random) -> list[Text]:
+    def drawn(length: int) -> list[int]:
+        return [chance.randrange(100, 30_000) for _ in range(length)]
+
+    return [Text(drawn(PROMPT), drawn(OUTPUT)) for _ in range(TEXTS)]
+
+
+def all_texts() -> dict[str, list[Text]]:
+    vocabulary, chance = Vocabulary(), random.Random(7)
+    return {
+        "code": code_edits(vocabulary, chance),
+        "json": extractions(vocabulary, chance),
+        "chat": prose(vocabulary, chance),
+        "new": new_tokens(chance),
+    }
+
+
+class ForcedTokens:
+    """Replaces drawn tokens by those of texts, `[slots, tokens]` on the device."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._tokens = torch.zeros(num_slots + 1, OUTPUT, dtype=torch.int32, device="cuda")
+        self._sample = ops.sample
+        ops.sample = self.sample  # type: ignore[assignment]
+
+    def set(self, texts: list[Text]) -> None:
+        tokens = torch.tensor([text.output for text in texts], dtype=torch.int32)
+        self._tokens[: len(texts)] = tokens.to("cuda")
+
+    def sample(self, logits: torch.Tensor, state: Any, filtered: bool = True) -> torch.Tensor:
+        self._sample(logits, state, filtered)
+        slots = state.adjustments.slots.clamp(0, len(self._tokens) - 1).long()
+        return self._tokens[slots, state.index.clamp(0, OUTPUT - 1).long()]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a run gave."""
+
+    tokens_per_second: float
+    tokens_per_row: float  # of a sequence in a step
+    step_ms: float
+
+
+class Run:
+    """Sequences on one backend, from their prompts on."""
+
+    def __init__(self, backend: GraphBackend, texts: list[Text]) -> None:
+        self._backend, self._texts = backend, texts
+        self._slots = Slots(backend.limits, None, backend.row_costs)
+        self._number = 0
+        self._outputs: list[list[int]] = [[] for _ in texts]
+
+    def rate(self) -> Rate:
+        self._prefill()
+        pending = [self._step(decode_slots=np.arange(len(self._texts), dtype=np.int32))]
+        steps = tokens = 0
+        begin = time.perf_counter()
+        while max(map(len, self._outputs)) < MEASURED * OUTPUT:
+            pending.append(self._step())
+            tokens += self._take(*pending.pop(0))
+            steps += 1
+        seconds = time.perf_counter() - begin
+        self._take(*pending.pop(0))
+        for output, text in zip(self._outputs, self._texts, strict=True):
+            if output != text.output[: len(output)]:
+                sys.exit("an output is not its text")
+        each = tokens / steps / len(self._texts)
+        return Rate(tokens / seconds, each, seconds / steps * 1e3)
+
+    def _prefill(self) -> None:
+        limits = self._backend.limits
+        blocks = iter((1 + np.random.default_rng(0).permutation(limits.num_blocks - 1)).tolist())
+        for slot, text in enumerate(self._texts):
+            count = -(-(len(text.prompt) + OUTPUT) // limits.block_size)
+            start = Start(
+                slot=slot,
+                token_ids=np.array(text.prompt, np.int32),
+                num_generated=0,
+                num_computed=0,
+                blocks=np.array([next(blocks) for _ in range(count)], np.int32),
+                sampling=StepSampling(),
+                max_new_tokens=OUTPUT,
+            )
+            counts = np.array([len(text.prompt)], np.int32)
+            slots = np.array([slot], np.int32)
+            fields = {"starts": (start,), "prefill_slots": slots, "prefill_counts": counts}
+            self._take(*self._step(decode_slots=NONE, **fields))
+
+    def _step(self, decode_slots: Int32Array | None = None, **fields: Any) -> tuple:
+        self._number += 1
+        empty = dict.fromkeys(
+            ("append_slots", "append_blocks", "prefill_slots", "prefill_counts"), NONE
+        )
+        defaults = {"number": self._number, "starts": (), **empty, "decode_slots": decode_slots}
+        planned = self._slots.plan(Step(**(defaults | fields)))
+        assert not planned.failures
+        return planned.plan, self._backend.submit(planned.plan)
+
+    def _take(self, plan: DevicePlan, handle: Any) -> int:
+        """Reads a step; returns how many tokens it gave."""
+        outcome = self._backend.wait(handle)
+        assert not outcome.failures
+        self._slots.take(plan, outcome.tokens, outcome.taken, outcome.right)
+        kept = outcome.tokens >= 0
+        if outcome.taken is not None:
+            kept &= outcome.taken
+        tokens = outcome.tokens[kept].tolist()
+        for slot, token in zip(plan.sample_slots[kept].tolist(), tokens, strict=True):
+            self._outputs[slot].append(token)
+        return len(tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    texts, most = all_texts(), max(options.clients)
+    forced = ForcedTokens(most)
+    config = WorkerConfig(
+        model=options.model,
+        load_format="dummy",
+        num_slots=most,
+        num_blocks=100 * most,
+        max_model_len=2048,
+        speculate="suffix",
+    )
+    drafting = load_worker(config).backend
+    assert isinstance(drafting, GraphBackend)
+    drafting.warm_up()
+    limits = replace(drafting.limits, max_drafts=0, drafts_on_device=False)
+    plain = GraphBackend(drafting._decoder, limits, drafting._decoder.weights.embedding.dtype)
+    plain.dummy_run()
+    plain.warm_up()
+    figures, name = [], Path(options.model).name
+    for clients in options.clients:
+        for kind, some in texts.items():
+            chosen = [some[number % len(some)] for number in range(clients)]
+            forced.set(chosen)
+            ratios, found = [], {}
+            for number in range(-1, options.rounds):  # the first one warms up
+                backends = (plain, drafting) if number % 2 else (drafting, plain)
+                found = {backend: Run(backend, chosen).rate() for backend in backends}
+                if number >= 0:
+                    ratios.append(
+                        found[drafting].tokens_per_second / found[plain].tokens_per_second
+                    )
+            ratio, rate = statistics.median(ratios), found[drafting]
+            print(
+                f"{clients:3d} {kind:5s} {ratio:.3f}x ({min(ratios):.3f} to {max(ratios):.3f}): "
+                f"{found[plain].tokens_per_second:.0f} and {rate.tokens_per_second:.0f} tok/s, "
+                f"{rate.tokens_per_row:.2f} tokens a row, steps of {found[plain].step_ms:.2f} and "
+                f"{rate.step_ms:.2f} ms",
+                flush=True,
+            )
+            figures.append(Figure(f"{name}/{kind}/{clients}/ratio", ratio, "ratio"))
+            figures.append(Figure(f"{name}/{kind}/{clients}/rate", rate.tokens_per_second, "tok/s"))
+    if options.output:
+        write_rows(options.output, figures, command_line())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The first and the last operations of a decode step whose rows may be drafts.
+
+A sequence has one row or several in such a step. The first computes its last token, the others
+guesses of the tokens behind it, one position after the other. What the host does not know when it
+queues the step is in `TokenHistory`: the positions, the guesses, and the tokens they come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.ops.contract.sampling import Adjustments
+
+# Rows of the packed inputs of a decode step, each `[rows]` int32; see `begin_drafted`. Writes of
+# the block tables follow, as in the inputs of `begin_decode`.
+SLOTS, PLACES, OFFSETS = range(3)
+
+# Rows of the result of a step, each `[rows]` int32; see `end_drafted`.
+TOKENS, COUNTS, DRAFTED, RIGHT = range(4)
+NUM_RESULTS = 4
+
+# The most tokens at the end of a sequence that are compared with earlier ones.
+LONGEST_MATCH = 24
+
+# The token of a sequence that has had all its tokens before. FAILED is -1.
+ENDED = -2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHistory:
+    """The tokens of all sequences, and guesses of their next ones. All int32, one row a slot.
+
+    The last row is that of padding: its limit is 0, so it has no rows.
+
+    Attributes:
+        tokens: `[slots, length]`, the known tokens, from position 0 to `positions`.
+        positions: `[slots]`, the position of the last known token, which the next row computes.
+        limits: `[slots]`, the position of the last token that the sequence may get.
+        guesses: `[slots, most]`, the tokens that may come next.
+        guessed: `[slots]`, how many guesses there are: none or `most`.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    limits: Tensor
+    guesses: Tensor
+    guessed: Tensor
+
+    def locate(self, slots: Tensor, places: Tensor, offsets: Tensor) -> LocatedRows:
+        """Where rows are, as `begin_drafted` says; for steps that begin in another way.
+
+        Args:
+            slots, places, offsets: `[rows]` int32, as in the inputs of `begin_drafted`.
+        """
+        positions = self.positions[slots] + places
+        computed = (positions < self.limits[slots]) & (places <= self.guessed[slots])
+        return LocatedRows(
+            slots=torch.where(computed, slots, len(self.positions) - 1),
+            positions=positions * computed,
+            lengths=(positions + 1) * computed,
+            indices=(positions + offsets) * computed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRows:
+    """Where the rows of a step are, each `[rows]` int32.
+
+    A row without a token to compute is a padding row: of the padding slot, with length 0.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    lengths: Tensor  # KV tokens, that of the row included
+    indices: Tensor  # of the drawn token in its request's output
+
+
+class DraftOps(Protocol):
+    """What a decode step does before its first and after its last layer, with drafts."""
+
+    def begin_drafted(
+        self, inputs: Tensor, embedding: Tensor, history: TokenHistory, block_tables: Tensor
+    ) -> tuple[Tensor, LocatedRows]:
+        """Append blocks to block tables, place the rows and embed their tokens.
+
+        The row of place 0 computes the last token of its sequence if it may get another one. The
+        row of place `i` computes guess `i - 1` if there is one, at `i` positions behind, if the
+        sequence may get the token after it, too.
+
+        Args:
+            inputs: `[6, rows]` int32: the slot of each row, its place among the rows of its
+                sequence, and what its position lacks to the index of its token; then slot, column
+                and block of as many block table writes, as in `begin_decode`.
+            embedding: `[vocabulary, hidden]`.
+            history: read.
+            block_tables: `[slots, max_blocks]` int32, written in place. The last slot is padding.
+
+        Returns:
+            The residual stream `[rows, hidden]`, and the rows.
+        """
+
+    def end_drafted(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        slots: Tensor,
+        places: Tensor,
+        history: TokenHistory,
+        last_tokens: Tensor,
+        adjustments: Adjustments | None = None,
+    ) -> Tensor:
+        """Keep the tokens of each sequence and guess its next ones.
+
+        A sequence gets the token of its first row, and that of each row whose guess is the token
+        drawn before it and whose `hidden` is finite, up to the first row that is not so.
+
+        The guesses are what followed the latest of the longest earlier occurrences of its last
+        tokens, of which LONGEST_MATCH are compared; there are none if its last token is new. If
+        fewer than `most` followed, they repeat.
+
+        Args:
+            tokens: `[rows]` int32, as drawn.
+            hidden: `[rows, hidden]`, the residual stream that the logits were computed from.
+            slots: `[rows]` int32 of `LocatedRows`. Rows of a sequence are neighbours.
+            places: `[rows]` int32, as in the inputs of `begin_drafted`.
+            history: written in place.
+            last_tokens: `[slots]` int32, written in place. A failed row leaves token 0.
+            adjustments: by slot; the first token of each sequence with penalties is added to its
+                counts. Such a sequence has one row. None promises that no row has penalties.
+
+        Returns:
+            `[4, rows]` int32. For all rows the token. For those of place 0 the number of tokens
+            that the sequence got, 1 for one that failed or had ended; the number of its guesses
+            that were computed; whether its first guess, computed or not, was its next token. A row
+            of place 0 has the token FAILED where `hidden` is not finite, and ENDED where it was not
+            computed.
+        """

@@ -1,0 +1,1 @@
+"""Kernels of decode steps whose rows may be drafts."""

@@ -1,0 +1,200 @@
+"""The kernel at the end of a decode step whose rows may be drafts.
+
+A program keeps the tokens of one sequence, then searches its history for the end that it has now.
+So guesses are made where the tokens are, one step ahead of the rows that compute them, and a step
+takes no further launch. The search reads one tile of tokens after the other. Few tiles hold three
+tokens in a row that match, and the others cost three loads.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagewire.worker.ops.contract import drafts as contract
+from pagewire.worker.ops.contract.drafts import TokenHistory
+from pagewire.worker.ops.contract.sampling import Adjustments
+from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.triton.drafts.counting import count_token
+
+# Tokens of the history that are compared at a time.
+TILE = 1024
+WARPS = 8
+
+_LONGEST = tl.constexpr(contract.LONGEST_MATCH)
+_ENDED = tl.constexpr(contract.ENDED)
+
+
+def end_drafted(
+    tokens: Tensor,
+    hidden: Tensor,
+    slots: Tensor,
+    places: Tensor,
+    history: TokenHistory,
+    last_tokens: Tensor,
+    adjustments: Adjustments | None = None,
+) -> Tensor:
+    rows, most = len(tokens), history.guesses.shape[1]
+    out = tokens.new_empty((contract.NUM_RESULTS, rows))
+    _end_kernel[(rows,)](
+        tokens,
+        hidden,
+        slots,
+        places,
+        history.tokens,
+        history.positions,
+        history.guesses,
+        history.guessed,
+        last_tokens,
+        out,
+        tokens if adjustments is None else adjustments.kinds,
+        tokens if adjustments is None else adjustments.token_counts,
+        rows,
+        len(history.positions) - 1,
+        history.tokens.stride(0),
+        0 if adjustments is None else adjustments.token_counts.stride(0),
+        MOST=most,
+        LANES=next_power_of_2(most + 1),
+        HIDDEN=hidden.shape[1],
+        BLOCK=next_power_of_2(hidden.shape[1]),
+        TILE=TILE,
+        ADJUSTED=adjustments is not None,
+        num_warps=WARPS,
+    )
+    return out
+
+
+# Slots and places are loaded as few values, so the alignment of slices does not matter.
+@triton.jit(
+    do_not_specialize=["rows", "padding_slot"],
+    do_not_specialize_on_alignment=["slots_ptr", "places_ptr"],
+)
+def _end_kernel(
+    tokens_ptr,  # [rows]
+    hidden_ptr,  # [rows, HIDDEN]
+    slots_ptr,  # [rows]
+    places_ptr,  # [rows]
+    history_ptr,  # [slots, history_stride]
+    positions_ptr,  # [slots]
+    guesses_ptr,  # [slots, MOST]
+    guessed_ptr,  # [slots]
+    last_tokens_ptr,  # [slots]
+    out_ptr,  # [4, rows]
+    kinds_ptr,  # [slots]
+    counts_ptr,  # [slots, counts_stride]
+    rows,
+    padding_slot,
+    history_stride,
+    counts_stride,
+    MOST: tl.constexpr,
+    LANES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    ADJUSTED: tl.constexpr,
+):
+    """Keep the tokens of a sequence, and guess its next ones.
+
+    The program of a sequence's first row does that; the others write their tokens. The grid is
+    `[rows]`.
+    """
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    place = tl.load(places_ptr + row)
+    token = tl.load(tokens_ptr + row)
+    if place != 0:
+        tl.store(out_ptr + row, token)
+    elif slot == padding_slot:
+        tl.store(out_ptr + row, _ENDED)
+        tl.store(out_ptr + rows + row, 1)
+        tl.store(out_ptr + 2 * rows + row, 0)
+        tl.store(out_ptr + 3 * rows + row, 0)
+    else:
+        last = tl.load(positions_ptr + slot)
+        guessed = tl.load(guessed_ptr + slot)
+        lane = tl.arange(0, LANES)
+        held = (row + lane < rows) & (lane <= MOST)
+        own = held & (tl.load(slots_ptr + row + lane, mask=held, other=-1) == slot)
+        own = own & (tl.load(places_ptr + row + lane, mask=held, other=-1) == lane)
+        drawn = tl.load(tokens_ptr + row + lane, mask=own, other=0)
+        before = own & (lane > 0)
+        previous = tl.load(tokens_ptr + row + lane - 1, mask=before, other=0)
+        guess = tl.load(guesses_ptr + slot * MOST + lane - 1, mask=before, other=-1)
+        right = own & ((lane == 0) | (guess == previous))
+        count = tl.min(tl.where(right, LANES, lane))
+        columns = tl.arange(0, BLOCK)
+        kept = count
+        for i in range(count):
+            offsets = (row + i).to(tl.int64) * HIDDEN + columns
+            values = tl.load(hidden_ptr + offsets, columns < HIDDEN, other=0.0).to(tl.float32)
+            # For NaN and infinity x - x is NaN, which is not equal to 0.
+            bad = tl.sum((values - values != 0.0).to(tl.int32), axis=0)
+            kept = tl.where((bad != 0) & (i < kept), i, kept)
+        failed = kept == 0
+        count = tl.maximum(kept, 1)
+        drawn = tl.where(failed, 0, drawn)
+        newest = tl.sum(tl.where(lane == count - 1, drawn, 0))
+        first = tl.load(guesses_ptr + slot * MOST)
+        hit = (guessed > 0) & (first == token) & (kept > 0)
+        tl.store(out_ptr + row, tl.where(failed, -1, token))
+        tl.store(out_ptr + rows + row, count)
+        tl.store(out_ptr + 2 * rows + row, tl.sum(before.to(tl.int32)))
+        tl.store(out_ptr + 3 * rows + row, hit.to(tl.int32))
+        history = history_ptr + slot.to(tl.int64) * history_stride
+        tl.store(history + last + 1 + lane, drawn, mask=lane < count)
+        tl.store(positions_ptr + slot, last + count)
+        tl.store(last_tokens_ptr + slot, newest)
+        if ADJUSTED and kept > 0:
+            count_token(token, slot, kinds_ptr, counts_ptr, counts_stride)
+        # The search reads these tokens, and all threads have read the old guesses.
+        tl.debug_barrier()
+        _guess(
+            history, last + count + 1, guesses_ptr + slot * MOST, guessed_ptr + slot, MOST, LANES,
+            TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _guess(
+    history,
+    length,  # known tokens
+    guesses,
+    guessed,
+    MOST: tl.constexpr,
+    LANES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write what followed the latest of the longest earlier occurrences of the last tokens."""
+    newest = tl.load(history + length - 1)
+    second = tl.load(history + length - 2, mask=length > 1, other=-1)
+    third = tl.load(history + length - 3, mask=length > 2, other=-1)
+    longest = tl.zeros([TILE], tl.int32)
+    begins = tl.zeros([TILE], tl.int32)
+    for start in range(0, length - 1, TILE):
+        end = start + tl.arange(0, TILE)  # the last token of an earlier occurrence
+        held = end < length - 1
+        equal = held & (tl.load(history + end, mask=held, other=-2) == newest)
+        matched = equal.to(tl.int32)
+        held = held & (end > 0)
+        equal = equal & (tl.load(history + end - 1, mask=held, other=-2) == second)
+        matched += equal.to(tl.int32)
+        held = held & (end > 1)
+        equal = equal & (tl.load(history + end - 2, mask=held, other=-2) == third)
+        matched += equal.to(tl.int32)
+        if tl.max(equal.to(tl.int32)) > 0:
+            for back in range(3, _LONGEST):
+                token = tl.load(history + length - 1 - back, mask=back < length, other=-1)
+                equal = equal & (end >= back)
+                equal = equal & (tl.load(history + end - back, mask=equal, other=-2) == token)
+                matched += equal.to(tl.int32)
+        begins = tl.where(matched >= longest, end + 1, begins)  # the later of two equals
+        longest = tl.maximum(longest, matched)
+    best = tl.max(longest)
+    begin = tl.max(tl.where(longest == best, begins, 0))
+    lane = tl.arange(0, LANES)
+    followed = begin + lane % tl.maximum(length - begin, 1)
+    found = best > 0
+    guess = tl.load(history + followed, mask=found & (lane < MOST), other=0)
+    tl.store(guesses + lane, guess, mask=found & (lane < MOST))
+    tl.store(guessed, tl.where(found, MOST, 0))

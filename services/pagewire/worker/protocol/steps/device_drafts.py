@@ -1,0 +1,140 @@
+"""The drafts of all slots of one stream whose backend makes them, while steps run ahead of results.
+
+Here it is decided how many rows each sequence has in a step. Which tokens its drafts are, and how
+many of them are right, is known with the result. Until then the position of a sequence has a lower
+bound, one token for each step in flight, and an upper one, all drafts.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.limits import INT32_MAX
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.speculation.row_choice import RowChoice, RowCosts
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.draft_rows import first_rows, taken_counts, with_device_drafts
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.step import Start
+
+# A result counts as much as all that come after the next four.
+MEMORY = 0.8
+# Before the first results: so many drafts, of which so many were right.
+TRIED_BEFORE, RIGHT_BEFORE = 2.0, 1.0
+# With more sequences the drafts are chosen again after so many steps only.
+FEW_SEQUENCES = 16
+STEPS_UNCHANGED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What became of the decode rows of a step."""
+
+    slots: Int32Array  # [sequences]
+    more: Int32Array  # [sequences], tokens beside the first
+    drafted: Int32Array  # [sequences], rows of drafts
+    right: NDArray[np.bool_]  # [sequences], whether the first guess, computed or not, was right
+
+
+class DeviceDrafts:
+    """Rows for drafts of the sequences of one stream."""
+
+    def __init__(self, limits: Limits, costs: RowCosts) -> None:
+        n = limits.num_slots
+        self._limits = limits
+        self._choice = RowChoice(costs, limits.max_drafts)
+        self._ends = np.zeros(n, np.int32)  # the most tokens of each output
+        self._longest = np.zeros(n, np.int32)  # the most tokens whose KV is computed
+        # Drafts of steps in flight, any of which may turn out to be right.
+        self._ahead = np.zeros(n, np.int32)
+        # Whether a draft's row may be drawn beside the row before it. It may not if its penalties
+        # or its grammar's mask depend on that row's token.
+        self._independent = np.zeros(n, np.bool_)
+        self._tried = np.zeros(n, np.float64)
+        self._right = np.zeros(n, np.float64)
+        self._results: deque[_Result] = deque()  # of another thread
+        # The last choice: for which slots, the drafts of each, and the steps for which it holds.
+        self._chosen = (np.empty(0, np.int32), np.empty(0, np.int32), 0)
+
+    def start(self, start: Start) -> None:
+        """A sequence takes a slot."""
+        slot, known = start.slot, len(start.token_ids)
+        more = start.max_new_tokens or INT32_MAX - max(start.num_generated, known)
+        self._ends[slot] = start.num_generated + more
+        self._longest[slot] = min(known - 1 + more, self._limits.max_model_len)
+        self._ahead[slot] = 0
+        self._independent[slot] = start.constraint is None and not start.sampling.penalized
+        self._tried[slot], self._right[slot] = TRIED_BEFORE, RIGHT_BEFORE
+
+    def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
+        """Which of `slots [n]` surely have had all their tokens.
+
+        `generated [n]` is how many they had at least. The device knows of the others.
+        """
+        ended: NDArray[np.bool_] = generated >= self._ends[slots]
+        return ended
+
+    def reached(self, slots: Int32Array, positions: Int32Array) -> Int32Array:
+        """The last positions `[n]` that first rows at `positions [n]` or behind may compute."""
+        reached: Int32Array = np.minimum(positions + self._ahead[slots], self._longest[slots] - 1)
+        return reached
+
+    def draft(self, plan: DevicePlan, room: Int32Array) -> DevicePlan:
+        """The plan with drafts; `room [slots]` is how many tokens fit into the blocks of each."""
+        slots, decodes = plan.decode_slots, plan.num_decodes
+        if not decodes or plan.chunks is not None:
+            return plan
+        positions = plan.decode_positions
+        left = np.minimum(
+            self._ends[slots] - plan.sample_indices,
+            np.minimum(self._longest[slots], room[slots]) - positions - self._ahead[slots],
+        )
+        most = np.minimum(left - 1, self._limits.max_drafts)
+        most = np.where(self._independent[slots], np.maximum(most, 0), 0)
+        lengths = np.minimum(self._lengths(slots, most, positions), most)
+        self._ahead[slots] += lengths
+        return with_device_drafts(plan, lengths) if lengths.any() else plan
+
+    def _lengths(self, slots: Int32Array, most: Int32Array, positions: Int32Array) -> Int32Array:
+        """The drafts of each of `slots [n]`, chosen again after some steps."""
+        before, lengths, steps = self._chosen
+        if steps and len(before) == len(slots) and (before == slots).all():
+            self._chosen = before, lengths, steps - 1
+            return lengths
+        rates = self._right[slots] / self._tried[slots]
+        lengths = self._choice.lengths(rates, most, float(positions.mean()))
+        self._chosen = slots, lengths, 0 if len(slots) <= FEW_SEQUENCES else STEPS_UNCHANGED
+        return lengths
+
+    def take(
+        self, plan: DevicePlan, taken: NDArray[np.bool_] | None, right: NDArray[np.bool_]
+    ) -> None:
+        """Takes the result of a step, on any thread; `taken` and `right` as in the outcome."""
+        firsts = first_rows(plan)
+        drafted = np.diff(firsts, append=len(plan.sample_slots)).astype(np.int32) - 1
+        more = np.zeros(len(firsts), np.int32) if taken is None else taken_counts(plan, taken) - 1
+        # Nothing is guessed before the first token.
+        decoded = np.flatnonzero(firsts < plan.num_decodes)
+        slots = plan.sample_slots[firsts[decoded]]
+        self._results.append(_Result(slots, more[decoded], drafted[decoded], right[decoded]))
+
+    def settle(self) -> list[tuple[Int32Array, Int32Array]]:
+        """Takes the results so far into account, on the thread that plans.
+
+        Returns the slots of each result, and their tokens beside the first.
+        """
+        settled = []
+        while self._results:
+            result = self._results.popleft()
+            slots, more, drafted = result.slots, result.more, result.drafted
+            self._ahead[slots] -= drafted
+            # Drafts behind the first wrong one say nothing.
+            computed = drafted > 0
+            tried = np.where(computed, np.minimum(more + 1, drafted), 1)
+            right = np.where(computed, more, result.right)
+            self._tried[slots] = MEMORY * self._tried[slots] + tried
+            self._right[slots] = MEMORY * self._right[slots] + right
+            settled.append((slots, more))
+        return settled

@@ -1,0 +1,129 @@
+"""Drafts on a GPU change how many steps an answer takes, and nothing else of it.
+
+With `--batch-invariant` tokens and log probabilities have the same bits with and without drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire.packing import pack, pack_floats
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
+from support.models.one_answer import Answer, Wanted, answers, preempted_answers
+from support.models.step_driver import LocalWorker, StepDriver, local_worker
+from support.models.tiny_models import save_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
+]
+
+VOCABULARY = 2048
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "initializer_range": 0.05,
+}
+SETTINGS = {
+    "device": "cuda",
+    "num_slots": 48,
+    "num_blocks": 4000,
+    "max_model_len": 4096,
+    "worker_max_num_batched_tokens": 2048,
+}
+COUNT = 60
+LIKELY = [5, 90, 91, 900]
+
+
+def drawn(generator: random.Random, length: int, number: int) -> Wanted:
+    """A request: greedy, sampled, with filters, with penalties or bans, by its number.
+
+    Few tokens are likely, so that drafts are right and wrong.
+    """
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+        {"temperature": 1.1, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+        {"min_tokens": 30, "stop_token_ids": [5, 90]},
+        {"temperature": 0.5, "min_p": 0.02},
+    ]
+    biases = pack_floats(np.array([14.0] * len(LIKELY), np.float32))
+    fields = {"top_p": 1.0, "seed": 1000 + number, "bias_ids": pack(LIKELY), "biases": biases}
+    sampling = pb.SlotSampling(logprobs=(0, 3, 20)[number % 3], **fields | kinds[number % 6])
+    period = [generator.randrange(VOCABULARY) for _ in range(1 + number % 40)]
+    return Wanted((period * length)[:length], COUNT - number % 7, sampling)
+
+
+def requests() -> list[Wanted]:
+    generator = random.Random(11)
+    return [drawn(generator, 3 + 29 * number, number) for number in range(42)]
+
+
+def run(folder: Path, speculate: str, **settings: Any) -> tuple[list[list[Answer]], float]:
+    """The answers alone, a few at a time, all at once, and preempted; and the accepted drafts."""
+    found: list[list[Answer]] = []
+    right = 0.0
+
+    async def on_a_worker() -> None:
+        nonlocal right
+        async with local_worker(folder, speculate=speculate, **SETTINGS | settings) as worker:
+            draft_whenever_possible(worker)
+            driver = StepDriver(worker.stream(), worker.limits)
+            wanted = requests()
+            found.append(await answers(driver, wanted[:8], at_once=1))
+            found.append(await answers(driver, wanted, at_once=6, run_ahead=3))
+            found.append(await answers(driver, wanted, chunk=100))
+            found.append(await preempted_answers(driver, wanted, 20))
+            assert not worker.fatal
+            right = worker.engine.metrics.accepted_drafts._value.get()
+
+    asyncio.run(on_a_worker())
+    return found, right
+
+
+def draft_whenever_possible(worker: LocalWorker) -> None:
+    costs = worker.loaded.backend.row_costs
+    if costs is not None:
+        worker.loaded.backend.row_costs = RowCosts(costs.rows, np.ones(len(costs.rows)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "kv"), [("qwen3", "bfloat16", "auto"), ("llama", "float16", "fp8")]
+)
+def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, kv: str) -> None:
+    save_model(tmp_path, family, **SIZES)
+    settings = {"dtype": dtype, "kv_cache_dtype": kv, "batch_invariant": True}
+    want, none = run(tmp_path, "none", **settings)
+    got, right = run(tmp_path, "suffix", **settings)
+    assert none == 0
+    assert right > 500
+    for ours, theirs in zip(got, want, strict=True):
+        different = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+        assert different == []
+
+
+def test_without_the_mode_answers_are_whole(tmp_path: Path) -> None:
+    """Tokens may differ with the rows of a step. Each has its log probability, and none is lost."""
+    save_model(tmp_path, "qwen3", **SIZES)
+    found, right = run(tmp_path, "suffix", dtype="bfloat16")
+    assert right > 500
+    for answers_ in found:
+        for request, answer in zip(requests(), answers_, strict=False):
+            assert len(answer.tokens) == len(answer.logprobs) == request.count
+            assert min(answer.tokens) >= 0
