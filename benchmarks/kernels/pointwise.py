@@ -36,9 +36,10 @@ from pagewire.worker.ops.reference import activation as reference_activation
 from pagewire.worker.ops.reference import linear as reference_linear
 from pagewire.worker.ops.reference import norm as reference_norm
 from pagewire.worker.ops.reference import sampling as reference_sampling
-from pagewire.worker.ops.triton import activation, linear, norm, sampling
+from pagewire.worker.ops.triton import linear, sampling
 from pagewire.worker.ops.triton.linear_config import Config, SkinnyConfig, VectorConfig
 from pagewire.worker.ops.triton.logprobs import logprobs
+from pagewire.worker.ops.triton.rowwise import activation, norm
 
 EPS = 1e-6
 DEVICE = torch.device("cuda")

@@ -28,11 +28,11 @@ from pagewire.bench.kernels.timing import graph_us
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.ops.contract.quantized import ScaledWeight, tensors_of
-from pagewire.worker.ops.triton.quantize import quantize
 from pagewire.worker.ops.triton.quantized import linear
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
+from pagewire.worker.ops.triton.rowwise.quantize import quantize
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagewire.worker.ops.reference import activation as reference
-from pagewire.worker.ops.triton import activation
+from pagewire.worker.ops.triton.rowwise import activation
 from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 SHAPES = [(1, 1), (3, 96), (2, 1025), (40, 7)]

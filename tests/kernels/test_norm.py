@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagewire.worker.ops.reference import norm as reference
-from pagewire.worker.ops.triton import norm
+from pagewire.worker.ops.triton.rowwise import norm
 from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
 
 SHAPES = [(1, 1), (1, 64), (3, 100), (17, 640), (300, 24)]

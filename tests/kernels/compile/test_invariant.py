@@ -115,7 +115,7 @@ CASES: dict[str, Case] = {
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton import activation, adjustments, logprobs, rope, sampling
+    from pagewire.worker.ops.triton import adjustments, logprobs, rope, sampling
     from pagewire.worker.ops.triton import sampling_filters as filters
     from pagewire.worker.ops.triton.invariant import (
         decode,
@@ -124,6 +124,7 @@ def compile_cases() -> dict[str, list[dict]]:
         prefill,
         shared_prefix,
     )
+    from pagewire.worker.ops.triton.rowwise import activation
     from pagewire.worker.ops.triton.streamed import gemm as streamed
     from support.kernels.cross_compile import Launch, counts_of_cases
 

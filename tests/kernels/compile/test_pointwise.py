@@ -27,7 +27,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def norms(tokens: int) -> None:
-    from pagewire.worker.ops.triton import norm
+    from pagewire.worker.ops.triton.rowwise import norm
 
     x, weight = meta(tokens, HIDDEN), meta(HIDDEN)
     norm.rms_norm(x, weight, 1e-6)
@@ -36,7 +36,7 @@ def norms(tokens: int) -> None:
 
 
 def activations(tokens: int) -> None:
-    from pagewire.worker.ops.triton import activation
+    from pagewire.worker.ops.triton.rowwise import activation
 
     activation.silu_mul(meta(tokens, 2 * HIDDEN))
     activation.silu_mul(meta(tokens, 2 * HIDDEN), meta(tokens, HIDDEN), 1e-6)
@@ -142,9 +142,10 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton import activation, adjustments, linear, norm, sampling
+    from pagewire.worker.ops.triton import adjustments, linear, sampling
     from pagewire.worker.ops.triton import logprobs as logprobs_module
     from pagewire.worker.ops.triton import sampling_filters as filters
+    from pagewire.worker.ops.triton.rowwise import activation, norm
     from support.kernels.cross_compile import Launch, counts_of_cases
 
     sampling.multiprocessors = lambda device: 132

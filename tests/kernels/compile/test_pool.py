@@ -52,7 +52,7 @@ def launches() -> None:
 
 def wrong_launch() -> None:
     """Launch a kernel that does not compile: its block is not a power of two."""
-    from pagewire.worker.ops.triton.activation import ActivationConfig, silu_mul
+    from pagewire.worker.ops.triton.rowwise.activation import ActivationConfig, silu_mul
 
     silu_mul(meta(1, 96), config=ActivationConfig(block=48, warps=4))
 
@@ -178,7 +178,10 @@ def test_a_pool_that_died_returns_nothing_and_logs_why(
     for _ in range(2):
         pool.submit(
             CompileJob(
-                ("cuda", 90, 32), "pagewire.worker.ops.triton.norm", "_rms_norm_kernel", "{}"
+                ("cuda", 90, 32),
+                "pagewire.worker.ops.triton.rowwise.norm",
+                "_rms_norm_kernel",
+                "{}",
             )
         )
     assert pool.finish() == []

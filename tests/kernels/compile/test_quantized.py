@@ -32,7 +32,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def inputs(tokens: int, dtype: torch.dtype, group: int | None) -> None:
-    from pagewire.worker.ops.triton import quantize
+    from pagewire.worker.ops.triton.rowwise import quantize
 
     given = InputFormat(dtype, group, None)
     quantize.quantize(meta(tokens, HIDDEN), given)
@@ -96,8 +96,8 @@ CASES = INPUTS | SCALED | GROUPED
 
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the counts that are tested."""
-    from pagewire.worker.ops.triton import quantize
     from pagewire.worker.ops.triton.quantized import grouped, scaled
+    from pagewire.worker.ops.triton.rowwise import quantize
     from support.kernels.cross_compile import Launch, counts_of_cases
 
     for module in (grouped, quantize, scaled):

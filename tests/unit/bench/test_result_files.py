@@ -85,7 +85,7 @@ def test_every_commit_that_a_row_names_is_an_ancestor() -> None:
 
 
 def test_the_plot_of_offline_speed_is_drawn_from_the_rows(tmp_path: Path) -> None:
-    plots = script("plot_offline")
+    plots = script("peers/plot_offline")
     assert plots.svg(plots.ratios()) == plots.PLOT.read_text()
 
 

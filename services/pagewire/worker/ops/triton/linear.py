@@ -25,9 +25,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.activation import silu_mul, silu_of
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig, linear_config
-from pagewire.worker.ops.triton.norm import rms_norm, scales_late
+from pagewire.worker.ops.triton.rowwise.activation import silu_mul, silu_of
+from pagewire.worker.ops.triton.rowwise.norm import rms_norm, scales_late
 from pagewire.worker.ops.triton.streamed.config import StreamConfig, stream_config
 from pagewire.worker.ops.triton.streamed.gemm import is_supported, multiply
 

@@ -1,8 +1,5 @@
 """All operations as Triton kernels: this module implements `contract.ops.Ops`."""
 
-from pagewire.worker.ops.triton.activation import activate as activate
-from pagewire.worker.ops.triton.activation import silu_mul as silu_mul
-from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.attention import decode_attention as decode_attention
 from pagewire.worker.ops.triton.attention import plan_decode as plan_decode
 from pagewire.worker.ops.triton.attention import prefill_attention as prefill_attention
@@ -28,11 +25,6 @@ from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate
 from pagewire.worker.ops.triton.linear import norm_linear as norm_linear
 from pagewire.worker.ops.triton.logprobs import logprobs as logprobs
 from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
-from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
-from pagewire.worker.ops.triton.norm import rms_norm as rms_norm
-from pagewire.worker.ops.triton.quantize import norm_quantize as norm_quantize
-from pagewire.worker.ops.triton.quantize import quantize as quantize
-from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear_add as grouped_linear_add
@@ -45,6 +37,14 @@ from pagewire.worker.ops.triton.quantized.linear import scaled_linear as scaled_
 from pagewire.worker.ops.triton.quantized.linear import scaled_linear_add as scaled_linear_add
 from pagewire.worker.ops.triton.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.triton.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
+from pagewire.worker.ops.triton.rowwise.activation import activate as activate
+from pagewire.worker.ops.triton.rowwise.activation import silu_mul as silu_mul
+from pagewire.worker.ops.triton.rowwise.activation import soft_cap as soft_cap
+from pagewire.worker.ops.triton.rowwise.norm import layer_norm as layer_norm
+from pagewire.worker.ops.triton.rowwise.norm import rms_norm as rms_norm
+from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize as norm_quantize
+from pagewire.worker.ops.triton.rowwise.quantize import quantize as quantize
+from pagewire.worker.ops.triton.rowwise.quantize import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.triton.sampling import sample as sample
 from pagewire.worker.ops.triton.step import begin_decode as begin_decode
 from pagewire.worker.ops.triton.step import end_decode as end_decode

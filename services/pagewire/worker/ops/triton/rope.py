@@ -14,13 +14,13 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
-from pagewire.worker.ops.triton.norm import (
+from pagewire.worker.ops.triton.rowwise.norm import (
     inverse_rms,
     ordered_inverse_rms,
     scales_late,
     sum_of_pairs,
 )
-from pagewire.worker.ops.triton.quantize import divided, rounded_to_fp8
+from pagewire.worker.ops.triton.rowwise.quantize import divided, rounded_to_fp8
 from pagewire.worker.ops.triton.streamed.config import StreamConfig
 
 

@@ -30,8 +30,8 @@ from pagewire.worker.ops.triton.experts.vector import (
     vector_gate_up,
 )
 from pagewire.worker.ops.triton.experts.weighted_sum import add_experts
-from pagewire.worker.ops.triton.norm import rms_norm
-from pagewire.worker.ops.triton.quantize import quantize
+from pagewire.worker.ops.triton.rowwise.norm import rms_norm
+from pagewire.worker.ops.triton.rowwise.quantize import quantize
 
 
 def norm_route(

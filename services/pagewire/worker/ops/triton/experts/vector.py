@@ -27,8 +27,8 @@ from pagewire.worker.ops.triton.experts.config import (
     vector_configs,
 )
 from pagewire.worker.ops.triton.experts.tile import activated
-from pagewire.worker.ops.triton.norm import inverse_rms
-from pagewire.worker.ops.triton.quantize import rounded_to_fp8, scale_of
+from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
+from pagewire.worker.ops.triton.rowwise.quantize import rounded_to_fp8, scale_of
 
 FP8_LARGEST = tl.constexpr(LARGEST[torch.float8_e4m3fn])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pagewire.worker.ops.triton import activation
+from pagewire.worker.ops.triton.rowwise import activation
 
 
 def silu_mul(

@@ -18,7 +18,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add, is_chosen
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.activation import silu_of
 from pagewire.worker.ops.triton.invariant.activation import silu_mul
 from pagewire.worker.ops.triton.invariant.linear_config import (
     OrderedConfig,
@@ -26,6 +25,7 @@ from pagewire.worker.ops.triton.invariant.linear_config import (
     ordered_config,
 )
 from pagewire.worker.ops.triton.invariant.norm import factors_of, inverse_rms, is_late, rms_norm
+from pagewire.worker.ops.triton.rowwise.activation import silu_of
 from pagewire.worker.ops.triton.streamed.config import StreamConfig, stream_config
 from pagewire.worker.ops.triton.streamed.gemm import is_supported, multiply
 

@@ -14,7 +14,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.norm import MAX_SCALED_LATE, norm_config, ordered_inverse_rms
+from pagewire.worker.ops.triton.rowwise.norm import (
+    MAX_SCALED_LATE,
+    norm_config,
+    ordered_inverse_rms,
+)
 
 
 @triton.jit(do_not_specialize=["tokens"])

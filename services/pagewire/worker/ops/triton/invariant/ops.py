@@ -5,8 +5,6 @@ weights are the usual ones, which were not compared by bits. Workers refuse mode
 (`startup.one_answer`).
 """
 
-from pagewire.worker.ops.triton.activation import activate as activate
-from pagewire.worker.ops.triton.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.blocks import copy_blocks as copy_blocks
 from pagewire.worker.ops.triton.drafts.begin import begin_drafted as begin_drafted
 from pagewire.worker.ops.triton.drafts.end import end_drafted as end_drafted
@@ -52,15 +50,17 @@ from pagewire.worker.ops.triton.latent import latent_rope_kv_write as latent_rop
 from pagewire.worker.ops.triton.latent import multiply_heads as multiply_heads
 from pagewire.worker.ops.triton.latent import plan_latent_decode as plan_latent_decode
 from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
-from pagewire.worker.ops.triton.norm import layer_norm as layer_norm
-from pagewire.worker.ops.triton.quantize import norm_quantize as norm_quantize
-from pagewire.worker.ops.triton.quantize import quantize as quantize
-from pagewire.worker.ops.triton.quantize import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear_add as grouped_linear_add
 from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear as scaled_linear
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear_add as scaled_linear_add
+from pagewire.worker.ops.triton.rowwise.activation import activate as activate
+from pagewire.worker.ops.triton.rowwise.activation import soft_cap as soft_cap
+from pagewire.worker.ops.triton.rowwise.norm import layer_norm as layer_norm
+from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize as norm_quantize
+from pagewire.worker.ops.triton.rowwise.quantize import quantize as quantize
+from pagewire.worker.ops.triton.rowwise.quantize import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.triton.step import begin_decode as begin_decode
 from pagewire.worker.ops.triton.step import end_decode as end_decode
 from pagewire.worker.ops.triton.step import gather_sampling as gather_sampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from pagewire.worker.ops.contract.quantized import ScaledWeight
-from pagewire.worker.ops.triton.quantize import norm_quantize, quantize, silu_mul_quantize
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear, scaled_linear_add
+from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
 
 
 def norm_quantize_linear(

@@ -19,9 +19,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import LARGEST, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.activation import silu_of
-from pagewire.worker.ops.triton.norm import inverse_rms
-from pagewire.worker.ops.triton.quantize import divided, rounded_to_fp8, scale_of
+from pagewire.worker.ops.triton.rowwise.activation import silu_of
+from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
+from pagewire.worker.ops.triton.rowwise.quantize import divided, rounded_to_fp8, scale_of
 
 MAX_COLUMNS = 16384  # whose token fits the registers
 _LARGEST = tl.constexpr(LARGEST[torch.float8_e4m3fn])

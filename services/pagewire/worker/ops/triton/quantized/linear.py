@@ -13,7 +13,6 @@ from torch import Tensor
 from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import is_hopper
-from pagewire.worker.ops.triton.quantize import norm_quantize, quantize, silu_mul_quantize
 from pagewire.worker.ops.triton.quantized import (
     fragment_gemm,
     fragment_vector,
@@ -25,6 +24,7 @@ from pagewire.worker.ops.triton.quantized import (
 )
 from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
 from pagewire.worker.ops.triton.quantized.matrices import widen
+from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
 
 # From here on it is faster to widen a weight that is not arranged once, and to let cuBLAS multiply:
 # timed on an H200.

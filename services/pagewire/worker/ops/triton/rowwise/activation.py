@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.activation import Activation
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.norm import inverse_rms, ordered_inverse_rms
+from pagewire.worker.ops.triton.rowwise.norm import inverse_rms, ordered_inverse_rms
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from pagewire.worker.ops.contract.quantized import (
     ScaledWeight,
 )
 from pagewire.worker.ops.reference import quantized as reference
-from pagewire.worker.ops.triton import quantize
-from pagewire.worker.ops.triton.activation import silu_mul
 from pagewire.worker.ops.triton.invariant import quantized as ordered
 from pagewire.worker.ops.triton.quantized import grouped, hopper, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
+from pagewire.worker.ops.triton.rowwise import quantize
+from pagewire.worker.ops.triton.rowwise.activation import silu_mul
 from support.kernels.comparison import (
     CUDA,
     DTYPES,

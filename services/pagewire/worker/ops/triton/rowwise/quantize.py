@@ -11,8 +11,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import LARGEST, InputFormat, QuantizedInput
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.activation import silu_of
-from pagewire.worker.ops.triton.norm import inverse_rms
+from pagewire.worker.ops.triton.rowwise.activation import silu_of
+from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
 
 # Added to a float32 below 2^22 and subtracted again, it rounds to the nearest, half to even.
 _ROUNDING = tl.constexpr(12582912.0)

@@ -1,6 +1,7 @@
 """Time per output token of many streams, alone and beside the prefill of long prompts.
 
-    python benchmarks/long_prompt_beside.py --model DIR --load-format dummy --max-model-len 131072 \
+    python benchmarks/gpu/long_prompt_beside.py --model DIR --load-format dummy \
+        --max-model-len 131072 \
         [--long 120000] [--clients 32] [--requests 256] [--output FILE.jsonl]
 
 Takes every flag of `pagewire run`, and starts what that starts. Clients ask over HTTP as in

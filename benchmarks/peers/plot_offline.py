@@ -1,6 +1,6 @@
 """Draw the offline throughput relative to vLLM, from the rows of both.
 
-    python benchmarks/plot_offline.py [--output FILE.svg]
+    python benchmarks/peers/plot_offline.py [--output FILE.svg]
 
 A bar is Pagewire's best rate of a workload in `results/serving-h200.jsonl` over vLLM's in
 `peers/vllm/results-h200.jsonl`.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pagewire.bench.results import read_rows, write_file
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PAGEWIRE = HERE / "results" / "serving-h200.jsonl"
 VLLM = HERE / "peers" / "vllm" / "results-h200.jsonl"
 PLOT = HERE / "results" / "plots" / "offline-h200.svg"
