@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from tokenizers import Tokenizer
 
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
@@ -98,6 +97,8 @@ def speculative_settings() -> dict[str, Setting]:
 
 def read_texts(path: Path, model: str, tokenizer: str | None) -> list[RecordedText]:
     """The texts of a file by the model's tokenizer; CommandError names a line that is none."""
+    from tokenizers import Tokenizer  # the command line starts without it
+
     try:
         folder = resolve_tokenizer(model, tokenizer) or resolve_model(model)
         encoder = Tokenizer.from_file(str(tokenizer_file(folder)))

@@ -33,7 +33,9 @@ NO_FILES = frozenset(
     }
 )
 # Settings of commands that are no service, and of pytest.
-OTHER_FLAGS = frozenset({"config", "factor", "operator", "output", "playground", "trace"})
+OTHER_FLAGS = frozenset(
+    {"calibrate", "config", "factor", "operator", "output", "playground", "trace"}
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
