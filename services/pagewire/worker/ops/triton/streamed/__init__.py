@@ -1,1 +1,0 @@
-"""The GEMM of few tokens on Hopper, whose weights are copied ahead by the copy engine."""
