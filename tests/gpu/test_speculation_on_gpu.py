@@ -91,7 +91,7 @@ def run(folder: Path, speculate: str, **settings: Any) -> tuple[list[list[Answer
             found.append(await answers(driver, wanted, chunk=100))
             found.append(await preempted_answers(driver, wanted, 20))
             assert not worker.fatal
-            right = worker.engine.metrics.accepted_drafts._value.get()
+            right = worker.engine.metrics.drafts.value("suffix", "accepted")
 
     asyncio.run(on_a_worker())
     return found, right

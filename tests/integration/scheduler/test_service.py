@@ -229,7 +229,7 @@ async def test_planning_that_fails_ends_the_scheduler(
     stack = await start(worker_info())
     fatal: list[BaseException] = []
     stack.engine._on_fatal = fatal.append
-    monkeypatch.setattr("pagewire.scheduler.workers.ready_workers.encode_step", lambda plan: 1 / 0)
+    monkeypatch.setattr("pagewire.scheduler.workers.ready_workers.encode_step", lambda *_: 1 / 0)
     call = stack.stub.Generate(request([1], 5))
     await eventually(lambda: fatal)
     assert isinstance(fatal[0], ZeroDivisionError)

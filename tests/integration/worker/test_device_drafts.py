@@ -112,8 +112,8 @@ def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], Loaded
     return adapt
 
 
-def accepted(worker: LocalWorker) -> float:
-    return worker.engine.metrics.accepted_drafts._value.get()
+def accepted(worker: LocalWorker) -> int:
+    return worker.engine.metrics.drafts.value("suffix", "accepted")
 
 
 async def run(
