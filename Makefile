@@ -72,14 +72,13 @@ run: $(RUNNABLE)
 demo: $(RUNNABLE)
 	$(BIN)/pagewire demo $(ARGS)
 
-# First the tests within one process, then those of several. A file stays together: it shares what it compiles
-# or starts. Of those of several processes two files run beside each other, tests/chaos counting as one
-# (tests/conftest.py), and in their order, since folders share what they start.
+# Tests within one process run beside each other, those of several processes one after the other. A file of the
+# first stays together: it shares what it compiles.
 # Status 5: ARGS selects no test of a part. That fails only if it selects none of the other either.
 test: $(INSTALLED)
 	first=0; $(BIN)/pytest -n auto --dist loadfile $(PARALLEL) $(ARGS) || first=$$?; \
 	test $$first = 0 || test $$first = 5 || exit $$first; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(PARALLEL:%=--ignore=%) $(ARGS) || { second=$$?; test $$first = 0 && test $$second = 5; }
+	$(BIN)/pytest $(PARALLEL:%=--ignore=%) $(ARGS) || { second=$$?; test $$first = 0 && test $$second = 5; }
 
 # They need other versions of some packages. What is imported is compiled when it is imported.
 .venv-clients/installed: tests/clients/requirements.txt

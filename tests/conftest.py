@@ -3,7 +3,6 @@
 import os
 import signal
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -34,21 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--requests", type=int, default=96, help="Requests of each chaos test.")
     group.addoption("--minutes", type=float, default=0.25, help="Duration of the soak test.")
     group.addoption("--soak-output", help="File for the figures of the soak test.")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of the chaos tests, which measure pauses under load, one runs at a time."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class ChaosInOneFile(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return "tests/chaos" if file.startswith("tests/chaos/") else file
-
-    return ChaosInOneFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
