@@ -63,16 +63,12 @@ async def vectors(
     return found
 
 
-def check(
-    found: list[list[list[float]]], expected: list[torch.Tensor], atol: float = TOLERANCE["atol"]
-) -> None:
+def check(found: list[list[list[float]]], expected: list[torch.Tensor]) -> None:
     """Compares vectors relative to their length."""
     for each in found:
         for vector, wanted in zip(each, expected, strict=True):
             length = wanted.norm()
-            torch.testing.assert_close(
-                torch.tensor(vector) / length, wanted / length, rtol=0, atol=atol
-            )
+            torch.testing.assert_close(torch.tensor(vector) / length, wanted / length, **TOLERANCE)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -99,8 +95,7 @@ async def test_scores_of_classifiers_are_those_of_transformers(
     model = save_classifier(tmp_path, variant)
     expected = [torch.tensor([classified(model, prompt)]) for prompt in prompts()]
     assert len({round(float(logit), 3) for logit in expected}) == len(LENGTHS)
-    # These logits have no norm behind them: float32 sums of some CPUs differ by 2e-5.
-    check(await vectors(tmp_path), expected, atol=5e-5)
+    check(await vectors(tmp_path), expected)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "qwen3-tied"])
