@@ -17,11 +17,11 @@ from pagewire.worker.ops import load_ops
 from support.models.plain_logits import DEVICE, error, load_decoder, prompt_logits
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
-PROMPTS, LENGTH = 12, 50
-# Our error as a multiple of theirs, at most. It is 0.90 to 1.01 by seed and variant, and 0.85 to
-# 1.10 with latent attention, whose absorbed form rounds at other places. Only the variants here are
-# above 1 with the seed of the test.
-NOISE = {"ernie": 1.01, "deepseek-v2-lite": 1.1}
+# With 6 prompts the ratio of the errors moves by 0.05 from seed to seed and from CPU to CPU.
+PROMPTS, LENGTH = 64, 50
+# Our error as a multiple of theirs, at most. It is 0.70 to 0.99 by seed and variant. The absorbed
+# form of latent attention rounds at other places; with one small variant that gives 0.95 to 1.02.
+NOISE = {"deepseek-v2-lite": 1.05}
 
 
 def median_error(found: list[Tensor], exact: list[Tensor]) -> float:
@@ -44,8 +44,8 @@ def test_error_is_within_that_of_transformers(
     generator = random.Random(1)
     prompts = [[generator.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(PROMPTS)]
     with torch.no_grad():
-        exact = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
-        theirs = [rounded(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
+        exact = list(model(torch.tensor(prompts)).logits)
+        theirs = list(rounded(torch.tensor(prompts)).logits.float())
     half = load_decoder(tmp_path, dtype, LENGTH)
     full = load_decoder(tmp_path, torch.float32, LENGTH)
     ours = [prompt_logits(half, prompt) for prompt in prompts]
