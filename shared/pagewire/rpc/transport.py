@@ -1,5 +1,6 @@
 """gRPC servers and channels with the options that every service uses, and health checks."""
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc
@@ -66,6 +67,16 @@ def end_call(call: grpc.aio.Call) -> None:
     """
     if not call.cancel():
         call._cython_call.cancel("the call is over")  # type: ignore[attr-defined]
+
+
+def was_cancelled() -> bool:
+    """Whether the current task has been cancelled.
+
+    gRPC raises CancelledError also where the other side cancels a call, and may answer a
+    cancellation of the task by an error of the call.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def make_server(

@@ -279,5 +279,18 @@ def test_a_gateway_that_cannot_start_says_why() -> None:
             assert str(next(iter(settings.values()))) in line
 
 
-def run_gateway_once(config: dict[str, object]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(config), capture_output=True, text=True, timeout=20, check=False)
+def test_a_gateway_that_fails_when_it_is_connected_ends() -> None:
+    """Its connections end with it: one that came back would keep the process."""
+    with scheduler(step=0.01) as (address, _):
+        outcome = run_gateway_once({"schedulers": address, "port": 0}, missing="fastapi_offline")
+    assert outcome.returncode == 1
+    assert f"scheduler {address} is connected" in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("ModuleNotFoundError: ")
+
+
+def run_gateway_once(
+    config: dict[str, object], missing: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(config, missing), capture_output=True, text=True, timeout=20, check=False
+    )

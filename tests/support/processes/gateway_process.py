@@ -26,9 +26,10 @@ _RECEIVED = 1 << 16
 _SCHEDULER = Path(__file__).parents[1] / "scripted" / "scripted_scheduler.py"
 
 
-def command(config: dict[str, Any]) -> list[str]:
-    """The command line of a gateway with these settings."""
-    return [sys.executable, "-c", _RUN, json.dumps(config)]
+def command(config: dict[str, Any], missing: str | None = None) -> list[str]:
+    """The command line of a gateway with these settings, where the package `missing` is not."""
+    hide = f"import sys; sys.modules[{missing!r}] = None; " if missing else ""
+    return [sys.executable, "-c", hide + _RUN, json.dumps(config)]
 
 
 class GatewayProcess:

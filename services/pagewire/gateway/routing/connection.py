@@ -14,7 +14,7 @@ from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.rpc.checksums import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.rpc.credentials import Credentials
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
-from pagewire.rpc.transport import end_call, open_channel
+from pagewire.rpc.transport import end_call, open_channel, was_cancelled
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class Connection:
         self._outbox_filled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None  # while a stream is open
-        self._closing = False
         self._num_received = 0
         self._num_sent = 0  # on the present stream
         self._silent = False
@@ -62,7 +61,6 @@ class Connection:
 
     async def close(self) -> None:
         """Ends the stream for good, without a call of `stream_ended`."""
-        self._closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -85,8 +83,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise _call_error(error) from error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if was_cancelled():
                 raise
             # gRPC also raises this when the channel is closed, as it is when the stream ends.
             raise RequestError(Code.UNAVAILABLE, f"scheduler {self._target} was lost") from None
@@ -121,7 +118,7 @@ class Connection:
             except Exception:
                 reason = "a message could not be handled"
                 log.exception("scheduler %s: %s", self._target, reason)
-            if self._closing:  # gRPC may turn our cancellation into another error
+            if was_cancelled():  # gRPC may turn our cancellation into another error
                 return
             self._outbox.clear()
             if self._handler.stream_ended(reason):

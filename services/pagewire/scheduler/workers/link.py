@@ -16,7 +16,7 @@ from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SILENT_HEARTBEATS
-from pagewire.rpc.transport import end_call, open_channel
+from pagewire.rpc.transport import end_call, open_channel, was_cancelled
 from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class WorkerLink:
                 self._report(error.code(), error.details() or "")
             except asyncio.CancelledError:
                 # gRPC raises this too when either side cancels a call.
-                if not _cancelled() and not self.released:
+                if not was_cancelled() and not self.released:
                     self._report(grpc.StatusCode.CANCELLED, "the stream was cancelled")
             except TimeoutError:
                 self._report(grpc.StatusCode.UNAVAILABLE, "it does not serve yet")
@@ -184,7 +184,7 @@ class WorkerLink:
                 log.warning("worker %s: the stream is closed: %s", self.address, error)
             except ValueError as error:
                 log.error("worker %s broke the protocol: %s", self.address, error)
-            if _cancelled():  # gRPC may answer a cancellation by an error of the call
+            if was_cancelled():  # gRPC may answer a cancellation by an error of the call
                 return
             if time.monotonic() - started > LAST_BACKOFF:
                 backoff = FIRST_BACKOFF
@@ -291,7 +291,7 @@ class WorkerLink:
         finally:
             self.connected = False
             self.end_explained |= self.retired
-            self.closing = _cancelled()
+            self.closing = was_cancelled()
             if self._grace_over is not None:
                 self._grace_over.cancel()
             for task in tasks:
@@ -370,12 +370,6 @@ class WorkerLink:
             raise grpc.aio.AioRpcError(
                 code, await call.initial_metadata(), await call.trailing_metadata(), details
             )
-
-
-def _cancelled() -> bool:
-    """Whether the current task has been cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _serving(health: grpc.aio.UnaryStreamCall[Any, Any]) -> bool:
