@@ -163,7 +163,7 @@ def test_help_explains_one_flag(word: str) -> None:
     assert "  --max-waiting-seconds NUMBER\n" in text
     assert "Default: 60.0.\n" in text
     assert "Environment: PAGEWIRE_MAX_WAITING_SECONDS\n" in text
-    assert "Commands: run, scheduler\n" in text
+    assert "Commands: run, scheduler, bench speculative\n" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
