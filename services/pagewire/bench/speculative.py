@@ -115,8 +115,10 @@ def read_texts(path: Path, model: str, tokenizer: str | None) -> list[RecordedTe
             )
             if not prompt or not continuation:
                 raise ValueError("prompt or continuation is empty")
-            prediction = given.get("prediction", "")
-            texts.append(RecordedText(given.get("kind", "text"), prompt, continuation, prediction))
+            kind, prediction = given.get("kind", "text"), given.get("prediction", "")
+            if not isinstance(kind, str) or not isinstance(prediction, str):
+                raise TypeError("kind and prediction must be strings")
+            texts.append(RecordedText(kind, prompt, continuation, prediction))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CommandError(
                 f'{path}, line {number}: not {{"prompt": "...", "continuation": "..."}}: {error!r}'
@@ -149,7 +151,7 @@ def measure_speculative(
                 modes = [speculate]
                 if any(text.prediction for text in texts):
                     modes.append(PREDICTION)
-            port = free_port()
+            port = values["scheduler_metrics_port"] or free_port()
             own = {
                 **values,
                 "speculate": speculate,
