@@ -261,4 +261,4 @@ def test_an_external_program_is_refused_by_name() -> None:
     command += ["--worker-address=127.0.0.1:0", "--worker-metrics-port=0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert "--speculate suffix needs --backend torch" in ended.stdout + ended.stderr
+    assert "--speculate suffix has no use with --backend command" in ended.stdout + ended.stderr
