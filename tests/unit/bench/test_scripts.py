@@ -32,9 +32,8 @@ def test_scripts_run_as_they_say(path: Path) -> None:
     tree = ast.parse(path.read_text())
     name = path.relative_to(ROOT)
     module = ".".join(name.with_suffix("").parts)
-    command = re.search(
-        rf"python3? (-m {re.escape(module)}|{re.escape(str(name))})\b", ast.get_docstring(tree) or ""
-    )
+    docstring = ast.get_docstring(tree) or ""
+    command = re.search(rf"python3? (-m {re.escape(module)}|{re.escape(str(name))})\b", docstring)
     assert command is not None, f"the docstring of {name} does not say how to run it"
     beside = {other.stem for other in path.parent.glob("*.py")}
     others = {other.stem for other in SCRIPTS} - beside

@@ -12,7 +12,6 @@ from pagewire.scheduler.core.batching.slot_table import SlotArray
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
 from pagewire.v1 import worker_pb2 as worker_pb
 
-
 LAST_DRAFTER = max(worker_pb.Drafter.values())
 
 

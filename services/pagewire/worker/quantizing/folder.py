@@ -65,7 +65,7 @@ def quantize_folder(
         return _write(source, output, layers, files)
     layers.check()
     check_absent(output)
-    sequences = read_sequences(texts, source, model.max_position_embeddings)
+    sequences = read_sequences(texts, source, model.max_position_embeddings, model.vocab_size)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         # Layers read what quantized layers before them write.

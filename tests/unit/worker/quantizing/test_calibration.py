@@ -95,10 +95,10 @@ def test_texts_become_sequences(tmp_path: Path) -> None:
     texts, folder = tmp_path / "texts.txt", resolve_model(EMBEDDED)
     texts.write_text(TEXT * 30)
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT * 30).ids
-    found = read_sequences(texts, folder, 4096)
+    found = read_sequences(texts, folder, 4096, 4096)
     assert [len(sequence) for sequence in found[:-1]] == [LENGTH] * (len(found) - 1)
     assert sum(found, []) == ids  # noqa: RUF017, a few lists
-    assert max(map(len, read_sequences(texts, folder, 100))) == 100
+    assert max(map(len, read_sequences(texts, folder, 100, 4096))) == 100
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
@@ -113,7 +113,11 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"--calibrate .*has no tokenizer"):
         quantize_folder(tmp_path / "plain", tmp_path / "small", "int4", 64, empty)
     with pytest.raises(SetupError, match=r"empty\.txt: the file is empty"):
-        read_sequences(empty, resolve_model(EMBEDDED), 100)
+        read_sequences(empty, resolve_model(EMBEDDED), 100, 4096)
+    texts = tmp_path / "texts.txt"
+    texts.write_text(TEXT)
+    with pytest.raises(SetupError, match=r"makes the id \d+ of it, outside .* of 199 ids"):
+        read_sequences(texts, resolve_model(EMBEDDED), 100, 199)
     save_model(tmp_path / "experts", "mixtral", **SIZES)
     with pytest.raises(SetupError, match=r"--calibrate is for dense models, and mixtral has"):
         quantize_folder(tmp_path / "experts", tmp_path / "small", "int4", 64, empty)
