@@ -65,7 +65,6 @@ def test_inputs_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
 
 @pytest.mark.parametrize("target", ["fp8", "int8", "int4"])
 def test_a_calibrated_folder_is_closer_to_the_plain_model(tmp_path: Path, target: str) -> None:
-    assert target in ("fp8", "int8", "int4")
     plain = tmp_path / "plain"
     save_model(plain, "llama", **SIZES, vocab_size=8192, shard="1MB")
     source = resolve_model(EMBEDDED)
