@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -98,6 +99,21 @@ def test_texts_become_sequences(tmp_path: Path) -> None:
     assert [len(sequence) for sequence in found[:-1]] == [LENGTH] * (len(found) - 1)
     assert sum(found, []) == ids  # noqa: RUF017, a few lists
     assert max(map(len, read_sequences(texts, folder, 100, 4096))) == 100
+
+
+def test_inputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    save_model(tmp_path / "plain", "llama", **SIZES, vocab_size=8192)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "plain" / name).write_bytes((resolve_model(EMBEDDED) / name).read_bytes())
+    file = tmp_path / "plain" / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.post_attention_layernorm.weight"].fill_(torch.inf)
+    save_file(weights, file, {"format": "pt"})
+    texts = tmp_path / "texts.txt"
+    texts.write_text(TEXT)
+    with pytest.raises(SetupError, match=r"inputs of model\.layers\.1\.mlp.* are not finite"):
+        quantize_folder(tmp_path / "plain", tmp_path / "small", "int4", 64, texts)
+    assert not (tmp_path / "small").exists()
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
