@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from pagewire.gateway.metric_aliases import publish_aliases
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
-from pagewire.gateway.other_names import publish_other_names
 from pagewire.lifecycle.loop_lag import measure_loop_lag
+from pagewire.lifecycle.metric_aliases import MetricAliases, SameAs
 from pagewire.lifecycle.metrics import StepCounter, StepHistogram, count_tasks
-from pagewire.lifecycle.other_names import OtherNames, SameAs
 from pagewire.rpc.checksums import CORRUPT_MESSAGES
 from pagewire.scheduler import metrics as scheduler_metrics
 from pagewire.scheduler.reports.vllm_names import publish_vllm_names
@@ -60,7 +60,7 @@ def described() -> list[Described]:
 async def _described() -> list[Described]:
     gateway, worker = GatewayMetrics(), CollectorRegistry()
     gateway.registry.register(LoadCollector(lambda: [("a", pb.Load(), True)]))
-    publish_other_names(gateway, lambda: [pb.Load()])
+    publish_aliases(gateway, lambda: [pb.Load()])
     scheduler = CollectorRegistry()
     for value in vars(scheduler_metrics).values():
         if isinstance(value, _METRICS):
@@ -81,8 +81,8 @@ async def _described() -> list[Described]:
 def _of_registry(process: str, registry: CollectorRegistry) -> Iterator[Described]:
     # The registry knows its collectors, but offers only their samples.
     for collector in registry._collector_to_names:
-        if isinstance(collector, OtherNames):
-            yield from _other_names(process, collector)
+        if isinstance(collector, MetricAliases):
+            yield from _aliases(process, collector)
         elif isinstance(collector, _METRICS):
             [family] = collector.describe()
             yield _row(process, family, _labels_of(collector))
@@ -92,7 +92,7 @@ def _of_registry(process: str, registry: CollectorRegistry) -> Iterator[Describe
                     yield _row(process, family, list(family.samples[0].labels))
 
 
-def _other_names(process: str, collector: OtherNames) -> Iterator[Described]:
+def _aliases(process: str, collector: MetricAliases) -> Iterator[Described]:
     common = tuple(collector._labels())
     for name, family in zip(collector._names, collector.describe(), strict=True):
         labels: tuple[str, ...] = ()

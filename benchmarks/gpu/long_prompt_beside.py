@@ -1,6 +1,6 @@
 """Time per output token of many streams, alone and beside the prefill of long prompts.
 
-    python benchmarks/gpu/long_prompt_beside.py --model DIR --load-format dummy \
+    python -m benchmarks.gpu.long_prompt_beside --model DIR --load-format dummy \
         --max-model-len 131072 \
         [--long 120000] [--clients 32] [--requests 256] [--output FILE.jsonl]
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import aiohttp
 import typer
-from serving import (
+from benchmarks.serving import (
     HTTP_OUTPUT_TOKENS,
     HTTP_WORDS,
     TEMPERATURE,

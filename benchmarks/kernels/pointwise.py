@@ -4,7 +4,7 @@
         [--tune 1 2 ...] [--output FILE]
 
 Every figure is the median of CUDA graph replays; a graph runs a kernel on enough distinct weights
-or inputs to exceed the L2 cache many times. Each kernel is first compared with its twin. With
+or inputs to exceed the L2 cache many times. Each kernel is first compared with its reference. With
 `--tune` the linear kernels' configurations are searched by coordinate descent on the time of a
 step's linear layers, which is where the entries of `linear_config` come from. All figures go to
 the file, a summary to the terminal.

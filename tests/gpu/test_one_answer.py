@@ -19,6 +19,8 @@ import torch
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from support.models.one_answer import (
+    SIZES,
+    VOCABULARY,
     Answer,
     Wanted,
     answers,
@@ -34,19 +36,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
 ]
 
-VOCABULARY = 2048
-# Large enough for several tiles and shares of everything, small enough for a start in seconds.
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 16384,
-    "initializer_range": 0.05,
-}
 FAMILIES = ["llama", "llama-biased", "mistral", "qwen2", "qwen3"]
 SETTINGS = {
     "device": "cuda",

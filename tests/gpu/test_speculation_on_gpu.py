@@ -17,7 +17,14 @@ import torch
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
-from support.models.one_answer import Answer, Wanted, answers, preempted_answers
+from support.models.one_answer import (
+    SIZES,
+    VOCABULARY,
+    Answer,
+    Wanted,
+    answers,
+    preempted_answers,
+)
 from support.models.step_driver import LocalWorker, StepDriver, local_worker
 from support.models.tiny_models import save_model
 
@@ -27,18 +34,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
 ]
 
-VOCABULARY = 2048
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 16384,
-    "initializer_range": 0.05,
-}
 SETTINGS = {
     "device": "cuda",
     "num_slots": 48,

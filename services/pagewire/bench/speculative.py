@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.launch import launch, quiet
-from pagewire.cli.launch.ports import free_port
+from pagewire.cli.launch.ports import free_port, reachable_host
 from pagewire.cli.launch.stack import Stack, control_settings, control_stack
 from pagewire.cli.settings.settings import Setting
 from pagewire.models import resolve_model, resolve_tokenizer
@@ -115,8 +115,10 @@ def read_texts(path: Path, model: str, tokenizer: str | None) -> list[RecordedTe
             )
             if not prompt or not continuation:
                 raise ValueError("prompt or continuation is empty")
-            prediction = given.get("prediction", "")
-            texts.append(RecordedText(given.get("kind", "text"), prompt, continuation, prediction))
+            kind, prediction = given.get("kind", "text"), given.get("prediction", "")
+            if not isinstance(kind, str) or not isinstance(prediction, str):
+                raise TypeError("kind and prediction must be strings")
+            texts.append(RecordedText(kind, prompt, continuation, prediction))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CommandError(
                 f'{path}, line {number}: not {{"prompt": "...", "continuation": "..."}}: {error!r}'
@@ -149,7 +151,8 @@ def measure_speculative(
                 modes = [speculate]
                 if any(text.prediction for text in texts):
                     modes.append(PREDICTION)
-            port = free_port()
+            port = values["scheduler_metrics_port"] or free_port()
+            metrics = f"http://{reachable_host(values['metrics_host'])}:{port}/metrics"
             own = {
                 **values,
                 "speculate": speculate,
@@ -163,10 +166,10 @@ def measure_speculative(
             async def measure(
                 stack: Stack,
                 modes: Sequence[str] = modes,
-                port: int = port,
+                metrics: str = metrics,
                 token: str | None = token,
             ) -> list[SpeculativeResult]:
-                client = _Client(stack.grpc_address, port, token)
+                client = _Client(stack.grpc_address, metrics, token)
                 return await client.measure(texts, load, modes)
 
             found = launch(control_stack, own, quiet, measure)
@@ -184,9 +187,10 @@ def _forced_line(text: RecordedText) -> str:
 class _Client:
     """Clients of one scheduler, over one stream."""
 
-    def __init__(self, address: str, metrics_port: int, token: str | None) -> None:
+    def __init__(self, address: str, metrics: str, token: str | None) -> None:
+        """`metrics` is the URL of the scheduler's metrics."""
         self._address = address
-        self._metrics = f"http://127.0.0.1:{metrics_port}/metrics"
+        self._metrics = metrics
         self._token = token
         self._streams: dict[int, _Stream] = {}
         self._numbers = 0

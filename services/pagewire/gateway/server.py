@@ -23,8 +23,8 @@ from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.auth.access import AccessControl
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.http.protocol import HttpProtocol
+from pagewire.gateway.metric_aliases import publish_aliases
 from pagewire.gateway.metrics import GatewayMetrics, LoadCollector
-from pagewire.gateway.other_names import publish_other_names
 from pagewire.gateway.routing.schedulers import Schedulers
 from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
@@ -127,7 +127,7 @@ async def _serve(
             lambda: [(link.target, link.load, link.ready) for link in [*schedulers.links.values()]]
         )
     )
-    publish_other_names(metrics, lambda: [link.load for link in [*schedulers.links.values()]])
+    publish_aliases(metrics, lambda: [link.load for link in [*schedulers.links.values()]])
     count_tasks(metrics.registry)
     measure_loop_lag(metrics.registry)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)

@@ -23,7 +23,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 
 class AsyncLLM:
-    """The twin of `LLM` for programs with an event loop: many prompts at once, each streamed.
+    """`LLM` for programs with an event loop: many prompts at once, each streamed.
 
     It starts its processes in the background; `async with` waits for them, and so does the first
     call. Any event loop may call it, also several one after the other.

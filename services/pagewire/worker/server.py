@@ -129,17 +129,6 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
 def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases) -> LoadedWorker:
     """Loads the backend, and imports only what it needs: a program needs no torch."""
     if config.backend == "command":
-        if config.task not in ("auto", "generate"):
-            raise SetupError(
-                f"--task {config.task} needs --backend torch: an external program generates text"
-            )
-        if config.forced_texts is not None:
-            raise SetupError("--forced-texts needs --backend torch: leave it out")
-        if config.speculate != "none":
-            raise SetupError(
-                f"--speculate {config.speculate} needs --backend torch: an external program draws "
-                "its own tokens"
-            )
         from pagewire.worker.command.loading import load_command
 
         loaded = load_command(config)

@@ -108,8 +108,8 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     )
     max_waiting_tokens: int = setting(
         1 << 24,
-        "Most tokens of all requests that wait for admission; further requests are refused (HTTP "
-        "429), unless nothing waits.",
+        "Most tokens of all requests that wait for admission, predictions included; further "
+        "requests are refused (HTTP 429), unless nothing waits.",
         minimum=1,
     )
     max_waiting_seconds: float = setting(

@@ -27,14 +27,16 @@ class DraftCounter:
         }
 
     def count(self, drafters: Int32Array, drafted: Int32Array, accepted: Int32Array) -> None:
-        """Counts rows `[n]` with drafts: the drafter of each, its drafts, and those right."""
+        """Counts rows `[n]` with drafts: the drafter of each, its drafts, and those right.
+
+        The drafters must be those of worker.proto.
+        """
         made = np.bincount(drafters, weights=drafted)
         right = np.bincount(drafters, weights=accepted)
         for number in made.nonzero()[0].tolist():
-            if number in self._by_drafter:
-                good, bad = self._by_drafter[number]
-                good.inc(int(right[number]))
-                bad.inc(int(made[number] - right[number]))
+            good, bad = self._by_drafter[number]
+            good.inc(int(right[number]))
+            bad.inc(int(made[number] - right[number]))
 
     def value(self, drafter: str, outcome: str) -> int:
         """What it has counted."""

@@ -258,6 +258,7 @@ def test_bench_speculative_replays_texts(tmp_path: Path) -> None:
     [
         ("{}", [], "line 1: not"),
         ('{"prompt": "x", "continuation": ""}', [], "line 1: not"),
+        ('{"prompt": "x", "continuation": "y", "prediction": 1}', [], "must be strings"),
         ('{"prompt": "x", "continuation": "y"}', ["--kinds", "chat"], "no texts of kind chat"),
         ('{"prompt": "x", "continuation": "y"}', ["--clients", "0"], "at least 1"),
     ],

@@ -98,9 +98,9 @@ def test_no_message_can_force() -> None:
     ("settings", "part"),
     [
         ({}, "needs --load-format dummy"),
-        ({"load_format": "dummy", "token_ids": [5000]}, "outside the 4096 ids"),
-        ({"load_format": "dummy", "token_ids": []}, "no tokens"),
-        ({"load_format": "dummy", "token_ids": "x"}, "texts.jsonl"),
+        ({"load_format": "dummy", "token_ids": [5000]}, r"line 1: .*outside the 4096 ids"),
+        ({"load_format": "dummy", "token_ids": []}, r"texts\.jsonl, line 1: .*no tokens"),
+        ({"load_format": "dummy", "token_ids": "x"}, r"texts\.jsonl, line 1: "),
         ({"load_format": "dummy", "forced_texts": "/no/such/file"}, "No such file"),
     ],
 )

@@ -10,66 +10,35 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from pagewire.config import WorkerConfig
 from pagewire.models import resolve_model
-from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
-from pagewire.worker.ops.reference import attention
-from pagewire.worker.ops.reference import ops as torch_ops
 from pagewire.worker.startup.loading import check_speculation
-from support.models.constrained_sequences import EOS, constrained
+from support.models.constrained_sequences import EOS
+from support.models.drafted_sequences import (
+    accepted,
+    check_failed_step,
+    check_resumption,
+    check_same,
+    compute_rows_by_themselves,
+    repetitive,
+    sequences,
+)
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
 FOLDER = resolve_model("embedded")
 LENGTH = 80
-LIKELY = [40, 41, 44, 49]
-
-
-def accepted(worker: LocalWorker, drafter: str = "suffix") -> int:
-    return worker.engine.metrics.drafts.value(drafter, "accepted")
-
-
-def repetitive(seed: int, period: int = 7) -> list[int]:
-    """A prompt that says the same thing over and over."""
-    return [40 + (seed * 31 + i * i) % 900 for i in range(period)] * 6
-
-
-def sampling(**fields: Any) -> pb.SlotSampling:
-    """Few tokens are likely, so that drafts are right and wrong."""
-    return pb.SlotSampling(
-        **({"top_p": 1.0} | fields), bias_ids=pack(LIKELY), biases=pack_floats([14.0] * len(LIKELY))
-    )
-
-
-def sequences() -> list[Sequence]:
-    """Every way of drawing tokens, and prompts of several lengths."""
-    ways = [
-        sampling(),
-        sampling(logprobs=3),
-        sampling(temperature=0.7, seed=1),
-        sampling(temperature=0.3, seed=2, logprobs=0),
-        sampling(temperature=0.9, seed=3, top_k=3, min_p=0.1, top_p=0.9),
-        sampling(temperature=0.2, seed=4, presence_penalty=0.3, frequency_penalty=0.05),
-        sampling(repetition_penalty=1.05, logprobs=2),
-        sampling(min_tokens=30, stop_token_ids=[40, 41, 2]),
-    ]
-    made = [
-        Sequence(repetitive(i, 5 + 3 * i), LENGTH - i, sampling=way) for i, way in enumerate(ways)
-    ]
-    return [*made, constrained(1), constrained(2, presence_penalty=0.1)]
 
 
 async def run(speculate: str, **cut: int) -> tuple[list[Sequence], int]:
     """The sequences with their results, and how many drafts were right."""
     async with local_worker(FOLDER, speculate=speculate, num_blocks=512) as worker:
-        ran = sequences()
+        ran = sequences(LENGTH)
         await StepDriver(worker.stream(), worker.limits).run(ran, **cut)
         assert worker.fatal == []
         return ran, accepted(worker)
@@ -80,37 +49,13 @@ async def test_tokens_are_those_of_steps_without_drafts(cut: dict[str, int]) -> 
     want, _ = await run("none", **cut)
     got, right = await run("suffix", **cut)
     assert right > 50
-    for ours, theirs in zip(got, want, strict=True):
-        assert not ours.failure
-        assert ours.output == theirs.output
-        assert len(ours.logprobs) == len(theirs.logprobs)
-        for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
-            assert one[1] == other[1]
-            assert one[2] == pytest.approx(other[2], abs=2e-5)
+    check_same(got, want)
 
 
 async def test_log_probabilities_have_the_same_bits_where_rows_do_not_depend_on_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Torch's GEMMs and attention do depend on it, so here each row is computed by itself."""
-    multiply = F.linear
-
-    def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return torch.cat([multiply(x[i : i + 1], weight, bias) for i in range(len(x))])
-
-    def attention_by_rows(q: Tensor, *given: Any, out: Tensor | None = None, **more: Any) -> Tensor:
-        *caches, slots, lengths, scale = given
-        rows = [
-            attention.decode_attention(
-                q[i : i + 1], *caches, slots[i : i + 1], lengths[i : i + 1], scale, **more
-            )
-            for i in range(len(q))
-        ]
-        whole = torch.cat(rows)
-        return whole if out is None else out.copy_(whole)
-
-    monkeypatch.setattr(F, "linear", linear_by_rows)
-    monkeypatch.setattr(torch_ops, "decode_attention", attention_by_rows)
+    compute_rows_by_themselves(monkeypatch)
     want, _ = await run("none", run_ahead=2)
     got, right = await run("suffix", run_ahead=2)
     assert right > 50
@@ -120,15 +65,7 @@ async def test_log_probabilities_have_the_same_bits_where_rows_do_not_depend_on_
 
 async def test_a_resumed_sequence_goes_on_as_it_would_have() -> None:
     async with local_worker(FOLDER, speculate="suffix", num_blocks=256) as worker:
-        driver = StepDriver(worker.stream(), worker.limits)
-        for way in (sampling(), sampling(temperature=0.6, seed=9, frequency_penalty=0.1)):
-            whole = Sequence(repetitive(3), LENGTH, sampling=way)
-            (output,) = await driver.run([whole], run_ahead=2)
-            for known in (1, 20, 50):
-                rest = Sequence(
-                    repetitive(3) + output[:known], LENGTH - known, generated=known, sampling=way
-                )
-                assert await driver.run([rest], run_ahead=2) == [output[known:]]
+        await check_resumption(worker, LENGTH, (1, 20, 50), run_ahead=2)
         assert accepted(worker) > 50
 
 
@@ -162,31 +99,7 @@ async def test_other_kinds_of_attention(tmp_path: Path, variant: str) -> None:
 
 async def test_a_failed_step_with_drafts_fails_its_sequences_alone() -> None:
     async with local_worker(FOLDER, speculate="suffix", num_blocks=256) as worker:
-        backend, drafted = worker.loaded.backend, 0
-        submit = backend.submit
-
-        def failing(plan: Any) -> Any:
-            nonlocal drafted
-            drafted += plan.drafts is not None
-            if drafted == 4:
-                drafted += 1
-                raise RuntimeError("this step fails")
-            return submit(plan)
-
-        backend.submit = failing  # type: ignore[method-assign]
-        driver = StepDriver(worker.stream(), worker.limits)
-        failed = [Sequence(repetitive(i), 60, sampling=sampling()) for i in range(3)]
-        await driver.run(failed, run_ahead=2)
-        for sequence in failed:
-            assert "this step fails" in sequence.failure
-            assert sequence.output[-1] == -1
-        again = [Sequence(repetitive(i), 60, sampling=sampling()) for i in range(3)]
-        outputs = await driver.run(again, run_ahead=2)
-        for sequence, output in zip(failed, outputs, strict=True):
-            drawn = [token for token in sequence.output if token >= 0]
-            assert output[: len(drawn)] == drawn
-            assert min(output) >= 0
-        assert worker.fatal == []
+        await check_failed_step(worker, 60)
 
 
 PASSAGE = (
@@ -261,4 +174,4 @@ def test_an_external_program_is_refused_by_name() -> None:
     command += ["--worker-address=127.0.0.1:0", "--worker-metrics-port=0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert "--speculate suffix needs --backend torch" in ended.stdout + ended.stderr
+    assert "--speculate suffix has no use with --backend command" in ended.stdout + ended.stderr

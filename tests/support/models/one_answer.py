@@ -10,6 +10,21 @@ from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.steps.limits import Limits
 from support.models.step_driver import Logprobs, Sequence, StepDriver, Stream
 
+VOCABULARY = 2048
+# Of a model that is large enough for several tiles and shares of everything, and small enough for a
+# start in seconds.
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "initializer_range": 0.05,
+}
+
 
 @dataclass(frozen=True)
 class Wanted:

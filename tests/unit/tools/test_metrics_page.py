@@ -4,8 +4,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tools import metrics_page
 
+from pagewire.gateway.metric_aliases import publish_aliases
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.gateway.other_names import publish_other_names
 from pagewire.scheduler import metrics
 from pagewire.scheduler.reports.vllm_names import publish_vllm_names
 from pagewire.v1 import inference_pb2 as pb
@@ -59,7 +59,7 @@ def test_vllm_names_of_a_scheduler_follow_our_metrics() -> None:
 @pytest.fixture
 def gateway() -> GatewayMetrics:
     gateway = GatewayMetrics()
-    publish_other_names(gateway, lambda: LOADS)
+    publish_aliases(gateway, lambda: LOADS)
     return gateway
 
 

@@ -26,8 +26,8 @@ def quantize(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="Text file in UTF-8. Rounding then keeps outputs for such texts close, instead of "
-            "weights; it runs the model on the CPU. By default values are rounded to the nearest."
+            help="Text file in UTF-8: round so that outputs for such texts change little. It runs "
+            "the model on the CPU. By default values are rounded to the nearest."
         ),
     ] = None,
 ) -> None:

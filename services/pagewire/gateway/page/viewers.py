@@ -1,4 +1,4 @@
-"""Who watches the engine: one text a tick for all of them, and none while there is nobody."""
+"""The viewers of the engine: all get the same text, once a tick. Without viewers none is made."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ MAX_VIEWERS = 32
 
 
 class Viewers:
-    """Sends each viewer the latest text. A slow viewer misses texts and delays nobody."""
+    """Sends each viewer the latest text. A slow viewer misses texts and does not delay others."""
 
     def __init__(
         self,

@@ -130,6 +130,11 @@ class Sequence:
         return len(self.prompt) + len(self.output)
 
     @property
+    def num_sent(self) -> int:
+        """Tokens that a worker gets when it starts: the known ones, and the prediction's."""
+        return self.num_known + (0 if self.prediction is None else len(self.prediction))
+
+    @property
     def num_answered(self) -> int:
         """Tokens whose KV is known to be computed: all but the last, once a token was sampled."""
         return self.num_known - 1 if len(self.output) > self.num_generated else 0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from pagewire.lifecycle.other_names import Computed, OtherNames, SameAs
+from pagewire.lifecycle.metric_aliases import Computed, MetricAliases, SameAs
 from pagewire.scheduler import metrics
 from pagewire.v1 import inference_pb2 as pb
 
@@ -42,7 +42,7 @@ def publish_vllm_names(
             without=frozenset({metrics.HANDED_BACK_REASON}),
         ),
     ]
-    registry.register(OtherNames(names, lambda: {"model_name": model}))
+    registry.register(MetricAliases(names, lambda: {"model_name": model}))
 
 
 def kv_use(load: pb.Load) -> float:

@@ -23,7 +23,7 @@ INLINE_TEMPLATE_BYTES = 1 << 10
 INLINE_TOOL_VALUES = 128
 # An id takes 30 ns.
 INLINE_IDS_BYTES = 64 << 10
-# Of all fields but the input and the tokens to resume from.
+# Of all fields but the input, the tokens to resume from and the prediction.
 MAX_OTHER_BYTES = 128 << 10
 MAX_FIELDS = 1024
 

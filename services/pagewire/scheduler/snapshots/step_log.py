@@ -10,7 +10,7 @@ from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 
 MAX_STEPS = 512
-# Recording ends when nobody has asked for so long.
+# Recording ends when no view has asked for so long.
 _ASKED_SECONDS = 5.0
 
 
@@ -36,7 +36,7 @@ class StepLog:
         self._until = 0.0
 
     def note(self, batch: WorkerBatch, plan: StepPlan, duration_us: int) -> None:
-        """Records a step whose answer has come; does nothing while nobody asks."""
+        """Records a step whose answer has come; does nothing while no view asks."""
         if not self._until:
             return
         now = self.clock()

@@ -265,7 +265,7 @@ class Intake:
             return
         # Others of its job may wait by now.
         alone = request.job is None
-        full = self.bounds.refusal(request.moved, sequence.num_known) if alone else None
+        full = self.bounds.refusal(request.moved, sequence.num_sent) if alone else None
         if full is not None:
             self._close_failed(request, full)
             return

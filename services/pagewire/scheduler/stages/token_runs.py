@@ -12,6 +12,8 @@ from pagewire.scheduler.core.batching.slot_table import SlotArray
 from pagewire.scheduler.requests.step_logprobs import StepLogprobs
 from pagewire.v1 import worker_pb2 as worker_pb
 
+LAST_DRAFTER = max(worker_pb.Drafter.values())
+
 
 @dataclass(frozen=True, slots=True)
 class RowDrafts:
@@ -23,20 +25,32 @@ class RowDrafts:
     accepted: Int32Array
 
     @classmethod
-    def read(cls, result: worker_pb.StepResult, counts: Int32Array) -> "RowDrafts":
-        """Those of a result with `counts [rows]` tokens; ValueError if they are invalid."""
+    def read(cls, result: worker_pb.StepResult, counts: Int32Array, most: int) -> "RowDrafts":
+        """Those of a result with `counts [rows]` tokens; ValueError if they are invalid.
+
+        A row has at most `most` drafts.
+        """
         rows, drafted = unpack(result.draft_rows), unpack(result.draft_counts)
         drafters = unpack(result.drafters)
         if not len(rows) == len(drafted) == len(drafters):
             raise ValueError(
-                f"step {result.step} has drafts of {len(rows)} and {len(drafted)} rows"
+                f"step {result.step} has {len(rows)} rows with drafts, {len(drafted)} numbers of "
+                f"drafts, and {len(drafters)} drafters"
             )
         if rows.min() < 0 or rows.max() >= len(counts):
             raise ValueError(f"step {result.step} has drafts of row {rows.max()} of {len(counts)}")
         accepted = counts[rows] - np.int32(1)
-        if (accepted > drafted).any() or drafters.min() < 0:
+        wrong = ((accepted > drafted) | (drafted > most)).nonzero()[0]
+        if len(wrong):
+            i = wrong[0]
             raise ValueError(
-                f"step {result.step} has more tokens in a row than drafts, or no drafter"
+                f"step {result.step} has {drafted[i]} drafts in row {rows[i]}, {accepted[i]} of "
+                f"them right; a row has at most {most}"
+            )
+        if drafters.min() <= worker_pb.DRAFTER_UNSPECIFIED or drafters.max() > LAST_DRAFTER:
+            raise ValueError(
+                f"step {result.step} has the drafters {drafters.min()} to {drafters.max()}; known "
+                f"are 1 to {LAST_DRAFTER}"
             )
         return cls(rows, drafters, drafted, accepted)
 
@@ -65,7 +79,7 @@ class TokenRuns:
     counts: Int32Array  # [rows], tokens of each, at least 1
     places: Int32Array  # [tokens], the place of each in its row, from 0
     logprobs: StepLogprobs | None
-    drafts: "RowDrafts | None"  # None: no row had any
+    drafts: RowDrafts | None  # None: no row had any
 
     @classmethod
     def read(
@@ -83,7 +97,7 @@ class TokenRuns:
             )
         begins = np.repeat(np.cumsum(counts) - counts, counts)
         places = np.arange(len(tokens), dtype=np.int32) - begins.astype(np.int32)
-        drafts = RowDrafts.read(result, counts) if result.draft_rows else None
+        drafts = RowDrafts.read(result, counts, most - 1) if result.draft_rows else None
         return cls(tokens, counts, places, logprobs, drafts)
 
     @property

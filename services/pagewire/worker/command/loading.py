@@ -17,6 +17,20 @@ from pagewire.worker.protocol.steps.limits import Limits
 _BATCHED_TOKENS = 8192
 # Of the time that the scheduler gives a step.
 _STEP_SHARE = 0.9
+# Settings of a model that this process computes itself.
+_WITHOUT_USE = (
+    "batch_invariant",
+    "device",
+    "dtype",
+    "forced_texts",
+    "host_memory_gb",
+    "kv_cache_dtype",
+    "load_format",
+    "ops",
+    "quantization",
+    "speculate",
+    "tune_experts",
+)
 
 
 def load_command(config: WorkerConfig) -> LoadedWorker:
@@ -37,16 +51,7 @@ def load_command(config: WorkerConfig) -> LoadedWorker:
             f"--command-timeout is {config.command_timeout:g}; it must be at most {longest:g}, as "
             f"--step-timeout is {config.step_timeout:g}: a longer step ends the worker's stream"
         )
-    if config.host_memory_gb:
-        raise SetupError("--host-memory-gb has no use with --backend command; leave it out")
-    if config.quantization != "none":
-        raise SetupError("--quantization has no use with --backend command; leave it out")
-    if config.kv_cache_dtype != "auto":
-        raise SetupError("--kv-cache-dtype has no use with --backend command; leave it out")
-    if config.batch_invariant:
-        raise SetupError("--batch-invariant has no use with --backend command; leave it out")
-    if config.tune_experts:
-        raise SetupError("--tune-experts has no use with --backend command; leave it out")
+    _check_unused(config)
     folder = resolve_model(config.model)
     raw = _read(folder / "config.json")
     max_model_len = config.max_model_len or raw.get("max_position_embeddings")
@@ -82,6 +87,22 @@ def load_command(config: WorkerConfig) -> LoadedWorker:
     generation = _read_if_there(folder / "generation_config.json")
     backend.configure(limits, _end_token(generation, raw), _defaults(generation), text)
     return LoadedWorker(backend, limits, "float32", f"command {command[0]}", uses_triton=False)
+
+
+def _check_unused(config: WorkerConfig) -> None:
+    """Raises SetupError for a setting that would change nothing."""
+    if config.task not in ("auto", "generate"):
+        raise SetupError(
+            f"--task {config.task} has no use with --backend command: an external program "
+            "generates text; leave it out"
+        )
+    for name in _WITHOUT_USE:
+        value = getattr(config, name)
+        if value != getattr(WorkerConfig, name):
+            given = "" if value is True else f" {value}"
+            raise SetupError(
+                f"--{name.replace('_', '-')}{given} has no use with --backend command; leave it out"
+            )
 
 
 def _end_token(generation: dict[str, Any], raw: dict[str, Any]) -> int | None:

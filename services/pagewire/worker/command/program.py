@@ -73,7 +73,7 @@ class Program:
         return self._ready
 
     def send(self, line: bytes) -> None:
-        """Queues a line; a program that does not read holds up nobody."""
+        """Queues a line; the caller does not wait for a program that does not read."""
         self._outbox.put(line)
 
     def restart(self, reason: str) -> None:

@@ -33,13 +33,13 @@ _BLOCK_SIZE = 16
 _CPU = torch.device("cpu")
 
 
-def read_sequences(texts: Path, folder: Path, longest: int) -> list[list[int]]:
+def read_sequences(texts: Path, folder: Path, longest: int, vocab_size: int) -> list[list[int]]:
     """The tokens of a text file in UTF-8, cut into sequences, by the tokenizer of a model.
 
     A sequence has `LENGTH` tokens, or `longest` if that is less.
 
     Raises:
-        SetupError: the file has no text, or there is no tokenizer.
+        SetupError: the file has no text, or there is no tokenizer with at most `vocab_size` ids.
     """
     try:
         text = texts.read_text(encoding="utf-8")
@@ -49,6 +49,11 @@ def read_sequences(texts: Path, folder: Path, longest: int) -> list[list[int]]:
     ids: list[int] = tokenizer.encode(text).ids
     if not ids:
         raise SetupError(f"--calibrate {texts}: the file is empty; give some pages of text")
+    if max(ids) >= vocab_size:
+        raise SetupError(
+            f"--calibrate {texts}: the tokenizer in {folder} makes the id {max(ids)} of it, "
+            f"outside the model's vocabulary of {vocab_size} ids; put the model's own there"
+        )
     length = min(LENGTH, longest)
     return [ids[begin : begin + length] for begin in range(0, len(ids), length)]
 

@@ -65,7 +65,7 @@ def quantize_folder(
         return _write(source, output, layers, files)
     layers.check()
     check_absent(output)
-    sequences = read_sequences(texts, source, model.max_position_embeddings)
+    sequences = read_sequences(texts, source, model.max_position_embeddings, model.vocab_size)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         # Layers read what quantized layers before them write.
@@ -98,6 +98,11 @@ def _calibrated(
         for number, squares in enumerate(layer_inputs(nearest, sequences)):
             prefix = layer_name(model, number)
             for matrix, stack in layer_stacks(model, number).items():
+                if not squares[matrix].isfinite().all():
+                    raise SetupError(
+                        f"--calibrate: for these texts the inputs of {prefix}{stack.names[0]} are "
+                        "not finite; check the weights, or leave it out"
+                    )
                 for name in stack.names:
                     known = model.names.stored(f"{prefix}{name}")
                     layer = next(one for one in known if f"{one}.weight" in places)

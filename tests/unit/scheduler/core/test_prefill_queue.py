@@ -1,7 +1,9 @@
 """Prompt tokens of each step, alone and beside decodes."""
 
+import numpy as np
+
 from pagewire.scheduler.core.batching.batch import WorkerBatch
-from pagewire.scheduler.core.batching.prefill_queue import MAX_PIGGYBACKED_STEPS
+from pagewire.scheduler.core.batching.prefill_queue import MAX_PIGGYBACKED_STEPS, MAX_START_TOKENS
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from support.sequences import admit, answer, counted, new_batch, sequence
@@ -62,3 +64,22 @@ def test_prompts_get_a_normal_prefill_beside_many_decodes_or_none() -> None:
 
 def test_prompts_get_a_normal_prefill_while_the_backlog_exceeds_a_step() -> None:
     assert chunks_beside(4, 1999, 10) == [1996, 12, 1]
+
+
+def test_a_step_starts_only_as_many_sequences_as_a_message_has_room_for() -> None:
+    batch = new_batch(num_blocks=40, num_slots=8)
+    for arrival in range(5):
+        running = sequence(3, 10, arrival)
+        running.prediction = np.zeros(MAX_START_TOKENS * 2 // 5, np.int32)
+        admit(batch, running)
+    large = sequence(3, 10, 5)
+    large.prediction = np.zeros(2 * MAX_START_TOKENS, np.int32)  # too large beside any other
+    admit(batch, large)
+    started = []
+    for _ in range(4):
+        plan = batch.plan()
+        started.append([each.arrival for each in plan.starts])
+        assert len(plan.prefill_slots) == len(plan.starts)
+        answer(batch, plan)
+        batch.check()
+    assert started == [[0, 1], [2, 3], [4], [5]]

@@ -1,5 +1,7 @@
 """The waiting queue: its order, and removed sequences."""
 
+import numpy as np
+
 from pagewire.scheduler.core.queue.policy import Priority
 from pagewire.scheduler.core.queue.waiting import WaitingQueue
 from support.sequences import sequence
@@ -17,6 +19,15 @@ def test_the_queue_follows_its_policy_and_drops_removed_sequences() -> None:
     queue.remove(high)
     assert queue.head() is other
     assert (len(queue), queue.tokens) == (1, 3)
+
+
+def test_predictions_count_among_the_tokens_that_wait() -> None:
+    queue, waiting = WaitingQueue(Priority()), sequence(3, 1)
+    waiting.prediction = np.zeros(500, np.int32)
+    queue.push(waiting)
+    assert queue.tokens == 503
+    queue.remove(waiting)
+    assert queue.tokens == 0
 
 
 def test_the_queue_frees_sequences_removed_from_behind_its_head() -> None:

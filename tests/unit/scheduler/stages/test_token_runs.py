@@ -66,10 +66,14 @@ def test_drafts_of_predictions_are_told_from_others() -> None:
 @pytest.mark.parametrize(
     ("rows", "counts", "drafters", "part"),
     [
-        ([1], [2, 2], [1], "drafts of 1 and 2 rows"),
+        ([1], [2, 2], [1], "1 rows with drafts, 2 numbers of drafts, and 1 drafters"),
+        ([1], [2], [1, 1], "2 drafters"),
         ([1, 3], [2, 2], [1, 1], "row 3 of 3"),
-        ([1], [1], [1], "more tokens in a row than drafts"),
-        ([1], [2], [-1], "more tokens"),
+        ([1], [1], [1], "1 drafts in row 1, 2 of them right"),
+        ([1], [3], [1], "a row has at most 2"),
+        ([1], [2], [-1], "drafters -1"),
+        ([1], [2], [0], "drafters 0"),
+        ([1], [2], [1 << 30], "known are 1 to"),
     ],
 )
 def test_drafts_that_cannot_be_are_refused(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -65,7 +66,6 @@ def test_inputs_are_those_of_transformers(tmp_path: Path, variant: str) -> None:
 
 @pytest.mark.parametrize("target", ["fp8", "int8", "int4"])
 def test_a_calibrated_folder_is_closer_to_the_plain_model(tmp_path: Path, target: str) -> None:
-    assert target in ("fp8", "int8", "int4")
     plain = tmp_path / "plain"
     save_model(plain, "llama", **SIZES, vocab_size=8192, shard="1MB")
     source = resolve_model(EMBEDDED)
@@ -95,10 +95,25 @@ def test_texts_become_sequences(tmp_path: Path) -> None:
     texts, folder = tmp_path / "texts.txt", resolve_model(EMBEDDED)
     texts.write_text(TEXT * 30)
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT * 30).ids
-    found = read_sequences(texts, folder, 4096)
+    found = read_sequences(texts, folder, 4096, 4096)
     assert [len(sequence) for sequence in found[:-1]] == [LENGTH] * (len(found) - 1)
     assert sum(found, []) == ids  # noqa: RUF017, a few lists
-    assert max(map(len, read_sequences(texts, folder, 100))) == 100
+    assert max(map(len, read_sequences(texts, folder, 100, 4096))) == 100
+
+
+def test_inputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    save_model(tmp_path / "plain", "llama", **SIZES, vocab_size=8192)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "plain" / name).write_bytes((resolve_model(EMBEDDED) / name).read_bytes())
+    file = tmp_path / "plain" / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.post_attention_layernorm.weight"].fill_(torch.inf)
+    save_file(weights, file, {"format": "pt"})
+    texts = tmp_path / "texts.txt"
+    texts.write_text(TEXT)
+    with pytest.raises(SetupError, match=r"inputs of model\.layers\.1\.mlp.* are not finite"):
+        quantize_folder(tmp_path / "plain", tmp_path / "small", "int4", 64, texts)
+    assert not (tmp_path / "small").exists()
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
@@ -113,7 +128,11 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"--calibrate .*has no tokenizer"):
         quantize_folder(tmp_path / "plain", tmp_path / "small", "int4", 64, empty)
     with pytest.raises(SetupError, match=r"empty\.txt: the file is empty"):
-        read_sequences(empty, resolve_model(EMBEDDED), 100)
+        read_sequences(empty, resolve_model(EMBEDDED), 100, 4096)
+    texts = tmp_path / "texts.txt"
+    texts.write_text(TEXT)
+    with pytest.raises(SetupError, match=r"makes the id \d+ of it, outside .* of 199 ids"):
+        read_sequences(texts, resolve_model(EMBEDDED), 100, 199)
     save_model(tmp_path / "experts", "mixtral", **SIZES)
     with pytest.raises(SetupError, match=r"--calibrate is for dense models, and mixtral has"):
         quantize_folder(tmp_path / "experts", tmp_path / "small", "int4", 64, empty)

@@ -10,6 +10,9 @@ from pagewire.scheduler.core.sequence import Sequence
 # The most steps in which a prompt's piggybacked prefill may take place: an eighth of a second where
 # a step takes 8 ms. Longer prompts get a normal prefill of what is too much for these steps.
 MAX_PIGGYBACKED_STEPS = 16
+# Known and predicted tokens of the sequences that start in a step, unless a single one has more. A
+# step is one message, so many starts at once would exceed its size, and hold the event loop.
+MAX_START_TOKENS = 1 << 20
 
 
 class PrefillQueue:
@@ -54,11 +57,15 @@ class PrefillQueue:
         `chunk_tokens` bounds the chunks beside decodes. `only`: no slot but this one, unless None.
         """
         budget = self._budget(len(plan.decode_slots), chunk_tokens)
+        to_send = {sequence.slot: sequence.num_sent for sequence in self._unsent}
+        sent = 0
         for slot in self.slots:
-            if budget <= 0:
+            more = to_send.get(slot, 0)
+            if budget <= 0 or (sent and more and sent + more > MAX_START_TOKENS):
                 break
-            if only is None or slot == only:
-                budget -= self._put_chunk(plan, slot, budget)
+            if (only is None or slot == only) and (count := self._put_chunk(plan, slot, budget)):
+                budget -= count
+                sent += more
         if self._unsent:
             self._put_starts(plan)
         for slot in plan.completed:

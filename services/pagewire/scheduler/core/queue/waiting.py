@@ -25,7 +25,7 @@ class WaitingQueue:
         self._groups: dict[str, list[Entry]] = {}
         # By arrival; a heap's entry that is not here was removed.
         self._waiting: dict[int, Entry] = {}
-        self.tokens = 0
+        self.tokens = 0  # those of predictions, too: they take as much memory
 
     def __iter__(self) -> Iterator[Sequence]:
         """The waiting sequences in the order of `push`; they may be removed meanwhile."""
@@ -46,7 +46,7 @@ class WaitingQueue:
             self._policy.group_waits(sequence)
         entry = (self._policy.key(sequence), sequence)
         self._waiting[sequence.arrival] = entry
-        self.tokens += sequence.num_known
+        self.tokens += sequence.num_sent
         heapq.heappush(self._groups.setdefault(group, []), entry)
 
     def head(self) -> Sequence | None:
@@ -73,7 +73,7 @@ class WaitingQueue:
         """Removes a sequence; False if it does not wait."""
         if self._waiting.pop(sequence.arrival, None) is None:
             return False
-        self.tokens -= sequence.num_known
+        self.tokens -= sequence.num_sent
         group = self._policy.group(sequence)
         heap = self._groups[group]
         while heap and not self._waits(heap[0]):

@@ -37,7 +37,8 @@ class RecentOutputs:
     __slots__ = ("_end", "_places", "_tokens")
 
     def __init__(self) -> None:
-        self._tokens = np.full(CAPACITY, _END, np.int32)
+        # Zeros take no memory before they are written; none is read before that.
+        self._tokens = np.zeros(CAPACITY, np.int32)
         self._places = np.zeros(1 << _BITS, np.int32)
         self._end = 0
 

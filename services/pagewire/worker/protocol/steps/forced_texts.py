@@ -55,14 +55,21 @@ def read_forced_texts(path: Path, vocab_size: int) -> ForcedTexts:
     """The texts of a file; SetupError if it cannot be used."""
     outputs = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SetupError(f"--forced-texts {path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
             text = json.loads(line)
             tokens = unpack(pack(text["token_ids"]))
             if not len(tokens) or tokens.min() < 0 or tokens.max() >= vocab_size:
-                raise ValueError(f"an output has no tokens, or some outside the {vocab_size} ids")
+                raise ValueError(f"the output has no tokens, or some outside the {vocab_size} ids")
             outputs[pack(text["prompt_token_ids"])] = tokens
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise SetupError(f"--forced-texts {path}: {error}") from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise SetupError(
+                f"--forced-texts {path}, line {number}: {error!r}; `pagewire bench speculative` "
+                "writes such files"
+            ) from error
     if not outputs:
         raise SetupError(f"--forced-texts {path}: holds no text")
     return ForcedTexts(outputs)

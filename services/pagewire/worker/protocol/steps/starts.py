@@ -56,7 +56,10 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         wrong = guess[(guess < 0) | (guess >= limits.vocab_size)][0]
         return f"token id {wrong} of the prediction is not in the vocabulary of {limits.vocab_size}"
     if limits.forced is not None and start.forced is None:
-        return "this worker replays recorded texts (--forced-texts), and has none for this prompt"
+        return (
+            "this worker replays recorded texts (--forced-texts), and has none for this prompt; "
+            "start it without them to serve"
+        )
     if start.constraint is not None:
         fault = start.constraint.fault(limits.vocab_size)
         if fault is not None:

@@ -1,20 +1,20 @@
-"""The gateway's metrics under other names: vLLM's, and those for an endpoint picker."""
+"""Aliases of the gateway's metrics: vLLM's names, and those for an endpoint picker."""
 
 from collections.abc import Callable, Iterable
 
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.lifecycle.other_names import Computed, OtherNames, SameAs
+from pagewire.lifecycle.metric_aliases import Computed, MetricAliases, SameAs
 from pagewire.v1 import inference_pb2 as pb
 
 PICKER = "pagewire_endpoint"
 _NAME = {"model": "model_name"}
 
 
-def publish_other_names(
+def publish_aliases(
     metrics: GatewayMetrics,
     loads: Callable[[], Iterable[pb.Load]],
 ) -> None:
-    """Adds the names to the gateway's registry.
+    """Adds the aliases to the gateway's registry.
 
     vLLM's have the label `model_name` where ours have `model`. An endpoint picker of the Kubernetes
     Gateway API inference extension reads the others of each gateway: totals over the schedulers
@@ -31,7 +31,7 @@ def publish_other_names(
         ),
         SameAs("vllm:e2e_request_latency_seconds", metrics.generation_seconds, _NAME),
     ]
-    metrics.registry.register(OtherNames(vllm))
+    metrics.registry.register(MetricAliases(vllm))
     picker = [
         Computed(
             f"{PICKER}_waiting_requests",
@@ -49,7 +49,7 @@ def publish_other_names(
             lambda: _kv_use(list(loads())),
         ),
     ]
-    metrics.registry.register(OtherNames(picker))
+    metrics.registry.register(MetricAliases(picker))
 
 
 def _kv_use(loads: list[pb.Load]) -> float:

@@ -1,4 +1,4 @@
-"""Metrics under names that other programs know, made from our own when they are scraped."""
+"""Aliases of metrics: names that other programs know, made from our own when they are scraped."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Computed:
     value: Callable[[], float]
 
 
-class OtherNames(Collector):
+class MetricAliases(Collector):
     """Reads our metrics and gives their samples other names. Counting costs nothing more."""
 
     def __init__(
