@@ -106,7 +106,7 @@ def _load(
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     check_speculation(config, device, kernels, pooling is not None)
-    graphs = device.type == "cuda" and kernels == "triton" and pooling is None
+    graphs = device.type != "cpu" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
             f"--tune-experts needs a model with experts in bfloat16 or float16 and the triton "
