@@ -226,10 +226,10 @@ def pretended(start: Start) -> Iterator[None]:
             (masked_sampling, "MaskGate", _Gate),
             (masked_sampling, "pinned", _pinned),
         ]
-        for module in (device_drafts, device_logprobs, device_slots, eager):
-            replaced.append((module, "upload", _uploaded))
-        for module in (backend, masked_sampling, mixed, shared_prefixes):
-            replaced.append((module, "Staging", _Staging))
+        uploading = (device_drafts, device_logprobs, device_slots, eager)
+        replaced += [(module, "upload", _uploaded) for module in uploading]
+        staging = (backend, masked_sampling, mixed, shared_prefixes)
+        replaced += [(module, "Staging", _Staging) for module in staging]
         for owner, name, replacement in replaced:
             stack.enter_context(patch.object(owner, name, replacement))
         stack.enter_context(watch)

@@ -48,7 +48,7 @@ from pagewire.worker.runtime.timer import DeviceTimer
 # Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
 # so that no draft pays.
 MOST_DRAFTED_ROWS = 512
-# Rows of prompts up to which the kernels of a piece are loaded one by one; bodies have those of more.
+# The kernels of more rows of a prompt are those of bodies.
 MOST_PROMPT_ROWS = 512
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
