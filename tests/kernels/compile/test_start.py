@@ -184,7 +184,8 @@ def compile_all(cases: list[str]) -> None:
         os.wait()
         slowest = max(slowest, time.monotonic() - began)
         if fault:
-            print(f"{case}: {kernel}: {fault}\n  {specialization}", flush=True)
+            constants = json.loads(specialization)["constant_vals"]
+            print(f"{case}: {kernel}, constants {constants}: {fault}", flush=True)
     print(f"{len(jobs)} variants, the slowest in {slowest:.1f} s")
 
 
