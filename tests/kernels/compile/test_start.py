@@ -17,13 +17,23 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.speculation.row_choice import RowCosts
+from pagewire.worker.protocol.steps.device_plan import DevicePlan
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.slots import Slots
+from pagewire.worker.protocol.steps.step import Start, Step, StepPrefixGroup, StepSampling
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
@@ -131,11 +141,11 @@ def start_of(case: str, settings: dict[str, Any]) -> Any:
     from pagewire.config import WorkerConfig
     from pagewire.worker.protocol.steps.device_plan import dummy_plan
     from pagewire.worker.startup import invariance, loading
-    from support.kernels.pretended_hopper import Start, pretended
+    from support.kernels.pretended_hopper import PretendedStart, pretended
 
     model, own = CASES[case]
-    start = Start()
-    with tempfile.TemporaryDirectory() as folder, pretended(start):
+    found = PretendedStart()
+    with tempfile.TemporaryDirectory() as folder, pretended(found):
         Path(folder, "config.json").write_text(json.dumps(model))
         config = WorkerConfig(model=folder, load_format="dummy", **own, **settings)
         with patch.object(invariance, "check_invariance", lambda *_: None):  # it compares values
@@ -146,7 +156,62 @@ def start_of(case: str, settings: dict[str, Any]) -> Any:
             for num_top in (None, 0, 5, 20):
                 plan = dummy_plan(limits, decodes, chunks, length, num_top)
                 backend.wait(backend.submit(plan))
-    return start
+        for plan in plans(limits, backend.row_costs):
+            backend.wait(backend.submit(plan))
+    return found
+
+
+def plans(limits: Limits, costs: RowCosts | None) -> Iterator[DevicePlan]:
+    """Steps of sequences: prompts, decode rows, both, with and without masks.
+
+    One sequence has penalties and biases, two share a prefix, and one begins with a copied block.
+    """
+    slots = Slots(limits, None, costs)
+    adjusted = StepSampling(
+        frequency_penalty=0.5, bias_ids=np.array([7], np.int32), biases=np.ones(1, np.float32)
+    )
+    settings: tuple[dict[str, Any], ...] = (
+        {},
+        {"sampling": adjusted},
+        {"copied_block": 1, "num_computed": 20},
+    )
+    starts = tuple(start(slot, **given) for slot, given in enumerate(settings))
+    counts = [40 - each.num_computed for each in starts]
+    yield planned(slots, starts=starts, prefill_slots=ints(0, 1, 2), prefill_counts=ints(*counts))
+    groups = (StepPrefixGroup(2, ints(0, 1)),)
+    plan = planned(slots, decode_slots=ints(0, 1, 2), groups=groups)
+    yield plan
+    masks: Any = SimpleNamespace(rows=ints(1), slots=ints(1), advance=lambda tokens: None)
+    yield replace(plan, masks=masks)
+    yield planned(slots)
+    chunk = {"prefill_slots": ints(3), "prefill_counts": ints(40)}
+    plan = planned(slots, starts=(start(3, prompt_logprobs=3),), **chunk)
+    yield plan
+    yield replace(plan, masks=masks)
+
+
+def start(slot: int, **given: Any) -> Start:
+    """A sequence of 40 tokens with blocks for 64."""
+    defaults = {
+        "token_ids": np.tile(np.arange(8, dtype=np.int32), 5),
+        "num_generated": 0,
+        "num_computed": 0,
+        "blocks": np.arange(4, dtype=np.int32) + 10 * (slot + 1),
+        "sampling": StepSampling(logprobs=2),
+    }
+    return Start(slot=slot, **defaults | given)
+
+
+def planned(slots: Slots, **fields: Any) -> DevicePlan:
+    none = ("append_slots", "append_blocks", "prefill_slots", "prefill_counts")
+    defaults = {"number": 1, "starts": (), "decode_slots": None, **dict.fromkeys(none, ints())}
+    step = slots.plan(Step(**defaults | fields))
+    assert not step.failures
+    return step.plan
+
+
+def ints(*values: int) -> Int32Array:
+    return np.array(values, np.int32)
 
 
 def report() -> dict[str, Any]:

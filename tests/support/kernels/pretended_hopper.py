@@ -47,7 +47,7 @@ def pretend() -> None:
 
 
 @dataclass
-class Start:
+class PretendedStart:
     """What the start and the steps of a worker would have launched."""
 
     ahead: list[CompileJob] = field(default_factory=list)  # compiled before weights are loaded
@@ -68,7 +68,7 @@ def _key(job: CompileJob) -> tuple[str, str, str]:
 class _Watch(TorchDispatchMode):
     """Notes the operations that a GPU would refuse or wait for."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: PretendedStart) -> None:
         super().__init__()
         self._start = start
         self.capturing = False
@@ -128,6 +128,9 @@ class _Gate:
     def __init__(self, host: Tensor, _: torch.device) -> None:
         self.masks = torch.empty_like(host, device=META)
 
+    def hold(self, _: Any) -> None:
+        pass
+
 
 class _Graph:
     def replay(self) -> None:
@@ -172,7 +175,7 @@ def _pinned(*shape: int) -> Tensor:
 
 
 @contextmanager
-def pretended(start: Start) -> Iterator[None]:
+def pretended(start: PretendedStart) -> Iterator[None]:
     """Inside, a worker can be loaded with the meta device, warmed up and given steps."""
     from pagewire.worker.model.weights import empty_weights
     from pagewire.worker.runtime import device_drafts, device_logprobs, device_slots, eager
