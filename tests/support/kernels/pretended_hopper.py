@@ -165,6 +165,16 @@ def _uploaded(_: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
     return tuple(torch.empty(len(array), dtype=torch.int32, device=META) for array in arrays)
 
 
+def _compared(weights: list[Tensor], tokens: list[int], add: bool, reference: Any = None) -> int:
+    """Stands in for `choose_algorithms`, which runs the reference for all numbers of tokens."""
+    features, k = weights[0].shape
+    if reference is not None:
+        for count in tokens:
+            x, out = (weights[0].new_empty((count, width)) for width in (k, features))
+            reference(x, weights[0], out)
+    return 0
+
+
 def _to_host(_: Any, results: Tensor) -> Tensor:
     assert results.device == META
     return torch.zeros(results.shape, dtype=results.dtype)
@@ -177,10 +187,11 @@ def _pinned(*shape: int) -> Tensor:
 @contextmanager
 def pretended(start: PretendedStart) -> Iterator[None]:
     """Inside, a worker can be loaded with the meta device, warmed up and given steps."""
+    from pagewire.worker.model.decoder import Decoder
     from pagewire.worker.model.weights import empty_weights
     from pagewire.worker.runtime import device_drafts, device_logprobs, device_slots, eager
     from pagewire.worker.runtime.graphs import backend, masked_sampling, mixed, shared_prefixes
-    from pagewire.worker.startup import loading, tuning
+    from pagewire.worker.startup import invariance, loading, tuning
     from pagewire.worker.startup.pooled_model import PoolingHead
     from pagewire.worker.startup.triton_hooks import collecting_kernels
 
@@ -202,12 +213,12 @@ def pretended(start: PretendedStart) -> Iterator[None]:
 
     with ExitStack() as stack:
 
-        def choose_gemms(*arguments: Any) -> None:
-            # The first thing that a worker does with its weights: from here on it launches.
+        def decoder(*arguments: Any) -> Decoder:
+            # It is made when the weights are loaded: from here on a worker launches kernels.
             stack.enter_context(collecting_kernels(start.launched.append))
-            tuned(*arguments)
+            return Decoder(*arguments)
 
-        tuned = tuning.choose_gemms
+        compared = partial(invariance.check_invariance, same=lambda *_: True)
         replaced: list[tuple[Any, str, Any]] = [
             (torch.cuda, "Event", _Event),
             (torch.cuda, "synchronize", lambda _: None),
@@ -221,8 +232,9 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (loading, "dummy_weights", dummy),
             (loading, "measure_free_bytes", free_bytes),
             (PoolingHead, "randomize", lambda *_: None),
-            (tuning, "choose_gemms", choose_gemms),
-            (tuning, "choose_algorithms", lambda *_: 0),
+            (loading, "Decoder", decoder),
+            (tuning, "choose_algorithms", _compared),
+            (invariance, "check_invariance", compared),
             (tuning, "_once", lambda run: 1.0 if run() is not None else 0.0),
             (eager.EagerBackend, "_to_host", _to_host),
             (backend.GraphBackend, "_capture", capture),
