@@ -218,8 +218,8 @@ class GraphBackend(EagerBackend):
             yield partial(self._dummy_prompt_logprobs, longest, width)
         # The last rows of a chunk are any number. The head has kernels for such numbers, too.
         vocabulary = self._decoder.config.vocab_size
-        for rows in _buckets(min(longest, prompt_rows_at_once(vocabulary), MOST_PROMPT_ROWS)):
-            yield partial(self._dummy_prompt_logprobs, rows, 0)
+        for count in _buckets(min(longest, prompt_rows_at_once(vocabulary), MOST_PROMPT_ROWS)):
+            yield partial(self._dummy_prompt_logprobs, count, 0)
 
     def _dummy_prompt_logprobs(self, tokens: int, width: int) -> Tensor:
         """Log probabilities of the tokens of one chunk."""
