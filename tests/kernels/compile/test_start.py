@@ -171,7 +171,7 @@ def plans(limits: Limits, costs: RowCosts | None) -> Iterator[DevicePlan]:
     )
     settings: tuple[dict[str, Any], ...] = (
         {},
-        {"sampling": adjusted},
+        {"sampling": adjusted, "blocks": ints(10, 11, 22, 23)},
         {"copied_block": 1, "num_computed": 20},
     )
     starts = tuple(start(slot, **given) for slot, given in enumerate(settings))
@@ -179,6 +179,7 @@ def plans(limits: Limits, costs: RowCosts | None) -> Iterator[DevicePlan]:
     yield planned(slots, starts=starts, prefill_slots=ints(0, 1, 2), prefill_counts=ints(*counts))
     groups = (StepPrefixGroup(2, ints(0, 1)),)
     plan = planned(slots, decode_slots=ints(0, 1, 2), groups=groups)
+    assert plan.groups
     yield plan
     masks: Any = SimpleNamespace(rows=ints(1), slots=ints(1), advance=lambda tokens: None)
     yield replace(plan, masks=masks)
