@@ -177,7 +177,7 @@ def write_texts(path: Path, texts: list[Text]) -> None:
 
 @dataclass(frozen=True)
 class Rate:
-    """What a run gave."""
+    """The result of a run."""
 
     tokens_per_second: float
     tokens_per_row: float  # of a sequence in a step

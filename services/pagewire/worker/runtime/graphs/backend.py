@@ -275,7 +275,7 @@ class GraphBackend(EagerBackend):
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _measure_rows(self) -> RowCosts:
-        """What the rows of decode steps cost; all of them are padding."""
+        """The time that rows of decode steps take; all of them are padding."""
         token_bytes = self.kv_cache_bytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
             rows: self._captured[rows, False, False].graph.replay for rows in self._decode_buckets

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MARGIN = 1.02
 # Layers whose GEMMs are timed together, so that no weight is read from the L2 cache.
 MAX_LAYERS = 4
-# What a configuration raises that does not fit the device.
+# Errors of a configuration that does not fit the device.
 UNFIT = (triton.runtime.errors.OutOfResources, RuntimeError)
 
 LayerGemms = tuple[Tensor, Tensor]  # weights of gate and up, and of down, as in `ExpertOps`

@@ -101,7 +101,7 @@ def _microseconds(shape: Shape, parts: int, tiles: int, runs: int, processors: i
     if rest:
         busy = rest * parts / slots
         taken += cdiv(runs, parts) * (shape.alone + shape.crowding * busy)
-    # What a part adds: waiting, and the transfer of its sums.
+    # Each further part adds waiting, and the transfer of its sums.
     return taken + (parts - 1) * (0.4 + shape.rows * shape.tokens * 1.4e-4)
 
 
