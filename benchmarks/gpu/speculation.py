@@ -3,8 +3,8 @@
     python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--output FILE.jsonl]
 
 DIR needs a config.json only: the weights are random. Each token is drawn as usual, then replaced by
-the next one of a text, on the device: all work is done, and drafts are right as often as in that
-text. Tokens are pieces of text: parts of names, numbers, signs. The texts are
+the next one of a text (`--forced-texts`): all work is done, and drafts are right as often as in
+that text. Tokens are pieces of text: parts of names, numbers, signs. The texts are
 
 - `code`: a function of Python's library with a name changed and lines commented, asked to be edited
 - `json`: persons in a text, as a list of objects
@@ -23,18 +23,17 @@ import re
 import statistics
 import sys
 import sysconfig
+import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
-from pagewire.worker.ops.triton import ops
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import Slots
 from pagewire.worker.protocol.steps.step import Start, Step, StepSampling
@@ -170,27 +169,15 @@ def all_texts() -> dict[str, list[Text]]:
     }
 
 
-class ForcedTokens:
-    """Replaces drawn tokens by those of texts, `[slots, tokens]` on the device."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._tokens = torch.zeros(num_slots + 1, OUTPUT, dtype=torch.int32, device="cuda")
-        self._sample = ops.sample
-        ops.sample = self.sample  # type: ignore[assignment]
-
-    def set(self, texts: list[Text]) -> None:
-        tokens = torch.tensor([text.output for text in texts], dtype=torch.int32)
-        self._tokens[: len(texts)] = tokens.to("cuda")
-
-    def sample(self, logits: torch.Tensor, state: Any, filtered: bool = True) -> torch.Tensor:
-        self._sample(logits, state, filtered)
-        slots = state.adjustments.slots.clamp(0, len(self._tokens) - 1).long()
-        return self._tokens[slots, state.index.clamp(0, OUTPUT - 1).long()]
+def write_texts(path: Path, texts: list[Text]) -> None:
+    """Writes the file of `--forced-texts`, which makes a worker give these outputs."""
+    lines = [{"prompt_token_ids": text.prompt, "token_ids": text.output} for text in texts]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What a run gave."""
+    """The result of a run."""
 
     tokens_per_second: float
     tokens_per_row: float  # of a sequence in a step
@@ -274,16 +261,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     texts, most = all_texts(), max(options.clients)
-    forced = ForcedTokens(most)
-    config = WorkerConfig(
-        model=options.model,
-        load_format="dummy",
-        num_slots=most,
-        num_blocks=100 * most,
-        max_model_len=2048,
-        speculate="suffix",
-    )
-    drafting = load_worker(config).backend
+    with tempfile.TemporaryDirectory() as folder:
+        forced = Path(folder, "texts.jsonl")
+        write_texts(forced, [text for some in texts.values() for text in some])
+        config = WorkerConfig(
+            model=options.model,
+            load_format="dummy",
+            num_slots=most,
+            num_blocks=100 * most,
+            max_model_len=2048,
+            speculate="suffix",
+            forced_texts=str(forced),
+        )
+        drafting = load_worker(config).backend
     assert isinstance(drafting, GraphBackend)
     drafting.warm_up()
     limits = replace(drafting.limits, max_drafts=0, drafts_on_device=False)
@@ -294,7 +284,6 @@ def main() -> None:
     for clients in options.clients:
         for kind, some in texts.items():
             chosen = [some[number % len(some)] for number in range(clients)]
-            forced.set(chosen)
             ratios, found = [], {}
             for number in range(-1, options.rounds):  # the first one warms up
                 backends = (plain, drafting) if number % 2 else (drafting, plain)

@@ -41,6 +41,28 @@ def test_greedy_tokens_equal_those_of_torch(tmp_path: Path, form: Format) -> Non
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(
+    "form", [awq(128), gptq(4, 128, symmetric=True, order=True)], ids=["awq", "gptq"]
+)
+def test_greedy_tokens_of_weights_that_hopper_arranges(tmp_path: Path, form: Format) -> None:
+    """Groups of 128 in float16, whose rounding changes no token of these models on a CPU."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.2}
+    model = save_quantized(tmp_path, "qwen3", form, **sizes)
+    expected = [greedy_tokens(model, prompt, COUNT) for prompt in PROMPTS]
+
+    async def check() -> None:
+        settings = {"device": "cuda", "dtype": "float16", "num_slots": 5}
+        async with local_worker(tmp_path, **settings) as worker:
+            driver = StepDriver(worker.stream(), worker.limits)
+            sequences = [Sequence(prompt, COUNT) for prompt in PROMPTS]
+            assert await driver.run(sequences, chunk=9, run_ahead=3) == expected
+            for prompt, tokens in zip(PROMPTS, expected, strict=True):  # steps of one token
+                assert await driver.run([Sequence(prompt, COUNT)], run_ahead=3) == [tokens]
+            assert not worker.fatal
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize("form", [awq(32), None], ids=["awq", "mxfp4"])
 def test_greedy_tokens_of_quantized_experts(tmp_path: Path, form: Format | None) -> None:
     if form is None:

@@ -11,6 +11,7 @@ from pagewire.lifecycle import logs
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
+from pagewire.lifecycle.watchdog import Watchdog
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.rpc.transport import Health, bind, make_server
 from pagewire.tracing.start import start_tracing
@@ -64,6 +65,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     await health.set_serving(False)
     launcher = QueueThread("launcher", end_process)
     metrics = WorkerMetrics()
+    watchdog = _watch_start(config, phases)
     try:
         (port,) = bind(server, [config.worker_address], credentials)
         count_tasks()
@@ -85,6 +87,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             phases.end("warm-up")
     except Exception as error:
         _refuse_to_start(error)
+    finally:
+        watchdog.close()
     if loaded is None or stop.is_set():
         await server.stop(None)
         return
@@ -147,6 +151,19 @@ async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:
     await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     return work.result() if work.done() else None
+
+
+def _watch_start(config: WorkerConfig, phases: StartupPhases) -> Watchdog:
+    """Ends a process whose start makes no progress: a kernel that hangs cannot be cancelled."""
+
+    def report(moving: bool) -> None:
+        if not moving:
+            log.critical("done before it stalled: %s", phases)
+
+    seconds = config.start_phase_timeout
+    if config.backend == "command":  # which limits the start of its program itself
+        seconds = max(seconds, config.command_start_timeout)
+    return Watchdog([phases.watched()], seconds, end_process, report)
 
 
 def _watch_compilations(metrics: WorkerMetrics) -> None:

@@ -18,6 +18,13 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "GPU; on a CPU, whose steps may take long, --step-timeout.",
         minimum=0.1,
     )
+    start_phase_timeout: float = setting(
+        600.0,
+        "Seconds that one phase of a worker's start may take, such as reading the weights or "
+        "capturing CUDA graphs. After that it writes its stacks to the log, and it exits when the "
+        "phase has taken twice as long.",
+        minimum=0.1,
+    )
     backend: Literal["torch", "command"] = setting(
         "torch", "What computes: the model itself, or the external program of --command."
     )

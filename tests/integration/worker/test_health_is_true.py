@@ -45,6 +45,13 @@ EagerBackend.submit = submit
 """
 
 
+HANGING_WARM_UP = """
+import time
+from pagewire.worker.runtime.eager import EagerBackend
+EagerBackend.warm_up = lambda self: time.sleep(1000)
+"""
+
+
 def first_step() -> pb.Step:
     start = pb.SequenceStart(
         slot=0,
@@ -61,6 +68,16 @@ async def seconds_until(condition: Callable[[], "asyncio.Future[bool]"]) -> floa
         while not await condition():
             await asyncio.sleep(0.02)
     return time.monotonic() - began
+
+
+async def test_a_worker_stuck_in_its_start_ends(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    settings = {"start_phase_timeout": 4.0}  # a slow machine needs some for its imports
+    with worker_process(tmp_path, tmp_path / "tiny", HANGING_WARM_UP, **settings) as worker:
+        assert await worker.exit_status() == 1
+        assert "the start has made no progress for 8 s" in worker.log
+        assert "KV cache" in worker.log, "the phases before are not named"
+        assert "most recent call first" in worker.log, "no stacks"
 
 
 async def test_a_worker_stuck_in_a_step_is_not_ready_until_it_moves(tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ def eight_bits(tokens: int) -> tuple[QuantizedInput, ScaledWeight]:
     return QuantizedInput(meta(tokens, K, dtype=fp8), given, torch.bfloat16), weight
 
 
-def four_bits(k: int = K) -> GroupedWeight:
+def four_bits(k: int = K, dtype: torch.dtype = torch.bfloat16) -> GroupedWeight:
     groups = k // 128
     return GroupedWeight(
         values=meta(FEATURES, k // 2, dtype=torch.uint8),
-        scales=meta(FEATURES, groups),
+        scales=meta(FEATURES, groups, dtype=dtype),
         zeros=meta(FEATURES, groups, dtype=torch.uint8),
         order=None,
         bits=4,
@@ -44,9 +44,9 @@ def four_bits(k: int = K) -> GroupedWeight:
     )
 
 
-def arranged(k: int = K) -> GroupedWeight:
+def arranged(k: int = K, dtype: torch.dtype = torch.bfloat16) -> GroupedWeight:
     pairs = meta(FEATURES // 64, k // 128, 8, 8, dtype=torch.int32)
-    return replace(four_bits(k), zeros=None, pairs=pairs)
+    return replace(four_bits(k, dtype), zeros=None, pairs=pairs)
 
 
 def scaled(tokens: int, add: bool) -> None:
@@ -61,22 +61,23 @@ def gated(tokens: int) -> None:
     hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES // 2), gated=True)
 
 
-def fused(k: int, is_gated: bool) -> None:
+def fused(k: int, is_gated: bool, normed: bool) -> None:
     from pagewire.worker.ops.triton.quantized import fused_vector
 
     scales = meta(FEATURES, 1, dtype=torch.float32)
     weight = ScaledWeight(meta(FEATURES, k, dtype=torch.float8_e4m3fn), scales, (1, k), None)
     out = meta(1, FEATURES // 2 if is_gated else FEATURES)
-    norm = {"norm": True, "norm_weight": meta(k)} if is_gated else {"add": True}
+    norm = {"norm": True, "norm_weight": meta(k)} if normed else {"add": True}
     fused_vector.multiply(meta(1, k), weight, out, gated=is_gated, **norm)
 
 
-def grouped(shape: int, parts: int) -> None:
+def grouped(shape: int, parts: int, dtype: torch.dtype, add: bool) -> None:
     from pagewire.worker.ops.triton.quantized import fragment_gemm
 
-    shape = fragment_gemm.SHAPES[shape]
-    x, out = meta(shape.tokens, K), meta(shape.tokens, FEATURES)
-    fragment_gemm.multiply(x, arranged(), out, shape=shape, parts=parts)
+    chosen = fragment_gemm.SHAPES[shape]
+    x, out = (meta(chosen.tokens, width, dtype=dtype) for width in (K, FEATURES))
+    weight = arranged(dtype=dtype)
+    fragment_gemm.multiply(x, weight, out, shape=chosen, parts=parts, add=add)
 
 
 def vector(bits: int, k: int = K) -> None:
@@ -88,25 +89,35 @@ def vector(bits: int, k: int = K) -> None:
         linear.grouped_linear(meta(1, k), four_bits(k))
 
 
-def arranged_vector(k: int) -> None:
+def arranged_vector(k: int, dtype: torch.dtype) -> None:
     from pagewire.worker.ops.triton.quantized import linear
 
-    linear.grouped_linear(meta(1, k), arranged(k))
+    linear.grouped_linear(meta(1, k, dtype=dtype), arranged(k, dtype))
 
 
 SCALED = {f"FP8, {n} tokens, add {add}": (scaled, n, add) for n in TOKENS for add in (False, True)}
 GATED = {f"FP8, {n} tokens, gated": (gated, n) for n in TOKENS}
 FUSED = {
-    "quantized token": (fused, 14336, False),
-    "quantized token, gated": (fused, 4096, True),
+    "quantized token": (fused, 14336, False, False),
+    "quantized token, added": (fused, 4096, False, False),
+    "quantized token, norm": (fused, 4096, False, True),
+    "quantized token, gated": (fused, 4096, True, True),
 }
 GROUPED = {
-    f"4 bits, shape {shape}, {parts} parts": (grouped, shape, parts)
+    f"4 bits, shape {shape}, {parts} parts, {dtype}, add {add}": (grouped, shape, parts, dtype, add)
     for shape in range(10)
-    for parts in (1, 2)
+    for parts, dtype, add in (
+        (1, torch.bfloat16, False),
+        (2, torch.bfloat16, False),
+        (2, torch.float16, True),
+    )
 }
 VECTOR = {f"one token, {bits} bits": (vector, bits) for bits in (8, 4)}
-ARRANGED = {f"one token, 4 bits, {k} columns": (arranged_vector, k) for k in (K, 14336)}
+ARRANGED = {
+    f"one token, 4 bits, {k} columns, {dtype}": (arranged_vector, k, dtype)
+    for k in (K, 14336)
+    for dtype in (torch.bfloat16, torch.float16)
+}
 
 
 def compile_cases() -> dict[str, list[dict]]:
@@ -142,7 +153,7 @@ def compile_cases() -> dict[str, list[dict]]:
         }
 
     found = counts_of_cases(SCALED | GATED | FUSED | GROUPED | VECTOR | ARRANGED, count)
-    for name, (_, shape, _) in GROUPED.items():
+    for name, (_, shape, *_) in GROUPED.items():
         found[name][0]["wanted"] = programs[shape]
     return found
 

@@ -104,7 +104,7 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
     json.dumps([None if isinstance(value, dtype) else value for value in constexprs.values()])
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(kernel, signature, constexprs, attributes)
-    with patch.object(knobs.runtime, "add_stages_inspection_hook", _keep_report):
+    with patch.object(knobs.runtime, "add_stages_inspection_hook", keep_report):
         compiled = triton.compile(source, target=HOPPER, options=options)
     report = compiled.metadata.assembler_report
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
@@ -120,7 +120,7 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
     )
 
 
-def _keep_report(*arguments: Any) -> tuple[str, str] | None:
+def keep_report(*arguments: Any) -> tuple[str, str] | None:
     """Adds the assembler's report on the resources of a kernel to its metadata.
 
     Triton calls it with the stages of a compilation, and without arguments for what tells such

@@ -1,4 +1,4 @@
-"""Measures what rows of a decode step cost, by which drafts are chosen."""
+"""Measures how long the rows of a decode step take, by which drafts are chosen."""
 
 import logging
 from collections.abc import Callable

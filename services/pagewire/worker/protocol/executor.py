@@ -50,7 +50,7 @@ class StepExecutor:
 
     @property
     def row_costs(self) -> RowCosts | None:
-        """What rows cost on the backend, if it drafts."""
+        """The time that rows take on the backend; None unless it drafts."""
         return self._backend.row_costs
 
     def step(self, session: Session, message: pb.Step) -> None:

@@ -59,10 +59,10 @@ def read_sequences(texts: Path, folder: Path, longest: int, vocab_size: int) -> 
 
 
 def layer_inputs(folder: Path, sequences: list[list[int]]) -> Iterator[dict[str, Tensor]]:
-    """What the matrices of each layer of a quantized model read, from the first layer on.
+    """The products `x.T @ x` of the inputs of each layer's matrices, from the first layer on.
 
-    A dict has the names of `layer_stacks` and `x.T @ x` of all inputs, `[columns, columns]`
-    float32.
+    A dict has them by the names of `layer_stacks`, `[columns, columns]` float32. The model is
+    quantized.
     """
     config = read_model_config(folder)
     weights = load_weights(folder, config, torch.float32, _CPU)

@@ -85,6 +85,11 @@ def compute_logprobs(ops: Ops, logits: Tensor, tokens: Tensor, rows: LogprobRows
     return torch.cat((chosen[:, None].view(torch.int32), ids, top.view(torch.int32)), dim=1)
 
 
+def prompt_rows_at_once(vocabulary: int) -> int:
+    """The most prompt tokens whose logits exist at once."""
+    return max(ROW_MULTIPLE, MAX_PROMPT_LOGITS // vocabulary // ROW_MULTIPLE * ROW_MULTIPLE)
+
+
 def compute_prompt_logprobs(
     decoder: Decoder,
     residual: Tensor,
@@ -116,7 +121,7 @@ def compute_prompt_logprobs(
     attended = decoder.last_attention(queries[indices], chunks, cache, block_tables)
     vocabulary = decoder.config.vocab_size
     width = min(next(w for w in WIDTHS if w >= rows.num_top), vocabulary)
-    size = max(ROW_MULTIPLE, MAX_PROMPT_LOGITS // vocabulary // ROW_MULTIPLE * ROW_MULTIPLE)
+    size = prompt_rows_at_once(vocabulary)
     pieces = []
     for at in range(0, len(indices), size):
         piece = slice(at, at + size)

@@ -106,7 +106,7 @@ def _load(
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     check_speculation(config, device, kernels, pooling is not None)
-    graphs = device.type == "cuda" and kernels == "triton" and pooling is None
+    graphs = device.type != "cpu" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
             f"--tune-experts needs a model with experts in bfloat16 or float16 and the triton "
@@ -125,11 +125,24 @@ def _load(
         )
         from pagewire.worker.startup.tuning import choose_expert_tiles, choose_gemms
 
+        if config.batch_invariant:
+            from pagewire.worker.startup.invariance import check_invariance
+
+        def launch_before_graphs(decoder: Decoder) -> None:
+            _largest_step(decoder, trial, dtype)
+            if config.batch_invariant:
+                check_invariance(
+                    decoder.config,
+                    decoder.weights,
+                    config.block_size,
+                    dtype,
+                    same=lambda *_: True,  # nothing is computed
+                )
+
         record = KernelRecord(config)
         if not record.exists():
             pool = pool or CompilePool()
-            profile = partial(_largest_step, limits=trial, dtype=dtype)
-            collect_kernels(model, ops, tables, trial, dtype, profile, pool.submit)
+            collect_kernels(model, ops, tables, trial, dtype, launch_before_graphs, pool.submit)
             phases.end("collecting kernels")
     pooled_head = PoolingHead(pooling, model, device)
     if config.load_format == "dummy":
@@ -143,18 +156,19 @@ def _load(
     compiled: list[CompileResult] = []
     if graphs:
         if config.batch_invariant:
-            from pagewire.worker.startup.invariance import check_invariance
-
+            if pool is not None:  # these launch kernels, which would be compiled one by one
+                compiled, pool = pool.finish(), None
+                phases.end("compiling")
             check_invariance(model, weights, config.block_size, dtype)
             phases.end("comparing bits")
         choose_gemms(decoder, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
-        if config.tune_experts:
-            choose_expert_tiles(decoder, trial)
-            phases.end("choosing tiles of experts")
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
+        if config.tune_experts:  # after that, because it launches kernels
+            choose_expert_tiles(decoder, trial)
+            phases.end("choosing tiles of experts")
     elif pool is not None:
         pool.close()
     limits = _limits(config, decoder, trial, dtype)

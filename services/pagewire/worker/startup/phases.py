@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+from pagewire.lifecycle.watchdog import Watched
+
 
 class StartupPhases:
     """Records the seconds of each phase since the process started."""
@@ -23,6 +25,10 @@ class StartupPhases:
     def seconds(self) -> float:
         """Seconds from the start of the process to the end of the last phase."""
         return self._last - self._began
+
+    def watched(self) -> Watched:
+        """For a watchdog: a start in which no phase ends."""
+        return Watched("the start", lambda: len(self._phases), lambda: True)
 
     def __str__(self) -> str:
         return ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in self._phases)

@@ -31,10 +31,10 @@ def collect_kernels(
     tables: tuple[Tensor, ...],
     limits: Limits,
     dtype: torch.dtype,
-    profile: Callable[[Decoder], None],
+    before_graphs: Callable[[Decoder], None],
     submit: Callable[[CompileJob], None],
 ) -> None:
-    """Passes every kernel variant that `profile` and a graph backend need to `submit`.
+    """Passes every kernel variant that `before_graphs` and a graph backend need to `submit`.
 
     It compiles nothing and needs no checkpoint: it uses weights with undefined values. No Triton
     kernel runs, so token ids and slots stay 0, and torch's own kernels read valid addresses.
@@ -45,7 +45,7 @@ def collect_kernels(
     weights = arranged_weights(weights, ops)
     decoder = Decoder(model, weights, ops, tuple(tables[layer] for layer in kept))
     with collecting_kernels(submit):
-        profile(decoder)
+        before_graphs(decoder)
         _dummy_run(decoder, limits, dtype)
     del decoder, weights
     torch.cuda.empty_cache()

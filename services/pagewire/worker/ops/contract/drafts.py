@@ -80,7 +80,7 @@ class LocatedRows:
 
 
 class DraftOps(Protocol):
-    """What a decode step does before its first and after its last layer, with drafts."""
+    """The operations before the first and after the last layer of a decode step with drafts."""
 
     def begin_drafted(
         self, inputs: Tensor, embedding: Tensor, history: TokenHistory, block_tables: Tensor
@@ -93,8 +93,9 @@ class DraftOps(Protocol):
 
         Args:
             inputs: `[6, rows]` int32: the slot of each row, its place among the rows of its
-                sequence, and what its position lacks to the index of its token; then slot, column
-                and block of as many block table writes, as in `begin_decode`.
+                sequence, and its offset, which is the index of its token in the output minus its
+                position; then slot, column and block of as many block table writes, as in
+                `begin_decode`.
             embedding: `[vocabulary, hidden]`.
             history: read.
             block_tables: `[slots, max_blocks]` int32, written in place. The last slot is padding.

@@ -24,7 +24,7 @@ LEAST = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """What rows of a decode step cost on a device."""
+    """The time that rows of a decode step take on a device."""
 
     rows: Int32Array  # [n], the numbers of rows that a step may have, ascending
     seconds: Floats  # [n], what such a step takes beside attention

@@ -30,7 +30,7 @@ STEPS_UNCHANGED = 8
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What became of the decode rows of a step."""
+    """The result of a step's decode rows."""
 
     slots: Int32Array  # [sequences]
     more: Int32Array  # [sequences], tokens beside the first

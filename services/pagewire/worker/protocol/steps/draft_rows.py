@@ -119,7 +119,7 @@ def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """What became of the drafts of a step: `[sequences]` that had some, in the plan's order."""
+    """The drafts of a step and how many were right: `[sequences]` that had some, in order."""
 
     sequences: NDArray[np.intp]  # which of those that sample
     drafters: Int32Array

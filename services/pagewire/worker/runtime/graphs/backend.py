@@ -32,7 +32,11 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites, 
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.step import StepHostCopies
-from pagewire.worker.runtime.device_logprobs import WIDTHS, compute_logprobs
+from pagewire.worker.runtime.device_logprobs import (
+    WIDTHS,
+    compute_logprobs,
+    prompt_rows_at_once,
+)
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
 from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
 from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
@@ -44,6 +48,8 @@ from pagewire.worker.runtime.timer import DeviceTimer
 # Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
 # so that no draft pays.
 MOST_DRAFTED_ROWS = 512
+# The kernels of more rows of a prompt are those of bodies.
+MOST_PROMPT_ROWS = 512
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
@@ -205,14 +211,18 @@ class GraphBackend(EagerBackend):
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every decode step and log probability width once."""
         yield from (partial(self._decode, *variant) for variant in self._variants())
+        longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
         for width in WIDTHS:
             rows = LogprobRows(np.zeros(1, np.int32), width)
             yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
-            yield partial(self._dummy_prompt_logprobs, width)
+            yield partial(self._dummy_prompt_logprobs, longest, width)
+        # The last rows of a chunk are any number. The head has kernels for such numbers, too.
+        vocabulary = self._decoder.config.vocab_size
+        for count in _buckets(min(longest, prompt_rows_at_once(vocabulary), MOST_PROMPT_ROWS)):
+            yield partial(self._dummy_prompt_logprobs, count, 0)
 
-    def _dummy_prompt_logprobs(self, width: int) -> Tensor:
-        """Log probabilities of the tokens of one chunk of the largest size."""
-        tokens = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+    def _dummy_prompt_logprobs(self, tokens: int, width: int) -> Tensor:
+        """Log probabilities of the tokens of one chunk."""
         plan = dummy_plan(self.limits, 0, chunks=1, chunk_length=tokens, num_top=width)
         pending = self._prompt_logprobs(self._mixed.residual, self._mixed.queries, plan)
         assert pending is not None
@@ -265,7 +275,7 @@ class GraphBackend(EagerBackend):
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _measure_rows(self) -> RowCosts:
-        """What the rows of decode steps cost; all of them are padding."""
+        """The time that rows of decode steps take; all of them are padding."""
         token_bytes = self.kv_cache_bytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
             rows: self._captured[rows, False, False].graph.replay for rows in self._decode_buckets

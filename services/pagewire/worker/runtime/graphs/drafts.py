@@ -30,7 +30,7 @@ def places(plan: DevicePlan) -> Int32Array:
 
 
 def offsets(plan: DevicePlan) -> Int32Array:
-    """What the position of each sampling row lacks to the index of its token, `[rows]`."""
+    """The index of each sampling row's token in the output, minus the row's position, `[rows]`."""
     return plan.sample_indices - plan.sample_lengths() + np.int32(1)
 
 

@@ -16,7 +16,7 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
-from pagewire.worker.ops.triton.experts.tile import finish_tile, place_of
+from pagewire.worker.ops.triton.experts.tile import clamp_numbers, finish_tile, place_of
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -127,8 +127,7 @@ def plain_product(
         tiles,
         features,
         x.stride(0),
-        0.0 if clamp is None else clamp.alpha,
-        0.0 if clamp is None else clamp.limit,
+        *clamp_numbers(clamp),
         K=weight.shape[2],
         TOP_K=rows.top_k,
         ROWS=config.rows,

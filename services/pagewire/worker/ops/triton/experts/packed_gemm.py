@@ -17,7 +17,7 @@ from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.experts.config import GemmConfig, quantized_config
-from pagewire.worker.ops.triton.experts.tile import finish_tile, place_of
+from pagewire.worker.ops.triton.experts.tile import clamp_numbers, finish_tile, place_of
 from pagewire.worker.ops.triton.quantized.widen import widened, widened_at
 
 
@@ -256,8 +256,7 @@ def packed_product(
         features,
         weight.scales.shape[1],
         x.stride(0),
-        0.0 if clamp is None else clamp.alpha,
-        0.0 if clamp is None else clamp.limit,
+        *clamp_numbers(clamp),
         K=weight.columns,
         TOP_K=rows.top_k,
         BITS=weight.bits,

@@ -19,7 +19,7 @@ from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight, LinearWei
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import RowsConfig
-from pagewire.worker.ops.triton.experts.tile import activated
+from pagewire.worker.ops.triton.experts.tile import activated, clamp_numbers
 
 PIECE = tl.constexpr(32)  # columns of a scale
 PER_RUN = tl.constexpr(RUN // 64)  # pieces of a run
@@ -226,8 +226,7 @@ def packed_gate_up(
         out,
         experts,
         features,
-        0.0 if clamp is None else clamp.alpha,
-        0.0 if clamp is None else clamp.limit,
+        *clamp_numbers(clamp),
         K=weight.columns,
         TOP_K=top_k,
         ROWS=config.rows,

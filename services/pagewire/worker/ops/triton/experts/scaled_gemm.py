@@ -16,7 +16,7 @@ from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.experts.config import GemmConfig, quantized_config
-from pagewire.worker.ops.triton.experts.tile import finish_tile, place_of
+from pagewire.worker.ops.triton.experts.tile import clamp_numbers, finish_tile, place_of
 
 BLOCK_K = 128
 
@@ -171,8 +171,7 @@ def scaled_product(
         features,
         x.scales.stride(0),
         weight.scales.stride(0),
-        0.0 if clamp is None else clamp.alpha,
-        0.0 if clamp is None else clamp.limit,
+        *clamp_numbers(clamp),
         K=k,
         TOP_K=rows.top_k,
         ROWS=config.rows,

@@ -1,9 +1,16 @@
-"""What all grouped GEMMs share: the order of tiles, and what is done with the result of one."""
+"""What the products of experts share: the order of tiles, activations, and how a tile is stored."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from pagewire.worker.ops.contract.experts import ClampedSwiglu
+
+
+def clamp_numbers(clamp: ClampedSwiglu | None) -> tuple[float, float]:
+    """Return `alpha` and `limit` of the kernels, which read them with CLAMPED only."""
+    return (0.0, 0.0) if clamp is None else (clamp.alpha, clamp.limit)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.config import (
     GEMM_TABLE,
     LARGEST,
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 MARGIN = 1.02
 # Layers whose GEMMs are timed together, so that no weight is read from the L2 cache.
 MAX_LAYERS = 4
-# What a configuration raises that does not fit the device.
+# Errors of a configuration that does not fit the device.
 UNFIT = (triton.runtime.errors.OutOfResources, RuntimeError)
 
 LayerGemms = tuple[Tensor, Tensor]  # weights of gate and up, and of down, as in `ExpertOps`
@@ -73,7 +74,9 @@ def _fastest(
         rows = sort_by_expert(experts, num_experts, config=config)
         for gate_up, down in layers:
             gated = experts_gate_up_silu_mul(x, gate_up, rows, config=config)
-            parts = experts_down(gated, down, rows, config=config)
+            # In steps, Hopper's kernel computes what it can with these rows.
+            usable = hopper.is_supported(gated, down, rows)
+            parts = experts_down(gated, down, rows, config=None if usable else config)
         return parts
 
     expected = run(usual)

@@ -26,7 +26,7 @@ from pagewire.worker.ops.triton.experts.config import (
     RowsConfig,
     vector_configs,
 )
-from pagewire.worker.ops.triton.experts.tile import activated
+from pagewire.worker.ops.triton.experts.tile import activated, clamp_numbers
 from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
 from pagewire.worker.ops.triton.rowwise.quantize import rounded_to_fp8, scale_of
 
@@ -310,8 +310,7 @@ def vector_gate_up(
         out,
         experts,
         features,
-        0.0 if clamp is None else clamp.alpha,
-        0.0 if clamp is None else clamp.limit,
+        *clamp_numbers(clamp),
         K=values.shape[2],
         TOP_K=top_k,
         ROWS=config.rows,

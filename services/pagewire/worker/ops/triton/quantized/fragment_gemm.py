@@ -101,7 +101,7 @@ def _microseconds(shape: Shape, parts: int, tiles: int, runs: int, processors: i
     if rest:
         busy = rest * parts / slots
         taken += cdiv(runs, parts) * (shape.alone + shape.crowding * busy)
-    # What a part adds: waiting, and the transfer of its sums.
+    # Each further part adds waiting, and the transfer of its sums.
     return taken + (parts - 1) * (0.4 + shape.rows * shape.tokens * 1.4e-4)
 
 
@@ -430,7 +430,7 @@ def _load_inputs(
 
 @gluon.jit
 def _words(w_smem, p_smem, stage, ROWS: gl.constexpr):
-    """Load the words of a run, its scales and what stands for zero, each of these twice."""
+    """Load the words of a run and both halves of its pairs, each in both halves of 32 bits."""
     more_words: gl.constexpr = [[64, 0]] if ROWS == 128 else []
     more_lines: gl.constexpr = [[32, 0]] if ROWS == 128 else []
     more_pairs: gl.constexpr = [[8, 0]] if ROWS == 128 else []
@@ -474,7 +474,7 @@ def _words(w_smem, p_smem, stage, ROWS: gl.constexpr):
 def _widened(words, scale, middle, dtype: gl.constexpr, FAR: gl.constexpr):
     """Return the near or far half of a run as weights `[rows, 64]`, rounded once.
 
-    `middle` is the number that `magic` names and the zero point, so that the difference is exact.
+    `middle` is `magic` plus the zero point, so the difference is exact.
     """
     bfloat16: gl.constexpr = dtype == gl.bfloat16
     mask: gl.constexpr = "0x000F000F, 0x43004300" if bfloat16 else "0x00F000F0, 0x54005400"

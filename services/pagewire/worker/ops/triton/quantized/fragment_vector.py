@@ -1,8 +1,8 @@
 """Products of arranged weights in four bits with one token on Hopper, written in Gluon.
 
 A warp multiplies 16 rows by the token with tensor cores: words become numbers by two instructions
-for two columns, and nothing is subtracted or scaled before the sum of a run. Afterwards the zero
-point and the number that `magic` names are taken off, times the sum of the run's inputs.
+for two columns, and nothing is subtracted or scaled before the sum of a run. Afterwards `magic` and
+the zero point are subtracted, times the sum of the run's inputs.
 
 The warps of a program share the columns, a run each in turn. They load their first weights while
 the kernel that computes the input may still run. Inputs go to shared memory in the order of

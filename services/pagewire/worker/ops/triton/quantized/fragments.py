@@ -12,8 +12,8 @@ bytes are `[blocks of 64 rows, runs, rows, threads, words]`. Word `t` has eight 
 and in bits 16 to 31 those one column behind. So a shift and one logical instruction make two
 numbers of 16 bits of two neighbours.
 
-The 32 bits of a pair are a scale and, above it, what stands for zero: the zero point and the number
-that `magic` names.
+A pair has 32 bits: a scale, and above it the zero point plus `magic`. Kernels put a nibble into the
+mantissa of `magic`, which adds the two, and subtract the upper half of the pair.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def arrange(weight: GroupedWeight) -> GroupedWeight:
 
 
 def magic(dtype: torch.dtype) -> int:
-    """Return the number that a nibble in some of its bits is added to: the lowest of bfloat16, and
-    those from 4 on of float16."""
+    """Return the power of two to which a nibble in its mantissa is added.
+
+    It is in the lowest bits of bfloat16, whose 7 bits then count ones, and in those from 4 on of
+    float16, whose 10 bits then count sixteenths.
+    """
     return 128 if dtype == torch.bfloat16 else 64
 
 

@@ -1,0 +1,251 @@
+"""A worker's start and steps as on an H100, on any machine: nothing is computed.
+
+Tensors are on torch's meta device, so they have shapes, types and alignment, but no values. Kernels
+are looked up as a launch does it, and not launched. What a GPU would refuse, or wait for, is noted:
+a copy from the host or a value that the host reads while a graph is captured, and operations whose
+tensors are on both. The process must not have TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from pagewire.config import WorkerConfig
+from pagewire.packing import Int32Array
+from pagewire.worker.ops import device as device_module
+from pagewire.worker.startup.compile_pool import CompileJob
+from pagewire.worker.startup.compile_server import TargetDriver
+
+META = torch.device("meta")
+PROCESSORS = 132
+MEMORY = 40 << 30  # bytes for the KV cache
+
+
+class _Driver(TargetDriver):
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def pretend() -> None:
+    """Makes this process take the meta device for an H100; before it imports kernels."""
+    device_module.multiprocessors = lambda device: PROCESSORS
+    device_module.dependent_launch = lambda device: True
+    device_module.is_hopper = lambda device: True
+    driver.set_active(_Driver(GPUTarget("cuda", 90, 32)))
+
+
+@dataclass
+class PretendedStart:
+    """What the start and the steps of a worker would have launched."""
+
+    ahead: list[CompileJob] = field(default_factory=list)  # compiled before weights are loaded
+    launched: list[CompileJob] = field(default_factory=list)  # looked up after that
+    refused: list[str] = field(default_factory=list)  # what a GPU would refuse or wait for
+
+    @property
+    def late(self) -> list[CompileJob]:
+        """The variants that the worker would compile itself."""
+        known = {_key(job) for job in self.ahead}
+        return [job for job in self.launched if _key(job) not in known]
+
+
+def _key(job: CompileJob) -> tuple[str, str, str]:
+    return job.module, job.kernel, job.specialization
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the operations that a GPU would refuse or wait for."""
+
+    def __init__(self, start: PretendedStart) -> None:
+        super().__init__()
+        self._start = start
+        self.capturing = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        devices = {tensor.device.type for tensor in _tensors((args, list(kwargs.values())))}
+        copies = "copy" in str(function)
+        if "cpu" in devices and (self.capturing or ("meta" in devices and not copies)):
+            when = "while a graph is captured" if self.capturing else "with tensors of both"
+            self._start.refused.append(f"{function} of the host's tensors {when}")
+        return function(*args, **kwargs)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+class _Event:
+    """Stands in for an event of CUDA."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, _: _Event) -> float:
+        return 1.0
+
+
+class _Staging:
+    """Stands in for `Staging`, which needs pinned memory."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def copy_to(self, target: Tensor, fill: Int32Array) -> None:
+        assert target.device == META
+        assert target.is_contiguous()
+        assert fill.dtype == np.int32
+        assert fill.size == target.numel() <= self._size
+
+
+class _Gate:
+    """Stands in for `MaskGate`."""
+
+    def __init__(self, host: Tensor, _: torch.device) -> None:
+        self.masks = torch.empty_like(host, device=META)
+
+    def hold(self, _: Any) -> None:
+        pass
+
+
+class _Graph:
+    def replay(self) -> None:
+        pass
+
+
+class _Record:
+    """Stands in for `KernelRecord`: kernels were never compiled."""
+
+    def __init__(self, _: WorkerConfig) -> None:
+        pass
+
+    def exists(self) -> bool:
+        return False
+
+    def write(self) -> None:
+        pass
+
+
+class _Pool:
+    """Stands in for `CompilePool`."""
+
+    def __init__(self, jobs: list[CompileJob]) -> None:
+        self.submit = jobs.append
+
+    def finish(self) -> list[Any]:
+        return []
+
+
+def _uploaded(_: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
+    assert all(array.dtype == np.int32 and array.ndim == 1 for array in arrays)
+    return tuple(torch.empty(len(array), dtype=torch.int32, device=META) for array in arrays)
+
+
+def _compared(weights: list[Tensor], tokens: list[int], add: bool, reference: Any = None) -> int:
+    """Stands in for `choose_algorithms`, which runs the reference for all numbers of tokens."""
+    features, k = weights[0].shape
+    if reference is not None:
+        for count in tokens:
+            x, out = (weights[0].new_empty((count, width)) for width in (k, features))
+            reference(x, weights[0], out)
+    return 0
+
+
+def _to_host(_: Any, results: Tensor) -> Tensor:
+    assert results.device == META
+    return torch.zeros(results.shape, dtype=results.dtype)
+
+
+def _pinned(*shape: int) -> Tensor:
+    return torch.full(shape, -1, dtype=torch.int32)
+
+
+@contextmanager
+def pretended(start: PretendedStart) -> Iterator[None]:
+    """Inside, a worker can be loaded with the meta device, warmed up and given steps."""
+    from pagewire.worker.model.decoder import Decoder
+    from pagewire.worker.model.weights import empty_weights
+    from pagewire.worker.runtime import device_drafts, device_logprobs, device_slots, eager
+    from pagewire.worker.runtime.graphs import backend, masked_sampling, mixed, shared_prefixes
+    from pagewire.worker.startup import invariance, loading, tuning
+    from pagewire.worker.startup.pooled_model import PoolingHead
+    from pagewire.worker.startup.triton_hooks import collecting_kernels
+
+    watch = _Watch(start)
+
+    def capture(_: Any, run: Callable[[], Tensor]) -> tuple[_Graph, Tensor]:
+        watch.capturing = True
+        try:
+            return _Graph(), run()
+        finally:
+            watch.capturing = False
+
+    def free_bytes(_: torch.device, __: float, profile: Callable[[], None]) -> int:
+        profile()
+        return MEMORY
+
+    def dummy(model: Any, dtype: torch.dtype, device: torch.device, _: int) -> Any:
+        return empty_weights(model, dtype, device)
+
+    with ExitStack() as stack:
+
+        def decoder(*arguments: Any) -> Decoder:
+            # It is made when the weights are loaded: from here on a worker launches kernels.
+            stack.enter_context(collecting_kernels(start.launched.append))
+            return Decoder(*arguments)
+
+        compared = partial(invariance.check_invariance, same=lambda *_: True)
+        replaced: list[tuple[Any, str, Any]] = [
+            (torch.cuda, "Event", _Event),
+            (torch.cuda, "synchronize", lambda _: None),
+            (torch.cuda, "empty_cache", lambda: None),
+            (torch.cuda, "graph_pool_handle", lambda: None),
+            (loading, "choose_device", lambda _: META),
+            (loading, "KernelRecord", _Record),
+            (loading, "CompilePool", partial(_Pool, start.ahead)),
+            (loading, "MAX_DRAFTS", {"meta": loading.MAX_DRAFTS["cuda"]}),
+            (loading, "_describe", str),
+            (loading, "dummy_weights", dummy),
+            (loading, "measure_free_bytes", free_bytes),
+            (PoolingHead, "randomize", lambda *_: None),
+            (loading, "Decoder", decoder),
+            (tuning, "choose_algorithms", _compared),
+            (invariance, "check_invariance", compared),
+            (tuning, "_once", lambda run: 1.0 if run() is not None else 0.0),
+            (eager.EagerBackend, "_to_host", _to_host),
+            (backend.GraphBackend, "_capture", capture),
+            (masked_sampling, "MaskGate", _Gate),
+            (masked_sampling, "pinned", _pinned),
+        ]
+        uploading = (device_drafts, device_logprobs, device_slots, eager)
+        replaced += [(module, "upload", _uploaded) for module in uploading]
+        staging = (backend, masked_sampling, mixed, shared_prefixes)
+        replaced += [(module, "Staging", _Staging) for module in staging]
+        for owner, name, replacement in replaced:
+            stack.enter_context(patch.object(owner, name, replacement))
+        stack.enter_context(watch)
+        yield
