@@ -19,7 +19,7 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         minimum=0.1,
     )
     start_phase_timeout: float = setting(
-        600.0,
+        1800.0,
         "Seconds that one phase of a worker's start may take, such as reading the weights or "
         "capturing CUDA graphs. After that it writes its stacks to the log, and it exits when the "
         "phase has taken twice as long.",
