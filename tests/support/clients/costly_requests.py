@@ -241,6 +241,13 @@ _TOOL = '{"type":"function","function":{"name":"f"}}'
 _MESSAGES = '"messages":[{"role":"user","content":"a"}]'
 
 
+def prediction_of(unit: str) -> Callable[[], bytes]:
+    """A body whose prediction repeats `unit` up to the limit of characters."""
+    count = min(CHARS, BODY_BYTES - 256) // len(unit.encode())
+    before = f'{{{_MESSAGES},"max_tokens":4,"prediction":{{"type":"content","content":"'
+    return repeated(before, unit, count, '"}}')
+
+
 def kwargs_of(unit: str) -> Callable[[], bytes]:
     """A body whose chat_template_kwargs hold a list that repeats `unit`, comma included."""
     return filled(f'{{{_MESSAGES},"max_tokens":4,"chat_template_kwargs":{{"x":[', unit, "1]}}")
@@ -394,6 +401,18 @@ def costly_requests(full_size: bool) -> list[CostlyRequest]:
                 '{"type":"text","text":"a"}]}]}',
             ),
             "prompt|messages|JSON values",
+        ),
+        # Predictions.
+        "a prediction of one word": _refused(CHAT, prediction_of("a"), "prediction.*tokens"),
+        "a prediction of emoji": _refused(CHAT, prediction_of("\U0001f600"), "prediction.*tokens"),
+        "a prediction of parts": _refused(
+            CHAT,
+            filled(
+                f'{{{_MESSAGES},"prediction":{{"type":"content","content":[',
+                '{"type":"text","text":"a"},',
+                '{"type":"text","text":"a"}]}}',
+            ),
+            "prediction|JSON values",
         ),
         # Token ids.
         "5M token ids": _refused(
@@ -587,6 +606,13 @@ def costly_requests(full_size: bool) -> list[CostlyRequest]:
             "Generate",
             lambda: pb.GenerateRequest(prompt="a" * CHARS).SerializeToString(),
             "tokens",
+        ),
+        "gRPC: a prediction of one word": _call(
+            "Generate",
+            lambda: pb.GenerateRequest(
+                prompt="a", prediction="a" * LARGE_BYTES
+            ).SerializeToString(),
+            "prediction",
         ),
         "gRPC: 5M token ids": _call(
             "Generate",
