@@ -17,8 +17,7 @@ from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.runtime import eager
 from pagewire.worker.runtime.timer import HostTimer
-from support.models import host_graphs
-from support.models.drafted_sequences import (
+from support.drafted_sequences import (
     accepted,
     check_failed_step,
     check_resumption,
@@ -26,6 +25,7 @@ from support.models.drafted_sequences import (
     compute_rows_by_themselves,
     sequences,
 )
+from support.models import host_graphs
 from support.models.host_graphs import HostGraphBackend, with_host_graphs
 from support.models.step_driver import Sequence, StepDriver, local_worker
 

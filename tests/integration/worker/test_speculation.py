@@ -18,8 +18,7 @@ from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
 from pagewire.worker.startup.loading import check_speculation
-from support.models.constrained_sequences import EOS
-from support.models.drafted_sequences import (
+from support.drafted_sequences import (
     accepted,
     check_failed_step,
     check_resumption,
@@ -28,6 +27,7 @@ from support.models.drafted_sequences import (
     repetitive,
     sequences,
 )
+from support.models.constrained_sequences import EOS
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
