@@ -15,6 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 from pagewire.grammars.limits import parser_limits
 from pagewire.models import eos_token_ids
 from pagewire.tokenizer_conversion import tokenizer_file
+from pagewire.worker.protocol.constraints.json_shapes import shape_of
+from pagewire.worker.protocol.constraints.mask_cache import MaskCache
 from pagewire.worker.protocol.constraints.plain_strings import probe_of
 from pagewire.worker.protocol.constraints.string_tokens import StringTokens
 from pagewire.worker.protocol.constraints.token_matcher import StringMatcher, TokenMatcher
@@ -28,6 +30,8 @@ MAX_COMPILED = 512
 QUICK_SECONDS = 0.02
 # Of one grammar. On few cores masks are computed one after another anyway.
 MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1
+# Of masks, of all grammars together.
+MAX_CACHED_BYTES = 256 << 20
 
 
 class GrammarError(Exception):
@@ -49,6 +53,7 @@ class Compiled:
     first: Future[TokenMatcher] = field(default_factory=Future)
     seconds: float = 0.0  # that the first one took
     lexers: list[Lexer] = field(default_factory=list)
+    cache: MaskCache | None = None
 
 
 class Grammars:
@@ -85,6 +90,8 @@ class Grammars:
             else:
                 compiled.seconds = time.perf_counter() - began
                 compiled.lexers.append(Lexer(matcher))
+                if (shape := shape_of(grammar)) is not None:
+                    compiled.cache = MaskCache(shape, self._strings, self._make_room)
                 compiled.first.set_result(matcher)
         compiled.first.result()
         lexer = self._choose(compiled, user)
@@ -95,6 +102,24 @@ class Grammars:
                 compiled.lexers.append(lexer)
         self._forget()
         return lexer.matcher.copy(), lexer
+
+    def cache(self, grammar: str) -> MaskCache | None:
+        """The masks of a grammar that has a matcher; None if they are not kept."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+        return None if compiled is None else compiled.cache
+
+    def _make_room(self, grown: MaskCache) -> None:
+        """Clears the masks of the grammars that began longest ago, down to `MAX_CACHED_BYTES`."""
+        with self._lock:
+            caches = [each.cache for each in self._compiled.values() if each.cache is not None]
+        total = sum(each.nbytes for each in caches)
+        for each in caches:
+            if total <= MAX_CACHED_BYTES:
+                return
+            if each is not grown:
+                total -= each.nbytes
+                each.clear()
 
     def _compile(self, grammar: str) -> TokenMatcher:
         matcher, probe = compile_grammar(self.tokenizer, grammar), probe_of(grammar)

@@ -13,7 +13,7 @@ from pagewire.worker.protocol.constraints.token_bans import (
     clear_bits,
     set_bits,
 )
-from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
+from pagewire.worker.protocol.constraints.mask_cache import CachedMatcher, Mask
 
 # Prompt tokens that are looked at for `begin_after`.
 _PROMPT_TAIL = 64
@@ -43,21 +43,22 @@ class MaskedSequence:
         # Whether tokens but the last one are for the matcher alone, once it has begun.
         self._simple = self._bans is None and self._budget is None
         self._tokenizer: LLTokenizer | None = None
-        self._matcher: TokenMatcher | None = None
+        self._matcher: CachedMatcher | None = None
         # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
         self.lexer = 0
         # The text after which the matcher begins; None once it has begun.
         self._awaited: bytes | None = constraint.begin_after.encode() or None
         self._tail = b""
-        # Whether the matcher's own mask is the whole truth.
-        self._plain = False
+        # Whether the mask of the matcher is that of the sequence.
+        self.plain = False
         if constraint.grammar:
             tokenizer = self._tokenizer = grammars.tokenizer
-            self._matcher, lexer = grammars.matcher(constraint.grammar, self)
+            whole, lexer = grammars.matcher(constraint.grammar, self)
+            self._matcher = CachedMatcher(whole, grammars.cache(constraint.grammar))
             self.lexer = id(lexer)
             self._eos_ids = np.array(tokenizer.eos_tokens, np.int64)
             same_ends = self._ends == set(tokenizer.eos_tokens)
-            self._plain = same_ends and not constraint.min_tokens and self._bans is None
+            self.plain = same_ends and not constraint.min_tokens and self._simple
             if self._awaited is not None and _ends_with(tokenizer, prompt, self._awaited):
                 self._awaited = None
         for token in output.tolist():
@@ -68,6 +69,22 @@ class MaskedSequence:
         """What computes the mask of the next token; None before `begin_after`."""
         whole = self._matcher
         return None if self._awaited is not None or whole is None else whole.current
+
+    @property
+    def known(self) -> Mask | None:
+        """The matcher's mask of the next token, if it need not be computed."""
+        whole = self._matcher
+        return None if self._awaited is not None or whole is None else whole.known
+
+    def follow(self, token: int) -> bool:
+        """Takes the next token if no matcher must consume it now; False if nothing is done."""
+        matcher = self._matcher
+        if matcher is None or not self._simple or self._awaited is not None or token in self._ends:
+            return False
+        if matcher.follow(token):
+            self.index += 1
+            return True
+        return False
 
     def note(self, token: int) -> LLMatcher | None:
         """Takes the next token, if all that is left to do is that a matcher consumes it.
@@ -108,8 +125,10 @@ class MaskedSequence:
             return []
         return self._matcher.forced_tokens()
 
-    def narrow(self, mask: Words) -> None:
+    def narrow(self, mask: Words, known: Mask | None = None) -> None:
         """Narrows `mask [words]`, which the matcher has computed, or which allows every token.
+
+        With a `known` one it has that mask.
 
         GrammarError if no token is left.
         """
@@ -118,18 +137,14 @@ class MaskedSequence:
             mask[:] = 0
             set_bits(mask, np.array([forced], np.int64))
             return
-        complete, matcher = False, None
+        complete = False
         if self._matcher is not None and self._awaited is None:
-            matcher = self._matcher.current
-            if matcher.is_error():
-                raise GrammarError(
-                    f"the grammar is too complex at token {self.index} of the output: "
-                    f"{first_line(matcher.get_error())}"
-                )
-            self._matcher.complete(mask)
-            if self._plain:
+            if known is not None:
+                complete = known.accepting
+            else:
+                complete = self._complete(self._matcher, mask)
+            if self.plain:
                 return
-            complete = matcher.is_accepting()
             clear_bits(mask, self._eos_ids)
         if self._bans is not None:
             self._bans.narrow(mask)
@@ -146,6 +161,16 @@ class MaskedSequence:
                 "allowed_token_ids and bad_words exclude all"
             )
         set_bits(mask, self._end_ids)
+
+    def _complete(self, matcher: CachedMatcher, mask: Words) -> bool:
+        """Completes a mask that the matcher has computed; says whether the output may end."""
+        current = matcher.current
+        if current.is_error():
+            raise GrammarError(
+                f"the grammar is too complex at token {self.index} of the output: "
+                f"{first_line(current.get_error())}"
+            )
+        return matcher.complete(mask)
 
     def _await(self, token: int, awaited: bytes) -> None:
         """Looks for the text after which the matcher begins."""

@@ -17,6 +17,7 @@ from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError
+from pagewire.worker.protocol.constraints.mask_cache import Mask
 from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
@@ -47,6 +48,7 @@ class MaskedSlot:
     ready: int = -1  # the index of the token that the mask is for; INT32_MAX: of any token
     sequence: MaskedSequence | None = None  # None while its grammar is being compiled
     failure: str | None = None
+    shown: Mask | None = None  # what the slot's row has, if it is known
     # Tokens that must come next as far as is known, from the index `taken` on.
     forced: list[int] = field(default_factory=list)
     taken: int = -1
@@ -142,9 +144,11 @@ class SlotMasks:
         try:
             sequence = MaskedSequence(constraint, self._threads.grammars, prompt, output)
             if not sequence.ended:
-                if sequence.matcher is not None:
+                if (known := sequence.known) is not None:
+                    known.write(mask)
+                elif sequence.matcher is not None:
                     self._threads.fill([(sequence.matcher, 0)], mask[None])
-                sequence.narrow(mask)
+                sequence.narrow(mask, known)
             if self._drafts:
                 masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
         except GrammarError as error:
@@ -181,6 +185,9 @@ class SlotMasks:
             if token < 0 or holders[masked.slot] is not masked:
                 over.append((masked, None))  # its row failed, so its sequence has left
                 continue
+            if sequence.follow(token):
+                going.append((masked, sequence))
+                continue
             if (matcher := sequence.note(token)) is not None:
                 noted.append((masked, sequence, token))
                 to_consume.append((matcher, token))
@@ -208,7 +215,21 @@ class SlotMasks:
                 self._changed.notify_all()
         # With the lexers first: what waits for each other side by side, so for one thread.
         matchers: list[tuple[int, int, LLMatcher]] = []
+        computed: list[tuple[MaskedSlot, MaskedSequence]] = []
         for masked, sequence in going:
+            if (known := sequence.known) is not None:
+                if masked.shown is not known:
+                    known.write(words[masked.slot])
+                    masked.shown = known
+                if not sequence.plain:
+                    masked.shown = None
+                    try:
+                        sequence.narrow(words[masked.slot], known)
+                    except GrammarError as error:
+                        over.append((masked, str(error)))
+                continue
+            masked.shown = None
+            computed.append((masked, sequence))
             if (matcher := sequence.matcher) is not None:
                 matchers.append((sequence.lexer, masked.slot, matcher))
             else:
@@ -216,7 +237,7 @@ class SlotMasks:
         if matchers:
             matchers.sort()  # no two have one slot
             self._threads.fill([(matcher, slot) for _, slot, matcher in matchers], words)
-        for masked, sequence in going:
+        for masked, sequence in computed:
             try:
                 sequence.narrow(words[masked.slot])
             except GrammarError as error:

@@ -1,5 +1,6 @@
 """The tokens of a vocabulary as they come within strings of JSON."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ class StringTokens:
         """`tokenizer` is padded to the model's vocabulary."""
         texts = [_bytes_of(tokenizer, token) for token in range(tokenizer.vocab_size)]
         tokens = {text: token for token, text in enumerate(texts)}
-        self._texts = texts
+        self.texts = texts  # [vocabulary], empty for special ones
         self._of_byte = {text[0]: token for text, token in tokens.items() if len(text) == 1}
         lengths = [_plain_length(text) for text in texts]
         for token, text in enumerate(texts):
@@ -37,6 +38,9 @@ class StringTokens:
                 lengths[token] = 0
         self.lengths = lengths  # [vocabulary], characters of plain tokens, 0 for others
         self.longest = max(lengths)
+        # Outside of strings no two commas stand side by side.
+        self.most_commas = max(len(re.findall(b",+", text)) for text in texts)
+        self.longest_text = max(map(len, texts))  # bytes
         self._masks = _masks_up_to(np.array(lengths, np.int32), self.longest)
         kept = [
             text if not length or len(text) == 1 else b""
@@ -55,7 +59,7 @@ class StringTokens:
         """Tokens of `others` with the text of a token."""
         if not self.lengths[token]:
             return [token]
-        return [self._of_byte[byte] for byte in self._texts[token]]
+        return [self._of_byte[byte] for byte in self.texts[token]]
 
     def probes(self, character: str) -> list[int]:
         """An ASCII character more often than any plain token has it; empty if no token is it."""
@@ -66,7 +70,7 @@ class StringTokens:
         """Where a text ends that a token continues; outside of strings for a special token."""
         key = token, place
         if (found := self._places.get(key)) is None:
-            found = self._places[key] = _after(self._texts[token], place)
+            found = self._places[key] = _after(self.texts[token], place)
         return found
 
     def allow(self, mask: Words, length: int) -> None:

@@ -93,6 +93,25 @@ class TokenMatcher:
         self._left -= length
         return (length > 0 and self._left >= tokens.longest) or self._look(string)
 
+    def consume_all(self, given: list[int]) -> bool:
+        """Takes the next tokens, as `consume` does one by one."""
+        if len(given) == 1:
+            return self.consume(given[0])
+        string = self._string
+        if string is None:
+            return self.whole.consume_tokens(given)
+        tokens, place = string.tokens, self._place
+        for token in given:
+            place = INSIDE if place and tokens.lengths[token] else tokens.after(token, place)
+        self._place, self._left = place, 0
+        self._behind += given
+        if self.current is self.whole:
+            taken = self.whole.consume_tokens(given)
+        else:
+            taken = self._switch(string)
+            self._behind += given  # `others` has not seen them
+        return taken and (place != INSIDE or self._look(string))
+
     def forced_tokens(self) -> list[int]:
         """The tokens of the text that must come next; none within a plain string."""
         return [] if self._left else self.whole.compute_ff_tokens()

@@ -1,0 +1,117 @@
+"""Masks that sequences of a grammar share are those of a matcher of each sequence."""
+
+import json
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from pagewire.bench.schemas import random_schema, wide_schema
+from pagewire.grammars.dates import with_real_dates
+from pagewire.models import resolve_model
+from pagewire.worker.protocol.constraints import grammars as grammars_module
+from pagewire.worker.protocol.constraints import mask_cache
+from pagewire.worker.protocol.constraints.grammars import Grammars, compile_grammar, grammars_of
+from pagewire.worker.protocol.constraints.json_shapes import Kind, shape_of
+from pagewire.worker.protocol.constraints.mask_cache import CachedMatcher
+
+OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False, "coerce_one_of": False}
+
+
+def record(**properties: object) -> dict:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+STRING = {"type": "string"}
+CHOICE = {"anyOf": [{"type": "string", "maxLength": 5}, {"const": "abc"}, {"type": "null"}]}
+SCHEMAS = {
+    "strings": record(a=STRING, b={**STRING, "maxLength": 9}, c={**STRING, "minLength": 3}),
+    "long strings": {"type": "array", "items": {**STRING, "minLength": 30, "maxLength": 90}},
+    "numbers": record(n={"type": "number"}, i={"type": "integer"}, m={"type": "number"}),
+    "bounded numbers": {"type": "array", "items": {"type": "number", "minimum": -3.5}},
+    "values": record(a={"enum": ["x", "xy", 7]}, b={"type": "boolean"}, c=CHOICE, d=STRING),
+    "shaped": {"type": "array", "items": record(a={**STRING, "pattern": "^[A-Z]{2}-[0-9]{2}$"})},
+    "counted": {"type": "array", "items": record(a={"enum": [1]}), "minItems": 5, "maxItems": 12},
+    "tuple": {
+        "type": "array",
+        "prefixItems": [{"enum": ["a"]}, {"type": "number"}],
+        "items": {"type": "array", "items": {"enum": [0, 1]}, "minItems": 2},
+        "minItems": 4,
+    },
+    "optional": {**record(a={"enum": [1, 2]}, b=STRING, c={"type": "null"}), "required": ["b"]},
+    "open": {"type": "object", "properties": {"ab": {"enum": [1]}}, "required": ["ab", "cd"]},
+    "open to numbers": {**record(ab=STRING), "additionalProperties": {"type": "integer"}},
+    "names": record(**{"é": STRING, "n" * 60: {"type": "null"}, "n" * 59: STRING}),
+    "recursive": {
+        "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+        "type": "object",
+        "properties": {"t": {"$ref": "#/$defs/tree"}, "s": STRING},
+        "required": ["t", "s"],
+    },
+    "wide": {"type": "array", "items": wide_schema(10), "minItems": 3},
+}
+
+
+class User:
+    """Of a lexer."""
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    found = grammars_of(resolve_model("embedded"), 4096)
+    assert found is not None
+    return found
+
+
+def grammar_of(schema: object) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=OPTIONS)
+
+
+def walk(grammars: Grammars, grammar: str, draw: random.Random, steps: int) -> Counter[str]:
+    """Compares the masks along a random output; counts those that were known and computed."""
+    whole = compile_grammar(grammars.tokenizer, grammar)
+    inner, _ = grammars.matcher(grammar, User())
+    matcher = CachedMatcher(inner, grammars.cache(grammar))
+    expected, found = np.empty((2, grammars.words), np.int32)
+    counts: Counter[str] = Counter()
+    text = b""
+    for _ in range(steps):
+        whole.unsafe_compute_mask_ptr(expected.ctypes.data, expected.nbytes)
+        known = matcher.known
+        if known is None:
+            matcher.current.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+            accepting = matcher.complete(found)
+        else:
+            known.write(found)
+            accepting = known.accepting
+        counts["known" if known else "computed"] += 1
+        np.testing.assert_array_equal(found, expected, err_msg=repr(text))
+        assert accepting == whole.is_accepting(), text
+        allowed = np.flatnonzero(np.unpackbits(expected.view(np.uint8), bitorder="little"))
+        texts = [grammars.tokenizer.decode_bytes([token]) for token in allowed.tolist()]
+        # Short ones, so that outputs meet, and the marks of JSON, so that values end.
+        kind = draw.random()
+        marks = [i for i, each in enumerate(texts) if not each.isalnum() and len(each) < 6]
+        short = [i for i, each in enumerate(texts) if len(each) < 2 or not each.isascii()]
+        some = marks if kind < 0.4 else short if kind < 0.7 else []
+        token = int(allowed[draw.choice(some or range(len(texts)))])
+        if token in grammars.tokenizer.eos_tokens:
+            break
+        text += grammars.tokenizer.decode_bytes([token])
+        assert whole.consume_token(token)
+        assert matcher.consume(token), text
+    return counts
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_masks_are_those_of_one_matcher(grammars: Grammars, name: str) -> None:
+    draw, grammar = random.Random(name), grammar_of(SCHEMAS[name])
+    counts = sum((walk(grammars, grammar, draw, 60) for _ in range(25)), Counter[str]())
+    assert counts["known"] > counts["computed"] / 4
