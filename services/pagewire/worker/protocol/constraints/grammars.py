@@ -147,6 +147,8 @@ class Grammars:
             while kept > MAX_COMPILED and len(self._compiled) > 1:
                 _, dropped = self._compiled.popitem(last=False)
                 kept -= max(1, len(dropped.lexers))
+                if dropped.cache is not None:
+                    dropped.cache.clear()  # its places refer to each other
 
 
 def grammars_of(model: Path, vocab_size: int, tokenizer: Path | None = None) -> Grammars | None:

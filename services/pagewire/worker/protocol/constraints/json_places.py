@@ -7,8 +7,9 @@ from pagewire.worker.protocol.constraints.json_shapes import Kind, Shape
 
 # Bytes of a text that a place may remember; one of more is not found again.
 MAX_TEXT = 48
-# Of nested values.
-MAX_DEPTH = 64
+# Of nested values, and of the names of an object that is open.
+MAX_DEPTH = 32
+MAX_NAMES = 100
 
 _SPACE = b" \n\t\r"
 _ESCAPES = b'"\\/bfnrt'
@@ -32,14 +33,30 @@ class Stage(IntEnum):
     DONE = 10  # the whole value
 
 
+# Stages whose text is white space.
+_BETWEEN = frozenset((Stage.VALUE, Stage.FIRST, Stage.KEY, Stage.COLON, Stage.AFTER, Stage.DONE))
+
+
 class Frame(NamedTuple):
     """An open object or array."""
 
     outer: "Frame | None"
     shape: Shape
     names: tuple[bytes | None, ...]  # of the properties so far; None for some not in the schema
-    count: int  # of complete items
+    complete: int  # items
     depth: int
+
+    def near(self, commas: int) -> "Frame":
+        """The same for all frames from which tokens lead alike.
+
+        A token has at most `commas` commas outside of strings.
+        """
+        outer, shape, names, count, depth = self
+        if outer is not None:
+            outer = outer.near(commas)
+        if not shape.prefix:  # what comes behind a prefix is not the same for all counts
+            count = _near(count, shape, commas + 1)
+        return Frame(outer, shape, names, count, depth)
 
 
 class Place(NamedTuple):
@@ -64,6 +81,22 @@ class Place(NamedTuple):
         """Whether a string has begun and any character may follow, as far as its bounds go."""
         return self.stage == Stage.STRING and self.text == b"" and self.quoted == _INSIDE
 
+    def with_plain(self, text: bytes, plain: bool) -> "Place | None":
+        """`after`, for a text that only adds to the one here; None: ask `after`.
+
+        `plain`: all its characters may be in a string as they are.
+        """
+        frame, stage, shape, before, chars, quoted, nested = self
+        if stage == Stage.OPAQUE and not quoted:
+            adds = not nested and text.isalnum()
+        elif stage in _BETWEEN:
+            adds = text.isspace()
+        else:
+            adds = plain and quoted == _INSIDE and (stage == Stage.OPAQUE or stage == Stage.NAME)
+        if not adds or before is None or len(before) + len(text) > MAX_TEXT:
+            return None
+        return Place(frame, stage, shape, before + text, chars, quoted, nested)
+
     def longer(self, length: int) -> "Place":
         """The place behind so many characters, where `in_characters` holds."""
         shape = self.shape
@@ -77,26 +110,15 @@ class Place(NamedTuple):
         walk = _Walk(self)
         return walk.place() if all(map(walk.take, text)) else None
 
-    def near(self, commas: int, length: int) -> "Place":
-        """The same for all places that have the same tokens next.
+    def near(self, frame: "Frame | None", length: int) -> "Place":
+        """The same for all places that have the same tokens next, of at most `length` bytes each.
 
-        A token has at most `commas` commas outside of strings and `length` bytes.
+        `frame` is `Frame.near` of the place's frame.
         """
-        place = self
-        if self.stage == Stage.STRING and self.shape is not None:
-            chars = _near(self.chars, self.shape, length)
-            place = place._replace(chars=chars)
-        return place._replace(frame=_near_frame(self.frame, commas))
-
-
-def _near_frame(frame: Frame | None, commas: int) -> Frame | None:
-    if frame is None:
-        return None
-    count = _near(frame.count, frame.shape, commas + 1)
-    # What comes behind a prefix of items is not the same for all counts.
-    if frame.shape.prefix:
-        count = frame.count
-    return frame._replace(outer=_near_frame(frame.outer, commas), count=count)
+        _, stage, shape, text, chars, quoted, nested = self
+        if stage == Stage.STRING and shape is not None:
+            chars = _near(chars, shape, length)
+        return Place(frame, stage, shape, text, chars, quoted, nested)
 
 
 def _near(count: int, shape: Shape, most: int) -> int:
@@ -139,9 +161,7 @@ class _Walk:
             most = max(most, self.frame.shape.longest_name)  # None is no name of the schema
         if text is not None and len(text) > most:
             text = None
-        return Place(
-            self.frame, self.stage, self.shape, text, self.chars, self.quoted, self.nested
-        )
+        return Place(self.frame, self.stage, self.shape, text, self.chars, self.quoted, self.nested)
 
     def take(self, byte: int) -> bool:
         stage = self.stage
@@ -185,10 +205,10 @@ class _Walk:
                 return False
             self.stage, self.text = Stage.KEY, b""
             if array:
-                self.stage, self.shape = Stage.VALUE, frame.shape.item(frame.count)
+                self.stage, self.shape = Stage.VALUE, frame.shape.item(frame.complete)
             return True
         if array:
-            self.shape = frame.shape.item(frame.count)
+            self.shape = frame.shape.item(frame.complete)
             return self._begin(byte)
         self.stage, self.text, self.quoted = Stage.NAME, b"", _INSIDE
         return byte == ord('"')
@@ -222,7 +242,7 @@ class _Walk:
         self.stage = Stage.DONE if frame is None else Stage.AFTER
         self.shape, self.text, self.chars, self.quoted, self.nested = None, b"", 0, 0, 0
         if frame is not None and frame.shape.kind == Kind.ARRAY:
-            self.frame = frame._replace(count=frame.shape.clipped(frame.count + 1))
+            self.frame = frame._replace(complete=frame.shape.clipped(frame.complete + 1))
         return True
 
     def _name(self, byte: int) -> bool:
@@ -239,7 +259,7 @@ class _Walk:
             if added is not None or frame.names[-1:] != (None,):
                 self.frame = frame._replace(names=(*frame.names, added))
             self.stage, self.text, self.quoted = Stage.COLON, b"", 0
-            return self.shape is not None
+            return self.shape is not None and len(frame.names) < MAX_NAMES
         self._add(byte)
         return True
 

@@ -66,6 +66,8 @@ def shape_of(grammar: str) -> Shape | None:
         if not {key for key, value in part.items() if value is not None} <= {"name", "json_schema"}:
             return None
         whitespace = schema["x-guidance"]["whitespace_pattern"]
+        if '"$id"' in json.dumps(schema):
+            return None  # references may lead elsewhere
         root = _Reader(schema).read(schema)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None
@@ -112,7 +114,7 @@ class _Reader:
         others = schema.get("additionalProperties", True)
         shape.others = None if others is False else self.read(others)
         for name in names:
-            inner = properties[name] if name in properties else others
+            inner = properties.get(name, others)
             shape.properties[name.encode()] = self.read(inner)
         shape.longest_name = max(map(len, shape.properties), default=0)
 

@@ -7,15 +7,19 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from pagewire.worker.protocol.constraints.json_places import Place, Stage
+from pagewire.worker.protocol.constraints.json_places import Frame, Place, Stage
 from pagewire.worker.protocol.constraints.json_shapes import Shape
 from pagewire.worker.protocol.constraints.string_tokens import StringTokens
 from pagewire.worker.protocol.constraints.token_bans import Words
 from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
-# Of one grammar; it starts anew behind them. A place takes about 1 KB.
-MAX_PLACES = 20_000
-MAX_BYTES = 32 << 20  # of masks
+# Of one grammar, masks and places; it starts anew behind them.
+MAX_BYTES = 32 << 20
+_REPORTED = 1 << 20  # so much more is reported
+# About what a place and a step from one place to another take.
+_PLACE_BYTES, _STEP_BYTES = 1500, 150
+# Tokens that a matcher may lack; it gets them when no mask is waited for.
+MOST_BEHIND = 8
 # Words of 32 tokens that a mask may have for the others, all 0, to be left out.
 _FEW = 64
 
@@ -55,6 +59,36 @@ class Mask:
         else:
             row[:] = self._words
 
+    @staticmethod
+    def write_all(words: Words, rows: list[tuple[int, "Mask", "Mask | None"]]) -> None:
+        """Writes masks into rows of `words [rows, words]`, which has no gaps.
+
+        With each row and its mask comes the one that it has; None if that is not known.
+        """
+        few: list[tuple[int, Mask]] = []
+        to_clear: list[tuple[int, Mask]] = []
+        for row, mask, before in rows:
+            if mask._words is not None:
+                words[row] = mask._words
+                continue
+            few.append((row, mask))
+            if before is None or before._words is not None:
+                words[row].fill(0)
+            else:
+                to_clear.append((row, before))
+        flat, width = words.reshape(-1), words.shape[1]
+        if to_clear:
+            flat[_places(to_clear, width)] = 0
+        if few:
+            flat[_places(few, width)] = np.concatenate([mask._values for _, mask in few])
+
+
+def _places(rows: list[tuple[int, Mask]], width: int) -> NDArray[np.intp]:
+    """Where masks of few words have these, in an array of rows of `width` words."""
+    starts = np.array([row for row, _ in rows], np.intp) * width
+    at = [mask._at for _, mask in rows]
+    return np.concatenate(at) + np.repeat(starts, [len(each) for each in at])
+
 
 @dataclass(eq=False, slots=True)
 class Entry:
@@ -85,8 +119,9 @@ class MaskCache:
         self._room = room
         self._nodes: dict[Place, Node] = {}
         self._entries: dict[Place, Entry] = {}
-        self._edges = 0
+        self._frames: dict[Frame, Frame] = {}  # as `Frame.near` has them
         self.nbytes = 0
+        self._reported = 0  # bytes that `room` has heard of
         self._root = Place(None, Stage.VALUE, shape)
 
     def root(self) -> Node:
@@ -108,13 +143,15 @@ class MaskCache:
             after: Place | None = place.longer(length)
         else:
             text = self._tokens.texts[token]
-            after = place.after(text) if text else None
+            after = place.with_plain(text, length > 0)
+            if after is None and text:
+                after = place.after(text)
         if after is None:
             return None
         found = self._node(after)
         if place.text is not None:
             node.next[key] = found
-            self._edges += 1
+            self._grow(_STEP_BYTES)
         return found
 
     def store(self, node: Node, words: Words, accepting: bool) -> None:
@@ -127,29 +164,41 @@ class MaskCache:
             return
         mask = Mask(words, accepting)
         entry.mask = mask
-        self.nbytes += mask.nbytes
-        if self.nbytes > MAX_BYTES:
-            self.clear()
-        self._room(self)
+        self._grow(mask.nbytes)
 
     def clear(self) -> None:
         """Forgets all."""
         nodes, entries = list(self._nodes.values()), list(self._entries.values())
-        self._nodes, self._entries, self._edges, self.nbytes = {}, {}, 0, 0
+        self._nodes, self._entries, self._frames = {}, {}, {}
+        self.nbytes = self._reported = 0
         for node in nodes:
             node.next = {}
         for entry in entries:  # sequences may be there
             entry.mask = None
+
+    def _grow(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        if self.nbytes > MAX_BYTES:
+            self.clear()
+        elif self.nbytes > self._reported + _REPORTED:
+            self._reported = self.nbytes
+            self._room(self)
 
     def _node(self, place: Place) -> Node:
         if place.text is None:
             return Node(place, Entry())
         found = self._nodes.get(place)
         if found is None:
-            if len(self._nodes) + self._edges > MAX_PLACES:
-                self.clear()
-            near = place.near(self._tokens.most_commas, self._tokens.longest_text)
-            entry = self._entries.setdefault(near, Entry())
+            self._grow(_PLACE_BYTES)
+            frame = place.frame
+            if frame is not None:
+                if (near := self._frames.get(frame)) is None:
+                    near = self._frames[frame] = frame.near(self._tokens.most_commas)
+                frame = near
+            key = place.near(frame, self._tokens.longest_text)
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries.setdefault(key, Entry())
             found = self._nodes.setdefault(place, Node(place, entry))
         return found
 
@@ -157,7 +206,7 @@ class MaskCache:
 class CachedMatcher:
     """A matcher that takes tokens only when a mask that no other sequence has seen is asked for."""
 
-    __slots__ = ("_behind", "_cache", "_matcher", "node")
+    __slots__ = ("_behind", "_cache", "_computed", "_matcher", "node")
 
     def __init__(self, matcher: TokenMatcher, cache: MaskCache | None) -> None:
         """Takes over a matcher at the beginning; without a cache it is all there is."""
@@ -165,6 +214,7 @@ class CachedMatcher:
         self._cache = cache
         self.node = None if cache is None else cache.root()
         self._behind: list[int] = []  # tokens that the matcher has not
+        self._computed: tuple[Node, Words, bool] | None = None  # for the cache
 
     @property
     def known(self) -> Mask | None:
@@ -228,17 +278,26 @@ class CachedMatcher:
         """Completes a mask that `current` has computed; says whether the output may end."""
         self._matcher.complete(mask)
         accepting = self._matcher.current.is_accepting()
-        if self.node is not None and self._cache is not None:
-            self._cache.store(self.node, mask, accepting)
+        node = self.node
+        if node is not None and node.place.text is not None:
+            self._computed = node, mask.copy(), accepting
         return accepting
+
+    def settle(self) -> None:
+        """Does what need not be done before the mask is used."""
+        if (computed := self._computed) is not None and self._cache is not None:
+            self._computed = None
+            self._cache.store(*computed)
+        if len(self._behind) >= MOST_BEHIND:
+            self._catch_up(mask=False)
 
     def _move(self, token: int) -> None:
         if self.node is not None and self._cache is not None:
             self.node = self._cache.step(self.node, token)
 
-    def _catch_up(self) -> bool:
+    def _catch_up(self, mask: bool = True) -> bool:
         behind = self._behind
         if not behind:
             return True
         self._behind = []
-        return self._matcher.consume_all(behind)
+        return self._matcher.consume_all(behind, mask)

@@ -6,6 +6,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, first_line
+from pagewire.worker.protocol.constraints.mask_cache import CachedMatcher, Mask
 from pagewire.worker.protocol.constraints.reasoning_budget import ReasoningBudget
 from pagewire.worker.protocol.constraints.token_bans import (
     TokenBans,
@@ -13,7 +14,6 @@ from pagewire.worker.protocol.constraints.token_bans import (
     clear_bits,
     set_bits,
 )
-from pagewire.worker.protocol.constraints.mask_cache import CachedMatcher, Mask
 
 # Prompt tokens that are looked at for `begin_after`.
 _PROMPT_TAIL = 64
@@ -114,6 +114,11 @@ class MaskedSequence:
             self._await(token, self._awaited)
         elif self._matcher is not None and not self._matcher.consume(token):
             raise self.refused(token)
+
+    def settle(self) -> None:
+        """Does what need not be done before the mask is used."""
+        if self._matcher is not None:
+            self._matcher.settle()
 
     def forced_tokens(self) -> list[int]:
         """The next tokens if the text that must come is cut as the tokenizer cuts it; or none."""

@@ -149,6 +149,7 @@ class SlotMasks:
                 elif sequence.matcher is not None:
                     self._threads.fill([(sequence.matcher, 0)], mask[None])
                 sequence.narrow(mask, known)
+                sequence.settle()
             if self._drafts:
                 masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
         except GrammarError as error:
@@ -215,31 +216,32 @@ class SlotMasks:
                 self._changed.notify_all()
         # With the lexers first: what waits for each other side by side, so for one thread.
         matchers: list[tuple[int, int, LLMatcher]] = []
-        computed: list[tuple[MaskedSlot, MaskedSequence]] = []
+        changed: list[tuple[MaskedSlot, Mask]] = []
+        narrowed: list[tuple[MaskedSlot, MaskedSequence, Mask | None]] = []
         for masked, sequence in going:
             if (known := sequence.known) is not None:
                 if masked.shown is not known:
-                    known.write(words[masked.slot])
-                    masked.shown = known
+                    changed.append((masked, known))
                 if not sequence.plain:
-                    masked.shown = None
-                    try:
-                        sequence.narrow(words[masked.slot], known)
-                    except GrammarError as error:
-                        over.append((masked, str(error)))
+                    narrowed.append((masked, sequence, known))
                 continue
             masked.shown = None
-            computed.append((masked, sequence))
+            narrowed.append((masked, sequence, None))
             if (matcher := sequence.matcher) is not None:
                 matchers.append((sequence.lexer, masked.slot, matcher))
             else:
                 words[masked.slot] = -1
+        if changed:
+            Mask.write_all(words, [(each.slot, known, each.shown) for each, known in changed])
+            for masked, known in changed:
+                masked.shown = known
         if matchers:
             matchers.sort()  # no two have one slot
             self._threads.fill([(matcher, slot) for _, slot, matcher in matchers], words)
-        for masked, sequence in computed:
+        for masked, sequence, known in narrowed:
+            masked.shown = None
             try:
-                sequence.narrow(words[masked.slot])
+                sequence.narrow(words[masked.slot], known)
             except GrammarError as error:
                 over.append((masked, str(error)))
         with self._changed:
@@ -249,6 +251,8 @@ class SlotMasks:
             for masked, failure in over:
                 self._free(masked, failure)
             self._changed.notify_all()
+        for _, sequence in going:
+            sequence.settle()
 
 
 @dataclass(slots=True, eq=False)

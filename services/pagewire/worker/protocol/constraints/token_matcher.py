@@ -38,6 +38,7 @@ class TokenMatcher:
         self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
         # Above 0: plain characters that may come, or at least so many. `current` is `others` then.
         self._left = 0
+        self._unseen = False  # whether `_left` may be too low
 
     def copy(self) -> "TokenMatcher":
         """One at the beginning; self must be there too."""
@@ -54,7 +55,7 @@ class TokenMatcher:
         string = self._string
         if string is None:
             return self.whole
-        if self._left:
+        if self._left or self._unseen:
             return None
         tokens, before = string.tokens, self._place
         if tokens.lengths[token]:
@@ -76,6 +77,8 @@ class TokenMatcher:
             return whole.consume_token(token)
         string = self._string
         assert string is not None
+        if self._unseen:
+            return self.consume_all([token], mask=True)
         tokens = string.tokens
         length = tokens.lengths[token]
         place = INSIDE if length else tokens.after(token, self._place)
@@ -93,13 +96,16 @@ class TokenMatcher:
         self._left -= length
         return (length > 0 and self._left >= tokens.longest) or self._look(string)
 
-    def consume_all(self, given: list[int]) -> bool:
-        """Takes the next tokens, as `consume` does one by one."""
-        if len(given) == 1:
-            return self.consume(given[0])
+    def consume_all(self, given: list[int], mask: bool) -> bool:
+        """Takes the next tokens, as `consume` does one by one.
+
+        `mask`: whether the mask behind them is asked for.
+        """
         string = self._string
         if string is None:
             return self.whole.consume_tokens(given)
+        if len(given) == 1 and mask and not self._unseen:
+            return self.consume(given[0])
         tokens, place = string.tokens, self._place
         for token in given:
             place = INSIDE if place and tokens.lengths[token] else tokens.after(token, place)
@@ -110,7 +116,8 @@ class TokenMatcher:
         else:
             taken = self._switch(string)
             self._behind += given  # `others` has not seen them
-        return taken and (place != INSIDE or self._look(string))
+        self._unseen = place == INSIDE and not mask
+        return taken and (not mask or place != INSIDE or self._look(string))
 
     def forced_tokens(self) -> list[int]:
         """The tokens of the text that must come next; none within a plain string."""

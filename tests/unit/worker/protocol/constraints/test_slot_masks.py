@@ -1,5 +1,7 @@
 """Masks of a stream: they follow the tokens of its steps, and a slow or bad grammar fails alone."""
 
+import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from llguidance import LLMatcher
 from pagewire.models import eos_token_ids, resolve_model
 from pagewire.worker.protocol.constraints import mask_threads, slot_masks
 from pagewire.worker.protocol.constraints.constraint import Constraint
-from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.grammars import compile_grammar, grammars_of
 from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
@@ -165,3 +167,36 @@ def test_a_sequence_that_left_its_slot_does_not_touch_the_next(masks: SlotMasks)
     old.advance(np.array([four], np.int32))
     names = [GRAMMARS.tokenizer.decode_bytes([token]) for token in allowed(new)[0]]
     assert set(names) <= {b"x", b"xx"}
+
+
+def test_rows_that_share_masks_have_those_of_their_own_matchers(masks: SlotMasks) -> None:
+    """Streams of one schema, of which some have further demands, at different places."""
+    options = {"whitespace_pattern": " ?", "lenient": False, "coerce_one_of": False}
+    properties = {"a": {"type": "string"}, "b": {"enum": ["x", "yy"]}, "c": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    schema["additionalProperties"] = False
+    text = json.dumps({"type": "array", "items": schema, "minItems": 60})
+    grammar = LLMatcher.grammar_from_json_schema(text, overrides=options)
+    tokenizer, draw = GRAMMARS.tokenizer, random.Random(0)
+    for slot in range(8):
+        least = 200 if slot % 4 == 3 else 0
+        masks.start(slot, Constraint(grammar, "", EOS, min_tokens=least), NONE, NONE)
+    whole = [compile_grammar(tokenizer, grammar) for _ in range(8)]
+    now, slots = step(masks, list(range(8)), [0] * 8), list(range(8))
+    for index in range(1, 80):
+        tokens = np.full(2 * len(slots), -9, np.int32)
+        now.wait()
+        for row, slot in enumerate(slots):
+            expected = set(tokens_of(np.frombuffer(whole[slot].compute_bitmask(), np.int32)))
+            found = set(tokens_of(now.words[slot]))
+            if slot % 4 == 3:
+                expected -= set(EOS)
+            assert found == expected, (slot, index)
+            texts = {token: tokenizer.decode_bytes([token]) for token in sorted(found - set(EOS))}
+            short = [token for token, text in texts.items() if len(text) < 2 and text.isascii()]
+            token = draw.choice(short if draw.random() < 0.8 and short else sorted(texts))
+            assert whole[slot].consume_token(token)
+            tokens[2 * row] = token
+        now.advance(tokens)
+        now = step(masks, slots, [index] * len(slots))
+    assert not now.failures
