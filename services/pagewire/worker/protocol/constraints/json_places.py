@@ -1,6 +1,5 @@
 """Where in an output of a schema a text ends, as far as that decides what may come next."""
 
-from enum import IntEnum
 from typing import NamedTuple
 
 from pagewire.worker.protocol.constraints.json_shapes import Kind, Shape
@@ -18,8 +17,8 @@ _TAIL = 10  # or so much more than the bytes that a character still lacks
 _INSIDE, _ESCAPED = 1, 2
 
 
-class Stage(IntEnum):
-    """What a text ends with."""
+class Stage:
+    """What a text ends with. Plain numbers, since an Enum's hash is slow."""
 
     VALUE = 1  # a value must follow
     FIRST = 2  # the beginning of an object or array
@@ -63,7 +62,7 @@ class Place(NamedTuple):
     """Texts that end at the same place may go on in the same ways."""
 
     frame: Frame | None
-    stage: Stage
+    stage: int
     shape: Shape | None  # of the value that comes or has begun
     # Of what has begun: a name, a number, a value, white space. None: too long to remember.
     text: bytes | None = b""

@@ -1,5 +1,6 @@
 """The masks of a grammar by the place in an output, and matchers that look there first."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,12 @@ _REPORTED = 1 << 20  # so much more is reported
 _PLACE_BYTES, _STEP_BYTES = 1500, 150
 # Tokens that a matcher may lack; it gets them when no mask is waited for.
 MOST_BEHIND = 8
+# To find a place anew takes the mask thread as long as its share of a mask that many threads
+# compute. So with many cores outputs must mostly go where others have been.
+FEW_CORES = (os.cpu_count() or 1) <= 4
+_MOST_NEW = 0.3  # of the steps from place to place, or only some sequences look for them
+_COUNTED = 4096  # steps, at least; then older ones count for less
+_PROBES = 8  # one of so many sequences goes on, to see whether that changes
 # Words of 32 tokens that a mask may have for the others, all 0, to be left out.
 _FEW = 64
 
@@ -122,11 +129,30 @@ class MaskCache:
         self._frames: dict[Frame, Frame] = {}  # as `Frame.near` has them
         self.nbytes = 0
         self._reported = 0  # bytes that `room` has heard of
+        self._steps = self._new_steps = self._sequences = 0
+        self._pays = True
         self._root = Place(None, Stage.VALUE, shape)
 
     def root(self) -> Node:
         """The beginning of an output."""
         return self._node(self._root)
+
+    def enter(self) -> int:
+        """A number for a sequence, see `pays`."""
+        self._sequences += 1
+        return self._sequences
+
+    def pays(self, sequence: int) -> bool:
+        """Whether a sequence should look for masks that others have computed."""
+        return self._pays or sequence % _PROBES == 0
+
+    def count(self, steps: int) -> None:
+        """Counts the tokens that a sequence has taken since it was last asked."""
+        self._steps += steps
+        if self._steps >= _COUNTED:
+            self._pays = FEW_CORES or self._new_steps < _MOST_NEW * self._steps
+            self._steps //= 2
+            self._new_steps //= 2
 
     def step(self, node: Node, token: int) -> Node | None:
         """Where an output is behind a token that the grammar allows; None if that is not known."""
@@ -146,6 +172,7 @@ class MaskCache:
             after = place.with_plain(text, length > 0)
             if after is None and text:
                 after = place.after(text)
+        self._new_steps += 1
         if after is None:
             return None
         found = self._node(after)
@@ -206,13 +233,16 @@ class MaskCache:
 class CachedMatcher:
     """A matcher that takes tokens only when a mask that no other sequence has seen is asked for."""
 
-    __slots__ = ("_behind", "_cache", "_computed", "_matcher", "node")
+    __slots__ = ("_behind", "_cache", "_computed", "_matcher", "_number", "node")
 
     def __init__(self, matcher: TokenMatcher, cache: MaskCache | None) -> None:
         """Takes over a matcher at the beginning; without a cache it is all there is."""
         self._matcher = matcher
         self._cache = cache
-        self.node = None if cache is None else cache.root()
+        self._number = 0 if cache is None else cache.enter()
+        self.node: Node | None = None
+        if cache is not None and cache.pays(self._number):
+            self.node = cache.root()
         self._behind: list[int] = []  # tokens that the matcher has not
         self._computed: tuple[Node, Words, bool] | None = None  # for the cache
 
@@ -284,11 +314,17 @@ class CachedMatcher:
         return accepting
 
     def settle(self) -> None:
-        """Does what need not be done before the mask is used."""
-        if (computed := self._computed) is not None and self._cache is not None:
+        """Does what need not be done before the mask is used; once a token."""
+        cache = self._cache
+        if cache is None or self.node is None:
+            return
+        if (computed := self._computed) is not None:
             self._computed = None
-            self._cache.store(*computed)
-        if len(self._behind) >= MOST_BEHIND:
+            cache.store(*computed)
+        cache.count(1)
+        if not (pays := cache.pays(self._number)):
+            self.node = None
+        if not pays or len(self._behind) >= MOST_BEHIND:
             self._catch_up(mask=False)
 
     def _move(self, token: int) -> None:

@@ -147,6 +147,25 @@ def test_masks_stay_right_when_they_are_forgotten(
     assert all(map(matcher.consume, grammars.tokenizer.tokenize_str('[{"a": "')))
 
 
+def test_sequences_stop_looking_where_none_has_been(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but some, and all look again once these find what they look for."""
+    monkeypatch.setattr(mask_cache, "FEW_CORES", False)
+    monkeypatch.setattr(mask_cache, "_COUNTED", 40)
+    text = {**STRING, "pattern": "^[a-z0-9]{0,90}$"}
+    grammar, draw = grammar_of({"type": "array", "items": text, "minItems": 9}), random.Random(1)
+    for _ in range(6):
+        walk(grammars, grammar, draw, 30)
+    cache = grammars.cache(grammar)
+    assert cache is not None
+    assert not cache.pays(1)
+    assert cache.pays(8)
+    assert sum(walk(grammars, grammar, draw, 9)["known"] == 0 for _ in range(3)) >= 2
+    cache.count(10_000)
+    assert cache.pays(1)
+
+
 def test_all_grammars_together_have_a_bound(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
