@@ -22,8 +22,8 @@ class DraftModel:
 
     Invariant: after each step every block has the draft model's KV of the tokens of which it has
     the target's. `propose` writes that of the drafts it goes on from, `follow` that of all other
-    tokens of the step. So whoever holds, shares, copies or caches a block of the target does the
-    same with the draft model's, and the block tables are those of the target.
+    tokens of the step. So a block that is shared, copied, cached or saved is one of both models,
+    and the block tables are those of the target.
 
     Behind the end of a sequence there may be KV of wrong drafts, as in the target's cache. It is
     written again before it is read.
@@ -137,8 +137,8 @@ class DraftModel:
     def _scrub_broken(self, states: Tensor, of: Tensor, block_tables: Tensor) -> None:
         """Makes all blocks finite that rows have read whose `states [rows, hidden]` are not.
 
-        So a NaN of this model costs its sequence drafts and no tokens, and no other sequence that
-        gets the blocks.
+        So a NaN of this model costs its sequence drafts and no tokens. It costs the next sequences
+        of its blocks nothing.
         """
         broken = ~torch.isfinite(states).all(-1)
         if broken.any():
