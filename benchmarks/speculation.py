@@ -3,7 +3,7 @@
 `chat` asks for stories, which repeat little. `quote` quotes a passage of the prompt, by a grammar.
 The ratio is the time without drafts over the time with them, the median over the rounds. Ends with
 status 1 if a token differs. With `--draft-model` the drafts are those of `--speculate draft`;
-`benchmarks/draft_model.py` trains a draft model.
+`benchmarks/replay/train_draft_model.py` trains a draft model.
 
     python benchmarks/speculation.py --output benchmarks/results/speculation-cpu.jsonl
 """
