@@ -1,8 +1,9 @@
-"""The cost and gain of speculation: equal requests with `--speculate none` and `suffix`, in turns.
+"""The cost and gain of speculation: equal requests without and with drafts, in turns.
 
 `chat` asks for stories, which repeat little. `quote` quotes a passage of the prompt, by a grammar.
 The ratio is the time without drafts over the time with them, the median over the rounds. Ends with
-status 1 if a token differs.
+status 1 if a token differs. With `--draft-model` the drafts are those of `--speculate draft`;
+`benchmarks/replay/train_draft_model.py` trains a draft model.
 
     python benchmarks/speculation.py --output benchmarks/results/speculation-cpu.jsonl
 """
@@ -55,12 +56,16 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 48])
+    parser.add_argument("--draft-model")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     figures = []
+    name, drafts = "speculation", {"speculate": "suffix"}
+    if options.draft_model:
+        name, drafts = "draft-model", {"speculate": "draft", "draft_model": options.draft_model}
     with (
         LLM(options.model, num_slots=64, torch_threads=1) as plain,
-        LLM(options.model, num_slots=64, torch_threads=1, speculate="suffix") as speculating,
+        LLM(options.model, num_slots=64, torch_threads=1, **drafts) as speculating,
     ):
         for kind in ("chat", "quote"):
             for clients in options.clients:
@@ -76,7 +81,7 @@ def main() -> None:
                 ratio = statistics.median(ratios)
                 print(f"{kind}, {clients} clients: {ratio:.2f}x ({min(ratios):.2f} to "
                       f"{max(ratios):.2f})", flush=True)  # fmt: skip
-                figures.append(Figure(f"speculation/{kind}/{clients}/ratio", ratio, "ratio"))
+                figures.append(Figure(f"{name}/{kind}/{clients}/ratio", ratio, "ratio"))
     if options.output:
         write_rows(options.output, figures, command_line())
 

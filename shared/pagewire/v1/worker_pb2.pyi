@@ -14,11 +14,13 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_PREDICTION: _ClassVar[Drafter]
     DRAFTER_RECENT: _ClassVar[Drafter]
     DRAFTER_GRAMMAR: _ClassVar[Drafter]
+    DRAFTER_DRAFT_MODEL: _ClassVar[Drafter]
 DRAFTER_UNSPECIFIED: Drafter
 DRAFTER_SUFFIX: Drafter
 DRAFTER_PREDICTION: Drafter
 DRAFTER_RECENT: Drafter
 DRAFTER_GRAMMAR: Drafter
+DRAFTER_DRAFT_MODEL: Drafter
 
 class WorkerInfo(_message.Message):
     __slots__ = ("model", "block_size", "num_blocks", "num_slots", "max_model_len", "vocab_size", "max_num_batched_tokens", "dtype", "device", "weight_bytes", "kv_cache_bytes", "instance_id", "prefix_groups", "host_blocks", "save_block_seconds", "load_block_seconds", "prefill_token_seconds", "prefill_pair_seconds", "piggyback_tokens", "batch_invariant", "constraints", "max_drafts", "pooling", "window")

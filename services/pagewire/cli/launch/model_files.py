@@ -28,9 +28,12 @@ def with_model_files(
         model = fetch_model(values["model"], tokenizer=tokenizer and not given, weights=weights)
         if given and not skipped and not Path(given).expanduser().is_dir():
             given = fetch_model(given, weights=False)
+        draft = values.get("draft_model")
+        if draft is not None:
+            draft = fetch_model(draft, tokenizer=False, weights=weights)
     except DownloadError as error:
         raise CommandError(str(error)) from error
-    fetched = {"model": model, "tokenizer": given}
+    fetched = {"model": model, "tokenizer": given, "draft_model": draft}
     return {**values, **{name: fetched[name] for name in fetched if name in values}}
 
 

@@ -21,6 +21,7 @@ _STEP_SHARE = 0.9
 _WITHOUT_USE = (
     "batch_invariant",
     "device",
+    "draft_model",
     "dtype",
     "forced_texts",
     "host_memory_gb",

@@ -32,6 +32,7 @@ from pagewire.worker.runtime.device_logprobs import (
 from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.draft_checks import sample_with_drafts
+from pagewire.worker.runtime.draft_model import DraftModel
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
 from pagewire.worker.runtime.upload import upload
@@ -59,8 +60,17 @@ class EagerBackend:
         0  # never faster: a CPU is bound by computing, and eager steps by launching kernels
     )
 
-    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
-        """Allocates slots and KV cache on the device of the weights."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        limits: Limits,
+        dtype: torch.dtype,
+        draft_decoder: Decoder | None = None,
+    ) -> None:
+        """Allocates slots and KV cache on the device of the weights.
+
+        `draft_decoder` is that of a draft model, on a CPU.
+        """
         self.limits = limits
         self.device = decoder.weights.embedding.device
         self.synchronous = self.device.type == "cpu"
@@ -69,15 +79,22 @@ class EagerBackend:
         self._cache = empty_cache(
             decoder.config, limits.num_blocks, limits.block_size, dtype, self.device
         )
+        self.draft: DraftModel | None = None
+        if draft_decoder is not None:
+            self.draft = DraftModel(draft_decoder, limits, dtype)
+        # All that belongs to blocks: what happens to a block happens to its KV of both models.
+        self._caches = (self._cache,) if self.draft is None else (self._cache, self.draft.cache)
         self._host = (
-            HostCache(self._cache, limits.host_blocks, decoder.ops) if limits.host_blocks else None
+            HostCache(self._caches, limits.host_blocks, decoder.ops) if limits.host_blocks else None
         )
         self.host_costs: HostCosts | None = None
         self.mask_words = self._mask_words()
         self.weight_bytes = decoder.weights.nbytes
-        self.kv_cache_bytes = self._cache.nbytes
+        self.kv_cache_bytes = sum(cache.nbytes for cache in self._caches)
         parameters = self.weight_bytes // decoder.weights.embedding.itemsize
         self._threads = CpuThreads(torch.get_num_threads(), parameters)
+        if self.draft is not None:
+            self.weight_bytes += self.draft.weight_bytes
 
     def warm_up(self) -> None:
         """Runs one small step with a decode row and one with a chunk; measures costs."""
@@ -96,8 +113,6 @@ class EagerBackend:
 
     def submit(self, plan: DevicePlan) -> EagerHandle:
         """See `Backend`."""
-        if self.synchronous:
-            self._threads.adapt(plan.num_decodes + plan.num_prefilled)
         timer = HostTimer() if self.synchronous else DeviceTimer()
         with torch.inference_mode():
             self._apply(plan)
@@ -122,7 +137,8 @@ class EagerBackend:
     def scrub(self, blocks: Int32Array) -> None:
         """See `Backend`."""
         with torch.inference_mode():
-            self._cache.scrub(*upload(self.device, blocks))
+            for cache in self._caches:
+                cache.scrub(*upload(self.device, blocks))
 
     def is_fatal(self, error: BaseException) -> bool:
         """See `Backend`."""
@@ -134,9 +150,9 @@ class EagerBackend:
 
     def _measure_costs(self) -> None:
         if self._host is not None:
-            self.host_costs = measure_costs(self, self.limits, self._seconds_of)
+            self.host_costs = measure_costs(self, self.limits, self.seconds_of)
 
-    def _seconds_of(self, run: Callable[[], None]) -> float:
+    def seconds_of(self, run: Callable[[], None]) -> float:
         """The seconds that the work of `run` takes on the device."""
         timer = HostTimer() if self.synchronous else DeviceTimer()
         run()
@@ -148,7 +164,8 @@ class EagerBackend:
         self._slots.apply(plan)
         if plan.copies is not None:
             copies = plan.copies
-            self._cache.copy(*upload(self.device, copies.sources, copies.targets))
+            for cache in self._caches:
+                cache.copy(*upload(self.device, copies.sources, copies.targets))
 
     def _to_host(self, results: Tensor) -> Tensor:
         """`results` on the host. From a GPU it does not wait: valid once the step is done."""
@@ -195,9 +212,15 @@ class EagerBackend:
         """
         if not plan.num_decodes + plan.num_prefilled:
             return torch.empty(0, dtype=torch.int32, device=self.device), None, None, None
+        given = plan
+        if self.draft is not None:
+            plan = self.draft.propose(plan, self._slots)
+        if self.synchronous:
+            self._threads.adapt(plan.num_decodes + plan.num_prefilled)
         batch, sample_slots, indices = self._batch(plan)
         hidden, prompt_logprobs = self._hidden(plan, batch)
         if not len(plan.sample_slots):
+            self._follow(given, batch, None)
             return indices, None, prompt_logprobs, None  # [0]
         logits = self._decoder.logits(hidden)
         unmasked = apply_masks(self._decoder.ops, logits, plan)
@@ -206,7 +229,13 @@ class EagerBackend:
             tokens = self._slots.sample(ops, logits, hidden, sample_slots, indices, plan.filtered)
         else:
             tokens, taken = sample_with_drafts(self._slots, ops, logits, hidden, plan)
+        self._follow(given, batch, taken)
         return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs, taken
+
+    def _follow(self, plan: DevicePlan, batch: Batch, taken: NDArray[np.bool_] | None) -> None:
+        """Lets a draft model write the KV of the step's tokens; see `DraftModel.follow`."""
+        if self.draft is not None:
+            self.draft.follow(plan, batch, taken, self._slots.block_tables)
 
     def _hidden(
         self, plan: DevicePlan, batch: Batch

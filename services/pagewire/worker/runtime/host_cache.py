@@ -2,6 +2,7 @@
 
 import mmap
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,17 +18,18 @@ from pagewire.worker.runtime.upload import upload
 class HostCache:
     """Host blocks, each with the keys and values of all layers in contiguous memory.
 
-    The scales of an FP8 cache lie in memory of their own, in the same way. For a GPU the memory is
-    pinned: kernels read and write it directly.
+    The scales of an FP8 cache and the KV of a draft model lie in memory of their own, in the same
+    way. For a GPU the memory is pinned: kernels read and write it directly.
     """
 
-    def __init__(self, cache: KVCache, num_blocks: int, ops: Ops) -> None:
-        """Allocates the memory; SetupError if that fails."""
-        self._device = cache.storage.device
+    def __init__(self, caches: Sequence[KVCache], num_blocks: int, ops: Ops) -> None:
+        """Allocates the memory; SetupError if that fails. A block has its part of each cache."""
+        self._device = caches[0].storage.device
         self._copy_blocks = ops.copy_blocks
         # Pairs of [2 * layers, blocks, values] on the device and the same of the host's blocks.
         self._pairs = [
             (blocks, self._allocated(blocks, num_blocks))
+            for cache in caches
             for blocks in (storage.flatten(2) for storage in cache.storages)
         ]
 

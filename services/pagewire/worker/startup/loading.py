@@ -43,6 +43,7 @@ from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.pooling import PoolingBackend
 from pagewire.worker.startup.arranged_weights import arranged_weights
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
+from pagewire.worker.startup.draft_model import draft_cost, load_draft_model, read_draft_model
 from pagewire.worker.startup.kernel_record import KernelRecord
 from pagewire.worker.startup.one_answer import check_one_answer
 from pagewire.worker.startup.phases import StartupPhases
@@ -106,6 +107,7 @@ def _load(
     tables = rope_tables(model, trial.max_model_len, device)
     phases.end("device")
     check_speculation(config, device, kernels, pooling is not None)
+    draft_model = read_draft_model(config, model, trial.max_model_len)
     graphs = device.type != "cpu" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
@@ -152,6 +154,7 @@ def _load(
         weights = load_weights(folder, model, dtype, device, pooled_head.tensors())
     weights, head = pooled_head.take(arranged_weights(weights, ops))
     decoder = Decoder(model, weights, ops, tables)
+    draft = load_draft_model(config, draft_model, ops, trial.max_model_len, dtype)
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
@@ -171,7 +174,7 @@ def _load(
             phases.end("choosing tiles of experts")
     elif pool is not None:
         pool.close()
-    limits = _limits(config, decoder, trial, dtype)
+    limits = _limits(config, decoder, draft, trial, dtype)
     phases.end("measuring memory")
     if graphs:
         report_compilations(compiled, load_kernels(decoder, limits, dtype))
@@ -180,8 +183,10 @@ def _load(
     backend: EagerBackend
     if pooling is not None:
         backend = PoolingBackend(decoder, limits, dtype, pooling, head)
+    elif graphs:
+        backend = GraphBackend(decoder, limits, dtype)
     else:
-        backend = (GraphBackend if graphs else EagerBackend)(decoder, limits, dtype)
+        backend = EagerBackend(decoder, limits, dtype, draft)
     phases.end("KV cache")
     return LoadedWorker(
         backend,
@@ -273,9 +278,26 @@ def check_speculation(
     config: WorkerConfig, device: torch.device, kernels: str, pools: bool
 ) -> None:
     """Raises SetupError if --speculate is on and this worker cannot do it."""
+    drafts = config.speculate == "draft"
+    if config.draft_model is not None and not drafts:
+        raise SetupError(
+            f"--draft-model {config.draft_model} needs --speculate draft; add it or leave "
+            "--draft-model out"
+        )
     if config.speculate == "none":
         return
     name = f"--speculate {config.speculate}"
+    if drafts and config.draft_model is None:
+        raise SetupError(f"{name} needs the model that guesses: add --draft-model")
+    if drafts and device.type != "cpu":
+        raise SetupError(
+            f"{name} on {device}: draft models run on CPUs; use --speculate suffix on a GPU"
+        )
+    if drafts and config.forced_texts is not None:
+        raise SetupError(
+            f"{name}: --forced-texts needs random weights, with which a draft model guesses "
+            "nothing; use --speculate suffix"
+        )
     if pools:
         raise SetupError(f"{name}: this model pools and generates nothing; leave it out")
     if device.type != "cpu" and kernels != "triton":
@@ -342,10 +364,26 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
     )
 
 
-def _limits(config: WorkerConfig, decoder: Decoder, trial: Limits, dtype: torch.dtype) -> Limits:
-    """The final limits, with as many blocks as `--num-blocks` says or the memory holds."""
+def _limits(
+    config: WorkerConfig,
+    decoder: Decoder,
+    draft: Decoder | None,
+    trial: Limits,
+    dtype: torch.dtype,
+) -> Limits:
+    """The final limits, with as many blocks as `--num-blocks` says or the memory holds.
+
+    A block has the KV of both models if there is a draft model.
+    """
     device = decoder.weights.embedding.device
     size = block_bytes(decoder.config, config.block_size, dtype)
+    if draft is not None:
+        size += block_bytes(draft.config, config.block_size, dtype)
+        cost = draft_cost(decoder, draft, trial, dtype)
+        log.info(
+            "a step of the draft model takes %.0f %% of the time of one of the model", 100 * cost
+        )
+        trial = replace(trial, draft_cost=cost)
     if config.num_blocks is not None:
         num_blocks = config.num_blocks
     elif device.type == "cpu":

@@ -11,6 +11,7 @@ from pagewire.worker.errors import SetupError
     ("setting", "flag"),
     [
         ({"batch_invariant": True}, "--batch-invariant has no use"),
+        ({"draft_model": "small"}, "--draft-model small has no use"),
         ({"dtype": "float16"}, "--dtype float16 has no use"),
         ({"forced_texts": "x.jsonl"}, "--forced-texts x.jsonl has no use"),
         ({"host_memory_gb": 1.0}, "--host-memory-gb 1.0 has no use"),

@@ -3,7 +3,8 @@
 import numpy as np
 
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
-from pagewire.worker.protocol.steps.device_plan import FROM_DEVICE, NO_DRAFT, DevicePlan
+from pagewire.worker.protocol.speculation.sequence_drafts import FROM_DEVICE
+from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
 from pagewire.worker.protocol.steps.step import Start, Step, StepSampling

@@ -1,8 +1,10 @@
 """The drafts of one sequence: by the first drafter that has some.
 
 The client's prediction comes first, then the sequence's own tokens, then recent outputs of its
-salt. Tokens that the grammar forces come before them, unless one of these goes on behind the same
-tokens. A row has the drafts of one drafter, which learns from them how many to make.
+salt, then a draft model, whose drafts alone take time. It comes before the sequence's own tokens
+where it is right so much more often that this pays for the time. Tokens that the grammar forces
+come before all, unless one of these goes on behind the same tokens. A row has the drafts of one
+drafter, which learns from them how many to make.
 """
 
 from collections.abc import Sequence
@@ -23,6 +25,8 @@ PUBLISHED = 64
 LIKELY_RIGHT = 0.9
 
 NO_DRAFTS = np.empty(0, np.int32)
+# In place of a token that the device will guess.
+FROM_DEVICE = -2
 NO_DRAFTER = int(pb.DRAFTER_UNSPECIFIED)
 
 
@@ -31,6 +35,8 @@ class SequenceDrafts:
 
     __slots__ = (
         "_grammar_length",
+        "_model_cost",
+        "_model_length",
         "_prediction",
         "_prediction_length",
         "_published",
@@ -48,9 +54,10 @@ class SequenceDrafts:
         prediction: Int32Array,
         recent: RecentOutputs,
         most: int,
+        model_cost: float | None = None,
     ) -> None:
         """`known [n]` are prompt and output so far, `recent` the outputs of the salt, and `most`
-        the most drafts of a row."""
+        the most drafts of a row. `model_cost` as in `Limits.draft_cost`."""
         self.drafter = NO_DRAFTER
         self._suffix = SuffixDrafter(known)
         self._suffix_length = DraftLength(most)
@@ -61,6 +68,8 @@ class SequenceDrafts:
         self._grammar_length = DraftLength(most, LIKELY_RIGHT)
         self._recent = recent
         self._recent_length = DraftLength(most)
+        self._model_cost = model_cost
+        self._model_length = DraftLength(most, cost=model_cost or 0.0)
         # Known tokens before this place are published, or are none of the output.
         self._published = num_prompt
 
@@ -84,15 +93,29 @@ class SequenceDrafts:
             if length:
                 tokens = self._prediction.draft(min(length, most))
                 return self._made(pb.DRAFTER_PREDICTION, tokens)
-        if length := self._suffix_length.next(rows):
+        if self._is_worth_trying(self._suffix_length) and (
+            length := self._suffix_length.next(rows)
+        ):
             tokens = self._suffix.draft(min(length, most))
             if len(tokens):
                 return self._made(pb.DRAFTER_SUFFIX, tokens)
-        if length := self._recent_length.next(rows):
+        if self._is_worth_trying(self._recent_length) and (
+            length := self._recent_length.next(rows)
+        ):
             last = self._suffix.tokens[-MATCH:]
             if len(last) == MATCH:
-                return self._made(pb.DRAFTER_RECENT, self._recent.draft(last, min(length, most)))
+                tokens = self._recent.draft(last, min(length, most))
+                if len(tokens):
+                    return self._made(pb.DRAFTER_RECENT, tokens)
+        if self._model_cost is not None and (length := self._model_length.next(rows)):
+            tokens = np.full(max(0, min(length, most)), FROM_DEVICE, np.int32)
+            return self._made(pb.DRAFTER_DRAFT_MODEL, tokens)
         return NO_DRAFTS
+
+    def _is_worth_trying(self, length: DraftLength) -> bool:
+        """Whether a drafter that takes no time comes before the draft model."""
+        cost = self._model_cost
+        return cost is None or length.rate + cost >= self._model_length.rate
 
     def extend(self, tokens: Int32Array, drafted: int) -> None:
         """Adds tokens `[n]` of the output, of a step that had `drafted` drafts of the sequence."""
@@ -121,4 +144,6 @@ class SequenceDrafts:
             return self._grammar_length
         if drafter == pb.DRAFTER_PREDICTION:
             return self._prediction_length
+        if drafter == pb.DRAFTER_DRAFT_MODEL:
+            return self._model_length
         return self._recent_length if drafter == pb.DRAFTER_RECENT else self._suffix_length

@@ -17,9 +17,8 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prompt_rows import PromptRows
 from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
-# See `DevicePlan.drafts`.
+# See `DevicePlan.drafts`; FROM_DEVICE is the other one.
 NO_DRAFT = -1
-FROM_DEVICE = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +114,9 @@ class DevicePlan:
     # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others. The drafts
     # of a slot follow its row: positions and indices ascend. A draft belongs to the output if all
     # drafts before it do, and the row before it draws the same token. None: no row is a draft.
-    # Those that the device makes are FROM_DEVICE. Positions and indices are then what they would be
-    # if no draft of the steps in flight were right: the device knows the true ones.
+    # Those that the device makes are FROM_DEVICE. Where steps run ahead of results, positions and
+    # indices are then what they would be if no draft of the steps in flight were right: the device
+    # knows the true ones.
     drafts: Int32Array | None = None
     # [sequences that sample], of a plan with drafts: the Drafter (worker.proto) of each one's.
     # None: all are of the sequences' own tokens.

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array, pack
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.speculation.sequence_drafts import NO_DRAFTER
-from pagewire.worker.protocol.steps.device_plan import FROM_DEVICE, NO_DRAFT, DevicePlan
+from pagewire.worker.protocol.speculation.sequence_drafts import FROM_DEVICE, NO_DRAFTER
+from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
 
 def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int]) -> DevicePlan:
     """The plan with the drafts of each decode row `[decodes]`; some row has at least one.
 
-    `drafters [decodes]` made them: a Drafter in worker.proto for each row that has some.
+    `drafters [decodes]` made them: a Drafter in worker.proto for each row that has some. Those of a
+    draft model are FROM_DEVICE, and follow when the step is computed.
     """
     counts = np.array([1 + len(each) for each in drafts], np.int32)
     return _with_rows(plan, counts, drafts, np.array(drafters, np.int32))

@@ -37,6 +37,7 @@ class Drafts:
             start.prediction,
             self._recent.of(start.cache_salt),
             self._limits.max_drafts,
+            self._limits.draft_cost,
         )
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:

@@ -28,6 +28,8 @@ class Limits:
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
     window: int = 0  # see WorkerInfo in worker.proto
     max_drafts: int = 0  # of a decode row; 0: no speculation
+    # The time of a draft model's step, as a part of the time of one without drafts. None: no model.
+    draft_cost: float | None = None
     # Of a benchmark: the only prompts that are taken, and their outputs; see forced_texts.py.
     forced: ForcedTexts | None = None
     # Whether the device makes the drafts and knows the positions, while steps run ahead of results.

@@ -127,7 +127,7 @@ class GraphBackend(EagerBackend):
         self._measure_costs()
         if self._slots.history is not None:
             self.row_costs = self._measure_rows()
-        self.piggyback_tokens = measure_piggyback(self, self.limits, self._seconds_of)
+        self.piggyback_tokens = measure_piggyback(self, self.limits, self.seconds_of)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # memory of these steps outside the graphs' pool
 
@@ -282,7 +282,7 @@ class GraphBackend(EagerBackend):
         }
         with torch.inference_mode():
             self._inputs.zero_()
-            return measure_row_costs(steps, self._cache.keys[0], token_bytes, self._seconds_of)
+            return measure_row_costs(steps, self._cache.keys[0], token_bytes, self.seconds_of)
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The inputs `[NUM_INPUTS, rows]` of a plan, padded with rows of the padding slot."""

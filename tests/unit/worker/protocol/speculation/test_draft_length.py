@@ -44,3 +44,14 @@ def test_among_many_rows_a_draft_must_be_more_likely() -> None:
         return length.next(rows)
 
     assert half_right(1) > half_right(4) > half_right(64) == 0
+
+
+def test_drafts_that_take_time_to_make_have_to_be_right_more_often() -> None:
+    free, costly = DraftLength(7), DraftLength(7, cost=0.3)
+    for length in (free, costly):
+        for _ in range(30):
+            length.next(1)
+            length.observe(4, 3)  # three of four
+    assert free.rate == costly.rate == pytest.approx(0.75, abs=1e-3)
+    assert 0 < costly.next(1) < free.next(1)
+    assert DraftLength(7, cost=1.0).next(1) == 0

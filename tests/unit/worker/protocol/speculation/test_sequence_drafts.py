@@ -4,7 +4,11 @@ import numpy as np
 
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.recent_outputs import MATCH, RecentOutputs
-from pagewire.worker.protocol.speculation.sequence_drafts import PUBLISHED, SequenceDrafts
+from pagewire.worker.protocol.speculation.sequence_drafts import (
+    FROM_DEVICE,
+    PUBLISHED,
+    SequenceDrafts,
+)
 
 MOST = 7
 
@@ -17,9 +21,10 @@ def drafts(
     prompt: list[int] | range = (),
     prediction: list[int] | range = (),
     recent: RecentOutputs | None = None,
+    model_cost: float | None = None,
 ) -> SequenceDrafts:
-    known = array([*prompt])
-    return SequenceDrafts(known, len(known), array([*prediction]), recent or RecentOutputs(), MOST)
+    known, recent = array([*prompt]), recent or RecentOutputs()
+    return SequenceDrafts(known, len(known), array([*prediction]), recent, MOST, model_cost)
 
 
 def test_a_prediction_comes_before_what_the_sequence_had() -> None:
@@ -83,3 +88,39 @@ def test_output_is_published_in_pieces_and_the_prompt_is_not() -> None:
     made.publish()
     assert recent._end == before
     assert MATCH == 4
+
+
+def test_a_draft_model_drafts_where_no_other_drafter_does() -> None:
+    made = drafts([1, 2, 3, 4, 5, 6, 1, 2, 3], model_cost=0.1)
+    assert made.draft(1, 3).tolist() == [4, 5, 6]
+    assert made.drafter == pb.DRAFTER_SUFFIX
+    made.extend(array([90]), 3)
+    assert made.draft(1, 1).tolist() == [FROM_DEVICE]
+    assert made.drafter == pb.DRAFTER_DRAFT_MODEL
+    assert made.draft(1, 0).tolist() == []
+    # Its guesses are no tokens yet, so a text that a grammar forces wins.
+    assert made.draft(1, MOST, [9, 8]).tolist() == [9, 8]
+    assert made.drafter == pb.DRAFTER_GRAMMAR
+
+
+def test_a_draft_model_comes_before_drafters_that_are_wrong_more_often() -> None:
+    made = drafts([1, 2, 3, 4] * 3 + [1, 2, 3], model_cost=0.1)
+    drafters = []
+    for number in range(60):  # it repeats itself every eight tokens, and not in between
+        tokens = made.draft(1, MOST)
+        drafters.append(made.drafter if len(tokens) else 0)
+        right = len(tokens) > 0 and made.drafter == pb.DRAFTER_DRAFT_MODEL
+        given = [1, 2, 3, 90 + number]
+        made.extend(array(given[: 1 + len(tokens)] if right else [given[number % 4]]), len(tokens))
+    assert pb.DRAFTER_SUFFIX in drafters[:10]
+    assert set(drafters[-20:]) == {pb.DRAFTER_DRAFT_MODEL}
+
+
+def test_a_draft_model_that_costs_a_whole_step_is_only_tried() -> None:
+    made = drafts(range(1, 9), model_cost=1.0)
+    tried = 0
+    for token in range(100, 180):
+        tokens = made.draft(1, MOST)
+        tried += len(tokens)
+        made.extend(array([token]), len(tokens))
+    assert 1 <= tried <= 3

@@ -1,0 +1,152 @@
+"""A draft model: a second, smaller decoder that guesses the next tokens of sequences."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagewire.packing import Int32Array
+from pagewire.worker.model.decoder import Batch, Decoder
+from pagewire.worker.model.kv_cache import empty_cache
+from pagewire.worker.protocol.speculation.sequence_drafts import FROM_DEVICE
+from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
+from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.runtime.cpu_threads import CpuThreads
+from pagewire.worker.runtime.device_slots import DeviceSlots
+
+
+class DraftModel:
+    """The decoder of the draft model and its KV, on the CPU.
+
+    Invariant: after each step every block has the draft model's KV of the tokens of which it has
+    the target's. `propose` writes that of the drafts it goes on from, `follow` that of all other
+    tokens of the step. So a block that is shared, copied, cached or saved is one of both models,
+    and the block tables are those of the target.
+
+    Behind the end of a sequence there may be KV of wrong drafts, as in the target's cache. It is
+    written again before it is read.
+    """
+
+    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+        """Allocates a KV cache of as many blocks as the target's has."""
+        device = decoder.weights.embedding.device
+        self._decoder = decoder
+        self.cache = empty_cache(
+            decoder.config, limits.num_blocks, limits.block_size, dtype, device
+        )
+        self.weight_bytes = decoder.weights.nbytes
+        parameters = self.weight_bytes // decoder.weights.embedding.itemsize
+        self._threads = CpuThreads(torch.get_num_threads(), parameters)
+
+    def propose(self, plan: DevicePlan, slots: DeviceSlots) -> DevicePlan:
+        """The plan with a token in place of each draft that is FROM_DEVICE.
+
+        A guess is drawn as its token will be, with the same parameters and the same noise. So with
+        a temperature, too, it is right where both models have nearly the same logits.
+        """
+        following = _followed_by_guess(plan)
+        if not following.any():
+            return plan
+        assert plan.drafts is not None
+        drafts = plan.drafts.copy()
+        inputs = np.flatnonzero(following)
+        places = np.arange(len(drafts)) - np.maximum.accumulate(
+            np.where(drafts == NO_DRAFT, np.arange(len(drafts)), 0)
+        )
+        for place in range(int(places[inputs].max()) + 1):
+            rows = inputs[places[inputs] == place]
+            of = torch.from_numpy(plan.decode_slots[rows])
+            given = torch.from_numpy(drafts[rows]) if place else slots.last_tokens[of]
+            indices = plan.sample_indices[rows]
+            drafts[rows + 1] = self._next(
+                given, of, plan.decode_positions[rows], indices, plan.filtered, slots
+            )
+        return replace(plan, drafts=drafts)
+
+    def follow(
+        self,
+        plan: DevicePlan,
+        batch: Batch,
+        taken: NDArray[np.bool_] | None,
+        block_tables: Tensor,
+    ) -> None:
+        """Writes the KV of the step's tokens that `propose` has not written.
+
+        Args:
+            plan: the plan, as it was before `propose`.
+            batch: the target's batch.
+            taken: which rows belong to an output, see `Outcome`; None: all.
+            block_tables: of the slots.
+        """
+        decodes = plan.num_decodes
+        missing = ~_followed_by_guess(plan)
+        if taken is not None:
+            missing &= taken[:decodes]
+        rows = torch.from_numpy(np.flatnonzero(missing))
+        tokens = torch.cat((rows, torch.arange(decodes, len(batch.token_ids))))
+        if not len(tokens):
+            return
+        prefill = batch.prefill
+        if prefill is not None:
+            prefill = replace(prefill, starts=prefill.starts - (decodes - len(rows)))
+        followed = Batch(
+            token_ids=batch.token_ids[tokens],
+            positions=batch.positions[tokens],
+            slots=batch.slots[tokens],
+            num_decodes=len(rows),
+            decode_lengths=batch.positions[rows] + 1,
+            prefill=prefill,
+        )
+        self._threads.adapt(len(tokens))
+        residual = self._decoder.weights.embedding[followed.token_ids]
+        self._decoder.body(residual, followed, self.cache, block_tables)
+        self._scrub_broken(residual, followed.slots, block_tables)
+
+    def _next(
+        self,
+        tokens: Tensor,
+        of: Tensor,
+        positions: Int32Array,
+        indices: Int32Array,
+        filtered: bool,
+        slots: DeviceSlots,
+    ) -> Int32Array:
+        """The next tokens `[n]` behind `tokens [n]` of the slots `of [n]`, at `positions [n]`.
+
+        `indices [n]` are those of the next tokens in their outputs.
+        """
+        at = torch.from_numpy(positions)
+        batch = Batch(
+            token_ids=tokens,
+            positions=at,
+            slots=of,
+            num_decodes=len(of),
+            decode_lengths=at + 1,
+            prefill=None,
+        )
+        self._threads.adapt(len(of))
+        ops = self._decoder.ops
+        hidden = self._decoder.hidden(batch, self.cache, slots.block_tables)
+        state = ops.gather_sampling(slots.sampling, of, torch.from_numpy(indices))
+        drawn = ops.sample(self._decoder.logits(hidden), state, filtered)
+        self._scrub_broken(hidden, of, slots.block_tables)
+        return drawn.numpy()
+
+    def _scrub_broken(self, states: Tensor, of: Tensor, block_tables: Tensor) -> None:
+        """Makes all blocks finite that rows have read whose `states [rows, hidden]` are not.
+
+        So a NaN of this model costs its sequence drafts and no tokens. It costs the next sequences
+        of its blocks nothing.
+        """
+        broken = ~torch.isfinite(states).all(-1)
+        if broken.any():
+            self.cache.scrub(block_tables[of[broken]].unique())
+
+
+def _followed_by_guess(plan: DevicePlan) -> NDArray[np.bool_]:
+    """`[decodes]`, the rows of a plan whose next row is a draft that this model makes."""
+    if plan.drafts is None:
+        return np.zeros(plan.num_decodes, np.bool_)
+    return np.append(plan.drafts[1:] == FROM_DEVICE, False)
