@@ -1,6 +1,6 @@
 """Trains a draft model of the embedded model: its first layers, on texts of the same world.
 
-    python -m benchmarks.replay.train_draft_model --layers 1 --seconds 300 --out /tmp/draft-model
+python -m benchmarks.replay.train_draft_model --layers 1 --seconds 300 --out /tmp/draft-model
 """
 
 import argparse
