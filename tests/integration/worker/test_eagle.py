@@ -234,6 +234,23 @@ def test_a_block_counts_the_bytes_of_the_heads_kv(tmp_path: Path) -> None:
     assert 0 < size - added < 3 * 4 * 256 + 500 * 8 + 4096 + 1
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "fp8"}],
+    ids=str,
+)
+async def test_other_types_of_the_model(tmp_path: Path, settings: dict[str, str]) -> None:
+    """The head is in the model's type and never quantized, nor is its KV."""
+    save_bigrams(tmp_path / "model")
+    save_bigram_head(tmp_path / "head", tmp_path / "model")
+    async with eagle(tmp_path / "model", tmp_path / "head", **settings) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        ran = Sequence([9, 45], 40, sampling=GREEDY)
+        await driver.run([ran])
+    assert ran.output == _successors(ran)
+    assert driver.accepted[MODEL] > 25
+
+
 def test_random_weights_need_a_config_only(tmp_path: Path) -> None:
     folder = resolve_model("embedded")
     save_head(tmp_path, folder, 500)
@@ -252,6 +269,8 @@ def test_random_weights_need_a_config_only(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, (2, 4, 5)),
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, (2, 4, 5)),
         ({"norm_before_residual": False, "fc_bias": None, "eagle_config": None}, (2, 4, 5)),
+        ({"eagle_config": {"next_layer_regular": True, "use_mtp_layernorm": False}}, (2, 4, 5)),
+        ({"eagle_aux_hidden_state_layer_ids": []}, (2, 4, 5)),
     ],
 )
 def test_what_a_head_reads(tmp_path: Path, fields: dict[str, Any], inputs: tuple[int, ...]) -> None:
@@ -279,8 +298,13 @@ def test_what_a_head_reads(tmp_path: Path, fields: dict[str, Any], inputs: tuple
         ({"something_new": 3}, "something_new is 3; this field of an EAGLE-3 head is not supp"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is .* None"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be 'silu'"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state off"),
-        ({"eagle_config": {"parallel_draft_step": 2}}, "eagle_config has parallel_draft_step 2"),
+        ({"is_causal": False}, "is_causal is False; an EAGLE-3 head must have True"),
+        (
+            {"eagle_config": {"use_aux_hidden_state": False}},
+            "eagle_config.use_aux_hidden_state is False; an EAGLE-3 head must have True",
+        ),
+        ({"eagle_config": {"parallel_draft_step": 2}}, "parallel_draft_step is 2; .* have 1"),
+        ({"eagle_config": {"another": 2}}, "eagle_config.another is 2; this field"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 5, 8]}, "layers \\[2, 5, 8\\].* has 8"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 5]}, "a head reads 3 of them"),
     ],

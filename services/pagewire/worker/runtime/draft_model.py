@@ -50,7 +50,7 @@ class Drafter(ABC):
         A guess is drawn as its token will be, with the same parameters and the same noise. So with
         a temperature, too, it is right where both models have nearly the same logits.
         """
-        following = followed_by_guess(plan)
+        following = _followed_by_guess(plan)
         if not following.any():
             return plan
         assert plan.drafts is not None
@@ -151,7 +151,7 @@ class DraftModel(Drafter):
     ) -> None:
         """See `Drafter`."""
         decodes = plan.num_decodes
-        missing = ~followed_by_guess(plan)
+        missing = ~_followed_by_guess(plan)
         if taken is not None:
             missing &= taken[:decodes]
         rows = torch.from_numpy(np.flatnonzero(missing))
@@ -188,7 +188,7 @@ class DraftModel(Drafter):
         return self._decoder.hidden(batch, self.cache, block_tables)
 
 
-def followed_by_guess(plan: DevicePlan) -> NDArray[np.bool_]:
+def _followed_by_guess(plan: DevicePlan) -> NDArray[np.bool_]:
     """`[decodes]`, the rows of a plan whose next row is a draft that this model makes."""
     if plan.drafts is None:
         return np.zeros(plan.num_decodes, np.bool_)

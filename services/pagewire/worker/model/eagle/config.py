@@ -25,6 +25,14 @@ _VALUES = {
     "logit_scale": 1.0,
     "is_causal": True,
 }
+# Of `eagle_config`, as Model Optimizer writes it.
+_EAGLE_VALUES = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
 _READ = {
     *("architectures", "vocab_size", "draft_vocab_size", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
@@ -73,7 +81,8 @@ def parse_eagle_config(raw: Mapping[str, Any], target: ModelConfig) -> EagleConf
             f"these are: {', '.join(ARCHITECTURES)}"
         )
     for key, value in raw.items():
-        _check_field(key, value)
+        if key not in _READ and key not in _IGNORED:
+            _check_field(key, value, _VALUES)
     _check_equal(raw, "vocab_size", target.vocab_size)
     _check_equal(raw, "hidden_size", target.hidden_size)
     if raw.get("target_hidden_size") is not None:
@@ -95,16 +104,17 @@ def parse_eagle_config(raw: Mapping[str, Any], target: ModelConfig) -> EagleConf
     return EagleConfig(model, _inputs(raw, target.num_layers))
 
 
-def _check_field(key: str, value: Any) -> None:
-    if value in (None, False) or key in _READ or key in _IGNORED:
+def _check_field(key: str, value: Any, wanted: Mapping[str, Any], of: str = "") -> None:
+    """SetupError if a field may change what a head computes; `of` is what holds the field."""
+    if value is None or (key in wanted and value == wanted[key]):
         return
-    if key not in _VALUES:
+    if key in wanted:
         raise SetupError(
-            f"config.json: {key} is {value!r}; this field of an EAGLE-3 head is not supported"
+            f"config.json: {of}{key} is {value!r}; an EAGLE-3 head must have {wanted[key]!r}"
         )
-    if value != _VALUES[key]:
+    if value is not False:
         raise SetupError(
-            f"config.json: {key} is {value!r}; an EAGLE-3 head must have {_VALUES[key]!r}"
+            f"config.json: {of}{key} is {value!r}; this field of an EAGLE-3 head is not supported"
         )
 
 
@@ -124,24 +134,9 @@ def _inputs(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """
     eagle = raw.get("eagle_config") or {}
     for key, value in eagle.items():
-        if (
-            key != IDS
-            and value not in (None, False)
-            and (key, value)
-            != (
-                "use_aux_hidden_state",
-                True,
-            )
-        ):
-            raise SetupError(
-                f"config.json: eagle_config has {key} {value!r}, which is not supported"
-            )
-    if eagle.get("use_aux_hidden_state", True) is not True:
-        raise SetupError(
-            "config.json: eagle_config turns use_aux_hidden_state off; an EAGLE-3 head reads three "
-            "layers of its model"
-        )
-    given = raw.get(IDS) or eagle.get(IDS)
+        if key != IDS:
+            _check_field(key, value, _EAGLE_VALUES, "eagle_config.")
+    given = raw.get(IDS) or eagle.get(IDS) or None
     ids = [2, layers // 2, layers - 3] if given is None else list(given)
     if given is not None and ids[0] == 1:
         ids = [each + 1 for each in ids]
