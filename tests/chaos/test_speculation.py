@@ -125,6 +125,8 @@ async def test_answers_equal_those_without_drafts(
     if speculating != SUFFIX:
         # It comes before the suffixes where it is right more often.
         least = {"draft_model": 5, "prediction": 50, "grammar": 5}
+        if "--speculate=eagle" in speculating:  # random weights are right by chance
+            least["draft_model"] = 0
     for drafter, most in least.items():
         right = re.escape(f'_drafts_total{{drafter="{drafter}",outcome="accepted"}}')
         workers = two_workers.names("worker")
