@@ -110,6 +110,7 @@ def mixed_plan(rows: int, position: int, count: int, before: int) -> DevicePlan:
         positions=before + np.arange(count, dtype=np.int32),
         lengths=np.array([before + count], np.int32),
         samples=np.array([False]),
+        following=np.zeros(1, np.int32),
     )
     fields = decode_fields(slots, position) | {"chunks": chunk}
     return DevicePlan(starts=None, writes=None, **fields)

@@ -66,18 +66,20 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "batch, chunks, cached or shared prefixes. It needs the triton operations on a GPU and a "
         "Llama, Mistral, Qwen2 or Qwen3 model, and costs speed.",
     )
-    speculate: Literal["none", "suffix", "draft"] = setting(
+    speculate: Literal["none", "suffix", "draft", "eagle"] = setting(
         "none",
         "Guess the next tokens of a sequence and compute them in the same step. `suffix` guesses "
         "what followed the last time that the sequence ended like this; on a CPU it also takes "
         "guesses of clients, of recent outputs of the same salt and of grammars. `draft` also asks "
-        "the smaller model of --draft-model, on a CPU. Tokens stay the same; on a GPU they do with "
-        "--batch-invariant, as they depend on the batch without it.",
+        "the smaller model of --draft-model, `eagle` the EAGLE-3 head there, on a CPU. Tokens stay "
+        "the same; on a GPU they do with --batch-invariant, as they depend on the batch without "
+        "it.",
     )
     draft_model: str | None = setting(
         None,
         "With --speculate draft: folder or hub id of the model that guesses, which has the "
-        "vocabulary of the model. Its KV is beside the model's, so fewer blocks fit.",
+        "vocabulary of the model. With --speculate eagle: that of an EAGLE-3 head for the model. "
+        "Its KV is beside the model's, so fewer blocks fit.",
     )
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "`dummy` makes random weights and needs no more than a config.json."

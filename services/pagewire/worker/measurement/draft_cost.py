@@ -1,5 +1,6 @@
-"""Measures what a step of a draft model costs, by which its drafts are counted."""
+"""Measures what a guess of a draft model costs, by which its drafts are counted."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from pagewire.worker.measurement.timing import MeasureSeconds, step_runner
@@ -7,19 +8,19 @@ from pagewire.worker.protocol.backend import Backend
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 
-# Rounds; the fastest step of each model counts, because other processes only add time.
+# Rounds; the fastest of each counts, because other processes only add time.
 ROUNDS = 9
 
 
 def measure_draft_cost(
-    target: Backend, draft: Backend, limits: Limits, measure: MeasureSeconds
+    target: Backend, guess: Callable[[], None], limits: Limits, measure: MeasureSeconds
 ) -> float:
-    """The time of a decode step of the draft model over that of the target's, of one row each."""
+    """The time of `guess`, which guesses one token, over that of the target's step of one row."""
     # Without filters, because sampling with them may take as long as a small model.
     plan = replace(dummy_plan(limits, decodes=1, chunks=0, chunk_length=0), filtered=False)
-    runs = [step_runner(backend, plan) for backend in (target, draft)]
+    runs = (step_runner(target, plan), guess)
     for run in runs:
         run()  # to warm up
     times = [[measure(run) for run in runs] for _ in range(ROUNDS)]
-    of_target, of_draft = map(min, zip(*times, strict=True))
-    return float(of_draft / max(of_target, 1e-9))
+    of_target, of_guess = map(min, zip(*times, strict=True))
+    return float(of_guess / max(of_target, 1e-9))

@@ -49,8 +49,23 @@ def load_weights(
             model, or of the wrong shape, type or value.
     """
     weights = empty_weights(config, dtype, device)
-    files = weight_files(folder)
     views, parts = {**named_views(config, weights), **further}, quantized_parts(config, weights)
+    fill_views(folder, config, views, dtype, parts)
+    return served_weights(config, weights)
+
+
+def fill_views(
+    folder: Path,
+    config: ModelConfig,
+    views: dict[str, Tensor],
+    dtype: torch.dtype,
+    parts: dict[str, QuantizedPart] | None = None,
+) -> None:
+    """Copies the tensors in `folder` to `views` by name, and to quantized layers `parts`.
+
+    `dtype` and SetupError as in `load_weights`.
+    """
+    files, parts = weight_files(folder), parts or {}
     names = _Names(config, views, parts)
     present = _present(files, names)
     places = _Places(views, QuantizedLayers(parts, dtype, present), names)
@@ -58,7 +73,6 @@ def load_weights(
     with progress("loading weights", sum(path.stat().st_size for path in files)) as advance:
         for path in files:
             _fill(path, places, advance)
-    return served_weights(config, weights)
 
 
 def check_plain(files: list[Path], config: ModelConfig) -> None:

@@ -40,6 +40,19 @@ class SampledTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Keeps what some layers read of a batch: the residual stream before them."""
+
+    layers: tuple[int, ...]
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # by layer, each [tokens, hidden]
+
+    def take(self, layer: int, residual: Tensor) -> None:
+        """Keeps `residual [tokens, hidden]`, which later layers change, if `layer` is wanted."""
+        if layer in self.layers:
+            self.tensors[layer] = residual.clone()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of one forward pass: the decode rows, then the prefill chunks in order.
 
@@ -56,15 +69,24 @@ class Batch:
     shared: SharedPrefixItems | None = None  # of the decode rows
     # The results of `ops.plan_decode` for the decode rows, by the window of a layer.
     plans: Mapping[int | None, Any] = field(default_factory=dict)
+    inputs: LayerInputs | None = None  # filled while the layers run
 
 
 class Decoder:
     """Embedding, layers and head. It holds weights and no state that a step changes."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, ops: Ops, tables: tuple[Tensor, ...]
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        tables: tuple[Tensor, ...],
+        form: FusedLayer | None = None,
     ) -> None:
-        """`tables` are the `rope_tables` of all positions of a sequence."""
+        """`tables` are the `rope_tables` of all positions of a sequence.
+
+        `form` is what a layer computes around attention, where the configuration does not say it.
+        """
         self.config = config
         self.weights = weights
         self.ops = ops
@@ -86,7 +108,9 @@ class Decoder:
         # What a layer computes around attention.
         self._form: FusedLayer | GeneralLayer
         self._latent: LatentLayer | None = None
-        if config.latent is not None:
+        if form is not None:
+            self._form = form
+        elif config.latent is not None:
             self._form = self._latent = LatentLayer(config, config.latent, ops)
         else:
             self._form = (FusedLayer if is_fused(config) else GeneralLayer)(config, ops)
@@ -301,6 +325,8 @@ class Decoder:
         out: Tensor | None = None,
     ) -> Tensor:
         """Writes the KV of a layer and returns its queries `[tokens, heads, head_dim]`."""
+        if batch.inputs is not None:
+            batch.inputs.take(layer, residual)
         return self._form.queries(
             self.weights.layers[layer],
             residual,

@@ -1,5 +1,6 @@
-"""A draft model: a second, smaller decoder that guesses the next tokens of sequences."""
+"""Drafters of models' kind, on the CPU: they guess tokens and have KV of their own."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import numpy as np
@@ -17,27 +18,30 @@ from pagewire.worker.runtime.cpu_threads import CpuThreads
 from pagewire.worker.runtime.device_slots import DeviceSlots
 
 
-class DraftModel:
-    """The decoder of the draft model and its KV, on the CPU.
+class Drafter(ABC):
+    """What guesses the next tokens of sequences, and its KV.
 
-    Invariant: after each step every block has the draft model's KV of the tokens of which it has
-    the target's. `propose` writes that of the drafts it goes on from, `follow` that of all other
-    tokens of the step. So a block that is shared, copied, cached or saved is one of both models,
-    and the block tables are those of the target.
+    Invariant: after each step every block has the drafter's KV of the positions of which it has
+    the target's. So a block that is shared, copied, cached or saved is one of both, and the block
+    tables are those of the target.
 
     Behind the end of a sequence there may be KV of wrong drafts, as in the target's cache. It is
     written again before it is read.
     """
 
-    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+    inputs: tuple[int, ...] = ()  # layers of the target whose inputs `follow` reads
+
+    def __init__(
+        self, decoder: Decoder, limits: Limits, dtype: torch.dtype, weight_bytes: int
+    ) -> None:
         """Allocates a KV cache of as many blocks as the target's has."""
         device = decoder.weights.embedding.device
         self._decoder = decoder
         self.cache = empty_cache(
             decoder.config, limits.num_blocks, limits.block_size, dtype, device
         )
-        self.weight_bytes = decoder.weights.nbytes
-        parameters = self.weight_bytes // decoder.weights.embedding.itemsize
+        self.weight_bytes = weight_bytes
+        parameters = weight_bytes // decoder.weights.embedding.itemsize
         self._threads = CpuThreads(torch.get_num_threads(), parameters)
 
     def propose(self, plan: DevicePlan, slots: DeviceSlots) -> DevicePlan:
@@ -60,52 +64,14 @@ class DraftModel:
             of = torch.from_numpy(plan.decode_slots[rows])
             given = torch.from_numpy(drafts[rows]) if place else slots.last_tokens[of]
             indices = plan.sample_indices[rows]
-            drafts[rows + 1] = self._next(
-                given, of, plan.decode_positions[rows], indices, plan.filtered, slots
+            drafts[rows + 1] = self.next_tokens(
+                place, given, of, plan.decode_positions[rows], indices, plan.filtered, slots
             )
         return replace(plan, drafts=drafts)
 
-    def follow(
+    def next_tokens(
         self,
-        plan: DevicePlan,
-        batch: Batch,
-        taken: NDArray[np.bool_] | None,
-        block_tables: Tensor,
-    ) -> None:
-        """Writes the KV of the step's tokens that `propose` has not written.
-
-        Args:
-            plan: the plan, as it was before `propose`.
-            batch: the target's batch.
-            taken: which rows belong to an output, see `Outcome`; None: all.
-            block_tables: of the slots.
-        """
-        decodes = plan.num_decodes
-        missing = ~_followed_by_guess(plan)
-        if taken is not None:
-            missing &= taken[:decodes]
-        rows = torch.from_numpy(np.flatnonzero(missing))
-        tokens = torch.cat((rows, torch.arange(decodes, len(batch.token_ids))))
-        if not len(tokens):
-            return
-        prefill = batch.prefill
-        if prefill is not None:
-            prefill = replace(prefill, starts=prefill.starts - (decodes - len(rows)))
-        followed = Batch(
-            token_ids=batch.token_ids[tokens],
-            positions=batch.positions[tokens],
-            slots=batch.slots[tokens],
-            num_decodes=len(rows),
-            decode_lengths=batch.positions[rows] + 1,
-            prefill=prefill,
-        )
-        self._threads.adapt(len(tokens))
-        residual = self._decoder.weights.embedding[followed.token_ids]
-        self._decoder.body(residual, followed, self.cache, block_tables)
-        self._scrub_broken(residual, followed.slots, block_tables)
-
-    def _next(
-        self,
+        place: int,
         tokens: Tensor,
         of: Tensor,
         positions: Int32Array,
@@ -113,26 +79,47 @@ class DraftModel:
         filtered: bool,
         slots: DeviceSlots,
     ) -> Int32Array:
-        """The next tokens `[n]` behind `tokens [n]` of the slots `of [n]`, at `positions [n]`.
+        """Guesses `[n]` behind `tokens [n]` of the slots `of [n]`, at `positions [n]`.
 
-        `indices [n]` are those of the next tokens in their outputs.
+        At place 0 `tokens` are the last ones of their sequences, at place p the guesses of place
+        p - 1. `indices [n]` are those of the next tokens in their outputs.
         """
-        at = torch.from_numpy(positions)
-        batch = Batch(
-            token_ids=tokens,
-            positions=at,
-            slots=of,
-            num_decodes=len(of),
-            decode_lengths=at + 1,
-            prefill=None,
-        )
         self._threads.adapt(len(of))
-        ops = self._decoder.ops
-        hidden = self._decoder.hidden(batch, self.cache, slots.block_tables)
+        ops, at = self._decoder.ops, torch.from_numpy(positions)
+        hidden = self._hidden(place, tokens, of, at, slots.block_tables)
         state = ops.gather_sampling(slots.sampling, of, torch.from_numpy(indices))
-        drawn = ops.sample(self._decoder.logits(hidden), state, filtered)
+        drawn = ops.sample(self._logits(hidden), state, filtered)
         self._scrub_broken(hidden, of, slots.block_tables)
         return drawn.numpy()
+
+    @abstractmethod
+    def follow(
+        self,
+        plan: DevicePlan,
+        batch: Batch,
+        tokens: Tensor,
+        taken: NDArray[np.bool_] | None,
+        block_tables: Tensor,
+    ) -> None:
+        """Writes the KV of the step's tokens, as far as `propose` has not written it.
+
+        Args:
+            plan: the plan, as it was before `propose`.
+            batch: the target's batch.
+            tokens: `[rows]` int32, what the rows drew.
+            taken: which rows belong to an output, see `Outcome`; None: all.
+            block_tables: of the slots.
+        """
+
+    @abstractmethod
+    def _hidden(
+        self, place: int, tokens: Tensor, of: Tensor, positions: Tensor, block_tables: Tensor
+    ) -> Tensor:
+        """What `_logits` reads, `[n, hidden]`; see `next_tokens`."""
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The logits `[n, vocab]` of guesses."""
+        return self._decoder.logits(hidden)
 
     def _scrub_broken(self, states: Tensor, of: Tensor, block_tables: Tensor) -> None:
         """Makes all blocks finite that rows have read whose `states [rows, hidden]` are not.
@@ -143,6 +130,62 @@ class DraftModel:
         broken = ~torch.isfinite(states).all(-1)
         if broken.any():
             self.cache.scrub(block_tables[of[broken]].unique())
+
+
+class DraftModel(Drafter):
+    """A second, smaller model. Its KV of a position is that of the token there.
+
+    `propose` writes that of the drafts it goes on from, `follow` that of all other tokens.
+    """
+
+    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+        super().__init__(decoder, limits, dtype, decoder.weights.nbytes)
+
+    def follow(
+        self,
+        plan: DevicePlan,
+        batch: Batch,
+        tokens: Tensor,
+        taken: NDArray[np.bool_] | None,
+        block_tables: Tensor,
+    ) -> None:
+        """See `Drafter`."""
+        decodes = plan.num_decodes
+        missing = ~_followed_by_guess(plan)
+        if taken is not None:
+            missing &= taken[:decodes]
+        rows = torch.from_numpy(np.flatnonzero(missing))
+        at = torch.cat((rows, torch.arange(decodes, len(batch.token_ids))))
+        if not len(at):
+            return
+        prefill = batch.prefill
+        if prefill is not None:
+            prefill = replace(prefill, starts=prefill.starts - (decodes - len(rows)))
+        followed = Batch(
+            token_ids=batch.token_ids[at],
+            positions=batch.positions[at],
+            slots=batch.slots[at],
+            num_decodes=len(rows),
+            decode_lengths=batch.positions[rows] + 1,
+            prefill=prefill,
+        )
+        self._threads.adapt(len(at))
+        residual = self._decoder.weights.embedding[followed.token_ids]
+        self._decoder.body(residual, followed, self.cache, block_tables)
+        self._scrub_broken(residual, followed.slots, block_tables)
+
+    def _hidden(
+        self, place: int, tokens: Tensor, of: Tensor, positions: Tensor, block_tables: Tensor
+    ) -> Tensor:
+        batch = Batch(
+            token_ids=tokens,
+            positions=positions,
+            slots=of,
+            num_decodes=len(of),
+            decode_lengths=positions + 1,
+            prefill=None,
+        )
+        return self._decoder.hidden(batch, self.cache, block_tables)
 
 
 def _followed_by_guess(plan: DevicePlan) -> NDArray[np.bool_]:

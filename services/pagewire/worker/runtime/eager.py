@@ -1,7 +1,7 @@
 """The eager backend: runs each step operation by operation, on a CPU or a GPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from pagewire.packing import Int32Array
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.measurement.host_costs import measure_costs
-from pagewire.worker.model.decoder import Batch, Decoder, Prefill, SampledTokens
+from pagewire.worker.model.decoder import Batch, Decoder, LayerInputs, Prefill, SampledTokens
+from pagewire.worker.model.eagle.head import EagleHead
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
@@ -32,7 +33,8 @@ from pagewire.worker.runtime.device_logprobs import (
 from pagewire.worker.runtime.device_masks import apply_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.draft_checks import sample_with_drafts
-from pagewire.worker.runtime.draft_model import DraftModel
+from pagewire.worker.runtime.draft_model import Drafter
+from pagewire.worker.runtime.eagle_drafter import drafter_of
 from pagewire.worker.runtime.host_cache import HostCache
 from pagewire.worker.runtime.timer import DeviceTimer, HostTimer
 from pagewire.worker.runtime.upload import upload
@@ -65,11 +67,11 @@ class EagerBackend:
         decoder: Decoder,
         limits: Limits,
         dtype: torch.dtype,
-        draft_decoder: Decoder | None = None,
+        draft_model: Decoder | EagleHead | None = None,
     ) -> None:
         """Allocates slots and KV cache on the device of the weights.
 
-        `draft_decoder` is that of a draft model, on a CPU.
+        `draft_model` makes drafts, on a CPU.
         """
         self.limits = limits
         self.device = decoder.weights.embedding.device
@@ -79,9 +81,9 @@ class EagerBackend:
         self._cache = empty_cache(
             decoder.config, limits.num_blocks, limits.block_size, dtype, self.device
         )
-        self.draft: DraftModel | None = None
-        if draft_decoder is not None:
-            self.draft = DraftModel(draft_decoder, limits, dtype)
+        self.draft: Drafter | None = None
+        if draft_model is not None:
+            self.draft = drafter_of(draft_model, limits, dtype)
         # All that belongs to blocks: what happens to a block happens to its KV of both models.
         self._caches = (self._cache,) if self.draft is None else (self._cache, self.draft.cache)
         self._host = (
@@ -218,9 +220,11 @@ class EagerBackend:
         if self.synchronous:
             self._threads.adapt(plan.num_decodes + plan.num_prefilled)
         batch, sample_slots, indices = self._batch(plan)
+        if self.draft is not None and self.draft.inputs:
+            batch = replace(batch, inputs=LayerInputs(self.draft.inputs))
         hidden, prompt_logprobs = self._hidden(plan, batch)
         if not len(plan.sample_slots):
-            self._follow(given, batch, None)
+            self._follow(given, batch, indices, None)
             return indices, None, prompt_logprobs, None  # [0]
         logits = self._decoder.logits(hidden)
         unmasked = apply_masks(self._decoder.ops, logits, plan)
@@ -229,13 +233,15 @@ class EagerBackend:
             tokens = self._slots.sample(ops, logits, hidden, sample_slots, indices, plan.filtered)
         else:
             tokens, taken = sample_with_drafts(self._slots, ops, logits, hidden, plan)
-        self._follow(given, batch, taken)
+        self._follow(given, batch, tokens, taken)
         return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs, taken
 
-    def _follow(self, plan: DevicePlan, batch: Batch, taken: NDArray[np.bool_] | None) -> None:
-        """Lets a draft model write the KV of the step's tokens; see `DraftModel.follow`."""
+    def _follow(
+        self, plan: DevicePlan, batch: Batch, tokens: Tensor, taken: NDArray[np.bool_] | None
+    ) -> None:
+        """Lets a drafter write the KV of the step's tokens; see `Drafter.follow`."""
         if self.draft is not None:
-            self.draft.follow(plan, batch, taken, self._slots.block_tables)
+            self.draft.follow(plan, batch, tokens, taken, self._slots.block_tables)
 
     def _hidden(
         self, plan: DevicePlan, batch: Batch

@@ -16,6 +16,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.eagle.head import EagleHead
 from pagewire.worker.model.kv_cache import (
     block_bytes,
     blocks_in,
@@ -43,7 +44,12 @@ from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.pooling import PoolingBackend
 from pagewire.worker.startup.arranged_weights import arranged_weights
 from pagewire.worker.startup.compile_pool import CompilePool, CompileResult
-from pagewire.worker.startup.draft_model import draft_cost, load_draft_model, read_draft_model
+from pagewire.worker.startup.draft_model import (
+    WITH_MODEL,
+    draft_cost,
+    load_draft_model,
+    read_draft_model,
+)
 from pagewire.worker.startup.kernel_record import KernelRecord
 from pagewire.worker.startup.one_answer import check_one_answer
 from pagewire.worker.startup.phases import StartupPhases
@@ -154,7 +160,7 @@ def _load(
         weights = load_weights(folder, model, dtype, device, pooled_head.tensors())
     weights, head = pooled_head.take(arranged_weights(weights, ops))
     decoder = Decoder(model, weights, ops, tables)
-    draft = load_draft_model(config, draft_model, ops, trial.max_model_len, dtype)
+    draft = load_draft_model(config, draft_model, decoder, trial.max_model_len)
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
@@ -278,11 +284,11 @@ def check_speculation(
     config: WorkerConfig, device: torch.device, kernels: str, pools: bool
 ) -> None:
     """Raises SetupError if --speculate is on and this worker cannot do it."""
-    drafts = config.speculate == "draft"
+    drafts = config.speculate in WITH_MODEL
     if config.draft_model is not None and not drafts:
         raise SetupError(
-            f"--draft-model {config.draft_model} needs --speculate draft; add it or leave "
-            "--draft-model out"
+            f"--draft-model {config.draft_model} needs --speculate {' or '.join(WITH_MODEL)}; add "
+            "it or leave --draft-model out"
         )
     if config.speculate == "none":
         return
@@ -291,12 +297,12 @@ def check_speculation(
         raise SetupError(f"{name} needs the model that guesses: add --draft-model")
     if drafts and device.type != "cpu":
         raise SetupError(
-            f"{name} on {device}: draft models run on CPUs; use --speculate suffix on a GPU"
+            f"{name} on {device}: models that guess run on CPUs; use --speculate suffix on a GPU"
         )
     if drafts and config.forced_texts is not None:
         raise SetupError(
-            f"{name}: --forced-texts needs random weights, with which a draft model guesses "
-            "nothing; use --speculate suffix"
+            f"{name}: --forced-texts needs random weights, with which a model guesses "
+            "nothing right; use --speculate suffix"
         )
     if pools:
         raise SetupError(f"{name}: this model pools and generates nothing; leave it out")
@@ -367,7 +373,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
 def _limits(
     config: WorkerConfig,
     decoder: Decoder,
-    draft: Decoder | None,
+    draft: Decoder | EagleHead | None,
     trial: Limits,
     dtype: torch.dtype,
 ) -> Limits:
@@ -381,7 +387,8 @@ def _limits(
         size += block_bytes(draft.config, config.block_size, dtype)
         cost = draft_cost(decoder, draft, trial, dtype)
         log.info(
-            "a step of the draft model takes %.0f %% of the time of one of the model", 100 * cost
+            "a guess of the draft model takes %.0f %% of the time of a step",
+            100 * cost,
         )
         trial = replace(trial, draft_cost=cost)
     if config.num_blocks is not None:

@@ -79,6 +79,7 @@ class Chunks:
     positions: Int32Array  # [prefilled]
     lengths: Int32Array  # [chunks], KV tokens after the chunk
     samples: NDArray[np.bool_]  # [chunks], whether the chunk ends at the last known token
+    following: Int32Array  # [chunks], the known token behind the chunk; 0 if it samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,7 @@ def _dummy_chunks(slot: int, chunks: int, length: int, begin: int) -> Chunks:
         positions=np.tile(np.arange(begin, begin + length, dtype=np.int32), chunks),
         lengths=np.full(chunks, begin + length, np.int32),
         samples=np.ones(chunks, np.bool_),
+        following=np.zeros(chunks, np.int32),
     )
 
 

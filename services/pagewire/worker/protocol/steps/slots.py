@@ -376,12 +376,16 @@ class Slots:
     def _chunks(
         self, slots: Int32Array, begins: Int32Array, ends: Int32Array, samples: NDArray[np.bool_]
     ) -> Chunks:
-        tokens, positions = [], []
-        for slot, begin, end in zip(slots.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            tokens.append(self._tokens[slot][begin:end])
+        tokens, positions, following = [], [], np.zeros(len(slots), np.int32)
+        spans = zip(slots.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for i, (slot, begin, end) in enumerate(spans):
+            known = self._tokens[slot]
+            tokens.append(known[begin:end])
             positions.append(np.arange(begin, end, dtype=np.int32))
             if end == self._known[slot]:
                 self._tokens[slot] = _NONE
+            else:
+                following[i] = known[end]
         starts = np.zeros(len(slots) + 1, np.int32)
         np.cumsum(ends - begins, out=starts[1:])
         return Chunks(
@@ -391,6 +395,7 @@ class Slots:
             positions=np.concatenate(positions),
             lengths=ends,
             samples=samples,
+            following=following,
         )
 
     def _prompt_rows(

@@ -48,6 +48,7 @@ def mixed_plan() -> DevicePlan:
             positions=np.concatenate((np.arange(2, 7), np.arange(7))).astype(np.int32),
             lengths=ints(7, 7),
             samples=np.array([True, False]),
+            following=ints(0, 9),
         ),
         sample_slots=ints(0, 1, 2, 3),
         sample_indices=ints(1, 1, 1, 0),

@@ -1,4 +1,4 @@
-"""A draft model changes how many steps an answer takes, and nothing else of it."""
+"""A draft model or an EAGLE head changes how many steps an answer takes, and nothing else of it."""
 
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.startup import loading
 from pagewire.worker.startup.loading import check_speculation, load_worker
 from support.drafted_sequences import check_resumption, check_same, repetitive, sampling, sequences
+from support.eagle_heads import save_head
 from support.models.constrained_sequences import constrained
 from support.models.copied_start import BLOCK_SIZE, run_copied_start
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
@@ -27,11 +28,13 @@ from support.models.tiny_models import VARIANTS, VOCAB, save_model
 from support.shortened_model import save_shortened
 
 FOLDER = resolve_model("embedded")
+ITSELF = ("draft", FOLDER)
 LENGTH = 80
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 GREEDY = pb.SlotSampling(top_p=1)
 SAMPLED = pb.SlotSampling(top_p=1, temperature=1, seed=5)
 MODEL = pb.DRAFTER_DRAFT_MODEL
+Draft = tuple[str, Path]  # values of --speculate and --draft-model
 
 
 @pytest.fixture(autouse=True)
@@ -43,20 +46,23 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_length, "LONGEST_PAUSE", 2)
 
 
-@pytest.fixture(scope="module", params=["itself", "first layers", "another"])
-def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Draft models of the embedded one: right always, often and nearly never."""
+@pytest.fixture(scope="module", params=["itself", "first layers", "another", "head"])
+def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Draft:
+    """Draft models of the embedded one: right always, often and nearly never; a random head."""
     folder = tmp_path_factory.mktemp("draft")
+    if request.param == "head":
+        # As random models do, it guesses tokens that a bias makes likely, which it has here.
+        return "eagle", save_head(folder, FOLDER, drafts=3000, tokens=range(3000))
     if request.param == "itself":
-        return FOLDER
+        return "draft", FOLDER
     if request.param == "first layers":
-        return save_shortened(FOLDER, folder, layers=3)
+        return "draft", save_shortened(FOLDER, folder, layers=3)
     save_model(folder, "qwen3", vocab_size=4096, max_position_embeddings=4096)
-    return folder
+    return "draft", folder
 
 
-def drafting(draft: Path, **settings: Any) -> Any:
-    return local_worker(FOLDER, speculate="draft", draft_model=str(draft), **settings)
+def drafting(draft: Draft, **settings: Any) -> Any:
+    return local_worker(FOLDER, speculate=draft[0], draft_model=str(draft[1]), **settings)
 
 
 def story(way: pb.SlotSampling, **more: Any) -> Sequence:
@@ -77,7 +83,7 @@ def draft_cache(worker: LocalWorker) -> KVCache:
 
 
 @pytest.mark.parametrize("cut", [{}, {"run_ahead": 3, "chunk": 16}])
-async def test_tokens_are_those_of_steps_without_drafts(draft: Path, cut: dict[str, int]) -> None:
+async def test_tokens_are_those_of_steps_without_drafts(draft: Draft, cut: dict[str, int]) -> None:
     async with local_worker(FOLDER, num_blocks=512) as plain:
         want = sequences(LENGTH)
         await StepDriver(plain.stream(), plain.limits).run(want, **cut)
@@ -95,7 +101,7 @@ async def test_the_model_itself_is_right_nearly_always(way: pb.SlotSampling) -> 
     """With a temperature, too, because guesses are drawn with the noise of their tokens."""
     async with local_worker(FOLDER) as plain:
         (want,) = await StepDriver(plain.stream(), plain.limits).run([story(way)])
-    async with drafting(FOLDER) as worker:
+    async with drafting(ITSELF) as worker:
         driver = StepDriver(worker.stream(), worker.limits)
         assert await driver.run([story(way)]) == [want]
         assert driver.drafts[MODEL] > LENGTH / 2
@@ -106,7 +112,9 @@ async def test_the_model_itself_is_right_nearly_always(way: pb.SlotSampling) -> 
         assert counted == driver.accepted[MODEL]
 
 
-async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(draft: Path) -> None:
+async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
+    draft: Draft,
+) -> None:
     """Also of those that another drafter guessed, and behind right drafts the last one."""
     ways = [GREEDY, sampling(temperature=0.7, seed=1), sampling()]
     ran = [Sequence(repetitive(i, 5 + i), 60, sampling=way) for i, way in enumerate(ways)]
@@ -117,23 +125,26 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(draft: P
         await driver.run(ran, run_ahead=3, chunk=16)
         assert driver.drafts[MODEL] > 0
         assert driver.accepted[pb.DRAFTER_PREDICTION] > 0
-        written = [_kv(worker, sequence) for sequence in ran]
+        # A head has that of the last token here with the token that was drawn behind it.
+        behind = 1 if draft[0] == "eagle" else 0
+        written = [_kv(worker, sequence, behind) for sequence in ran]
         # The same tokens as prompts.
         again = [Sequence(s.tokens + s.output[:-1], 1) for s in ran]
         await driver.run(again)
         for kv, sequence in zip(written, again, strict=True):
-            torch.testing.assert_close(kv, _kv(worker, sequence), atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(kv, _kv(worker, sequence, behind), atol=1e-3, rtol=1e-3)
             assert kv.abs().amax((0, 2, 3)).min() > 0  # [parts, tokens, heads, head_dim] by token
 
 
-def _kv(worker: LocalWorker, sequence: Sequence) -> torch.Tensor:
-    """The draft model's KV `[2 * layers, heads, tokens, head_dim]` of all tokens but the last."""
-    count = len(sequence.tokens) + len(sequence.output) - 1
+def _kv(worker: LocalWorker, sequence: Sequence, behind: int = 0) -> torch.Tensor:
+    """The draft model's KV `[2 * layers, heads, tokens, head_dim]` of all tokens but the last,
+    and but `behind` others."""
+    count = len(sequence.tokens) + len(sequence.output) - 1 - behind
     kv = draft_cache(worker).storage[:, sequence.blocks]  # [parts, blocks, heads, block, dim]
     return kv.transpose(1, 2).flatten(2, 3)[:, :, :count].clone()
 
 
-async def test_a_resumed_sequence_goes_on_as_it_would_have(draft: Path) -> None:
+async def test_a_resumed_sequence_goes_on_as_it_would_have(draft: Draft) -> None:
     async with drafting(draft, num_blocks=256) as worker:
         await check_resumption(worker, LENGTH, (1, 50), run_ahead=2)
 
@@ -158,7 +169,7 @@ async def test_other_kinds_of_attention(tmp_path: Path, variant: str) -> None:
 
 
 async def test_copies_of_blocks_have_the_kv_of_both_models() -> None:
-    async with drafting(FOLDER, host_memory_gb=0.01) as worker:
+    async with drafting(ITSELF, host_memory_gb=0.01) as worker:
         backend = backend_of(worker)
         assert backend.draft is not None
         storages = [backend._cache.storage, backend.draft.cache.storage]
@@ -193,7 +204,7 @@ async def test_a_cached_prefix_has_the_kv_of_both_models() -> None:
     """The second sequence shares a block of the first, and starts with a copy of another."""
     ours = [40 + i % 90 for i in range(40)]
     theirs = [*ours[:-1], 45]
-    async with drafting(FOLDER, block_size=BLOCK_SIZE) as worker:
+    async with drafting(ITSELF, block_size=BLOCK_SIZE) as worker:
         await run_copied_start_greedily(worker, ours, theirs)
         cache = draft_cache(worker).storage
         shared = cache[:, [3, 7]].transpose(1, 2).flatten(2, 3)[:, :, : len(theirs)].clone()
@@ -213,7 +224,7 @@ async def run_copied_start_greedily(
 async def test_a_nan_in_the_draft_models_kv_costs_drafts_and_no_tokens() -> None:
     async with local_worker(FOLDER) as plain:
         (want,) = await StepDriver(plain.stream(), plain.limits).run([story(GREEDY)])
-    async with drafting(FOLDER, num_blocks=29) as worker:
+    async with drafting(ITSELF, num_blocks=29) as worker:
         _write(draft_cache(worker).storage, slice(1, None), torch.nan)
         driver = StepDriver(worker.stream(), worker.limits)
         for number in range(6):  # these get all blocks; none drafts from another one's output
@@ -224,7 +235,7 @@ async def test_a_nan_in_the_draft_models_kv_costs_drafts_and_no_tokens() -> None
 
 
 async def test_a_failed_step_with_drafts_fails_its_sequences_alone() -> None:
-    async with drafting(FOLDER, num_blocks=256) as worker:
+    async with drafting(ITSELF, num_blocks=256) as worker:
         model = backend_of(worker).draft
         assert model is not None
         propose, calls = model.propose, 0
@@ -269,10 +280,11 @@ def test_a_block_counts_the_bytes_of_both_models(tmp_path: Path) -> None:
     ("settings", "part"),
     [
         ({"speculate": "draft"}, "--speculate draft needs .* add --draft-model"),
-        ({"draft_model": "x"}, "--draft-model x needs --speculate draft"),
+        ({"speculate": "eagle"}, "--speculate eagle needs .* add --draft-model"),
+        ({"draft_model": "x"}, "--draft-model x needs --speculate draft or eagle"),
         (
             {"speculate": "suffix", "draft_model": "x"},
-            "--draft-model x needs --speculate draft; add it or leave --draft-model out",
+            "--draft-model x needs --speculate draft or eagle; add it or leave --draft-model out",
         ),
     ],
 )
@@ -307,7 +319,8 @@ def test_a_family_that_is_not_served_is_refused_with_the_settings_name(tmp_path:
         load_worker(WorkerConfig(model=str(FOLDER), **settings))
 
 
-def test_a_gpu_is_refused_by_name() -> None:
-    config = WorkerConfig(model=str(FOLDER), speculate="draft", draft_model="x")
-    with pytest.raises(SetupError, match="draft models run on CPUs; use --speculate suffix on a"):
+@pytest.mark.parametrize("speculate", ["draft", "eagle"])
+def test_a_gpu_is_refused_by_name(speculate: Any) -> None:
+    config = WorkerConfig(model=str(FOLDER), speculate=speculate, draft_model="x")
+    with pytest.raises(SetupError, match="models that guess run on CPUs; use --speculate suf"):
         check_speculation(config, torch.device("cuda", 0), "triton", pools=False)

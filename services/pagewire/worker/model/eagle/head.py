@@ -1,0 +1,90 @@
+"""An EAGLE-3 head, of Li et al., 2025, "EAGLE-3: Scaling up Inference Acceleration of LLMs"."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewire.worker.model.config import ModelConfig
+from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.fused_layer import FusedLayer
+from pagewire.worker.model.weights import LayerWeights
+from pagewire.worker.ops.contract.blocks import KVScales
+
+
+class PairLayer(FusedLayer):
+    """The layer of a head: attention reads two vectors of a token, each with a norm of its own.
+
+    The weights of both norms are folded into the projection of queries, keys and values, whose
+    input is the embedded token, then the state.
+    """
+
+    def queries(
+        self,
+        weights: LayerWeights,
+        residual: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scales: KVScales | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """As `FusedLayer.queries`, with `residual [tokens, 2 * hidden]`."""
+        assert isinstance(weights.qkv, Tensor)
+        both = residual.unflatten(1, (2, -1)).flatten(0, 1)  # [2 * tokens, hidden]
+        normed = self._ops.rms_norm(both, None, self._eps).view_as(residual)
+        return self._ops.qk_norm_rope_kv_write(
+            self._ops.linear(normed, weights.qkv),
+            None,
+            None,
+            self._eps,
+            cos_sin,
+            positions,
+            slots,
+            block_tables,
+            keys,
+            values,
+            scales=scales,
+            out=out,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    """A head: a decoder of one `PairLayer`, and what joins it to its target.
+
+    At position i it reads token i + 1 and the state of position i. That state is the fused one of
+    the target's layers, or, behind the last token of which the target has states, the head's own
+    output of position i. The output of position i gives the logits of token i + 2.
+    """
+
+    decoder: Decoder  # its head has the vocabulary of drafts
+    fusion: Tensor  # [hidden, 3 * hidden]
+    token_ids: Tensor | None  # [drafts] int64, the token of each draft; None: they are the same
+    vocab_size: int
+    inputs: tuple[int, ...]  # see `EagleConfig`
+    weight_bytes: int  # without those that are the target's
+
+    @property
+    def config(self) -> ModelConfig:
+        """The configuration of the layer."""
+        return self.decoder.config
+
+    def fused(self, states: list[Tensor]) -> Tensor:
+        """The states `[tokens, hidden]` of what the target's layers read, each the same shape."""
+        return self.decoder.ops.linear(torch.cat(states, -1), self.fusion)
+
+    def pairs(self, token_ids: Tensor, states: Tensor) -> Tensor:
+        """What the layer reads, `[tokens, 2 * hidden]`."""
+        return torch.cat((self.decoder.weights.embedding[token_ids], states), -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits `[rows, vocab]` of `hidden [rows, hidden]`; -inf for tokens without drafts."""
+        logits = self.decoder.logits(hidden)
+        if self.token_ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        return whole.index_copy_(1, self.token_ids, logits)
