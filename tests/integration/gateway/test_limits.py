@@ -308,17 +308,44 @@ def test_no_page_may_call_by_default() -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_bodies_that_arrive_together_are_kept_apart() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
-        length = str(len(body)).encode()
-        start = {"type": "http.response.start", "status": 200}
-        await send({**start, "headers": [(b"content-length", length)]})
-        await send({"type": "http.response.body", "body": body})
+async def _echo(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers with the body that it gets."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message.get("more_body", False)
+    length = str(len(body)).encode()
+    start = {"type": "http.response.start", "status": 200}
+    await send({**start, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": body})
 
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000], ids="{} bytes a read".format)
+async def test_an_offer_of_another_protocol_is_ignored(pieces: int) -> None:
+    """Java's HTTP client offers HTTP/2 with every request; its bodies were taken for empty."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAM\r\n"
+    post = b"POST /x HTTP/1.1\r\nhost: x\r\n"
+    requests = (
+        post + offer + b"content-length: 3\r\n\r\none"
+        b"GET /y HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+        + post + offer + b"transfer-encoding: chunked\r\n\r\n5\r\nthree\r\n0\r\n\r\n"
+        + post + b"content-length: 4\r\n\r\nfour"
+    )  # fmt: skip
+    async with _served(HttpProtocol, _echo) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for start in range(0, len(requests), pieces):
+            writer.write(requests[start : start + pieces])
+            await writer.drain()
+            await asyncio.sleep(0)
+        for body in (b"one", b"", b"three", b"four"):
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"content-length: %d\r\n" % len(body) in answer
+            assert await asyncio.wait_for(reader.readexactly(len(body)), 10) == body
+        writer.close()
+
+
+async def test_bodies_that_arrive_together_are_kept_apart() -> None:
     head = b"POST / HTTP/1.1\r\nhost: pagewire\r\n"
     bodies = [b"one", b"", b"three" * 20_000]
     requests = b"".join(
@@ -328,7 +355,7 @@ async def test_bodies_that_arrive_together_are_kept_apart() -> None:
         + b"0\r\n\r\n"
         for body in bodies
     )
-    async with _served(HttpProtocol, app) as address:
+    async with _served(HttpProtocol, _echo) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(requests)
         for body in bodies:
