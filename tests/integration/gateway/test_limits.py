@@ -1,6 +1,7 @@
 """Limits on heads, bodies and connections, and which web pages may call the gateway."""
 
 import asyncio
+import gzip
 import json
 import socket
 import ssl
@@ -226,6 +227,25 @@ def test_the_bytes_of_all_bodies_are_bounded() -> None:
         until(lambda: post_large() == 503)  # a large body fits again; there is no scheduler
 
 
+def test_a_body_that_is_announced_as_too_large_is_not_asked_for(served: GatewayProcess) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    status, body = exchange(
+        served, head + b"expect: 100-continue\r\ncontent-length: 999999999\r\n\r\n"
+    )
+    assert status == 413
+    assert body["error"]["code"] == "request_too_large"  # type: ignore[index]
+
+
+def test_compressed_bodies_are_refused_by_name(served: GatewayProcess) -> None:
+    answer = httpx.post(
+        f"{served.url}/v1/completions",
+        content=gzip.compress(b'{"prompt": "x"}'),
+        headers={"content-type": "application/json", "content-encoding": "gzip"},
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("the content encoding is 'gzip'; send ")
+
+
 def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
     assert HIGH_WATER_LIMIT <= HEAD_BYTES
     body = {"prompt": "x" * (4 * HEAD_BYTES)}
@@ -343,6 +363,23 @@ async def test_an_offer_of_another_protocol_is_ignored(pieces: int) -> None:
             assert b"content-length: %d\r\n" % len(body) in answer
             assert await asyncio.wait_for(reader.readexactly(len(body)), 10) == body
         writer.close()
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_old_clients_get_no_chunks(method: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one, ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async with _served(HttpProtocol, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(method + b" / HTTP/1.0\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        writer.close()
+    assert b"connection: close" in head
+    assert b"transfer-encoding" not in head
+    assert body == (b"one, two" if method == b"GET" else b"")
 
 
 async def test_bodies_that_arrive_together_are_kept_apart() -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.http.parser import RequestParser
@@ -91,8 +92,11 @@ class HttpProtocol(HttpToolsProtocol):
         if size > self.head_bytes:
             self._refuse(_too_large(self.head_bytes))
             raise ValueError("the head is too large")  # ends the parsing of this connection
-        if not self.parser.offers_upgrade:
-            super().on_headers_complete()
+        if self.parser.offers_upgrade:
+            return
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Keeps a chunk of a body until the end of the read."""
@@ -160,6 +164,19 @@ class HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Ends the answer by closing the connection: HTTP/1.0 has no chunks (RFC 9112, 6.1)."""
+    send = cycle.send
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def _too_large(limit: int) -> ApiError:
