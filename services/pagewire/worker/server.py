@@ -86,6 +86,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             gc.freeze()
             phases.end("warm-up")
     except Exception as error:
+        await server.stop(None)  # or its end, after that of the loop, prints a traceback
         _refuse_to_start(error)
     finally:
         watchdog.close()

@@ -250,6 +250,15 @@ async def test_failure_to_load_ends_the_process_with_one_line(tmp_path: Path) ->
         assert "Traceback" not in worker.log
 
 
+async def test_failure_to_find_the_tokenizer_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    absent = str(tmp_path / "absent")
+    with worker_process(tmp_path, tmp_path / "tiny", tokenizer=absent) as worker:
+        assert await worker.exit_status() == 1
+        assert f"cannot start: model '{absent}': no folder" in worker.log
+        assert "Traceback" not in worker.log
+
+
 async def test_address_in_use_is_told_in_one_line(tmp_path: Path) -> None:
     save_model(tmp_path / "tiny", "llama")
     with socket.socket() as taken:
