@@ -13,7 +13,7 @@ from pagewire.cli.commands.bench import group as bench
 from pagewire.cli.errors import CommandError
 from pagewire.cli.help.command import explain
 from pagewire.cli.help.commands import HelpCommand, HelpGroup
-from pagewire.cli.settings.variables import without_effect
+from pagewire.cli.variables import without_effect
 from pagewire.parent_process import PARENT_VARIABLE, end_with_supervisor
 
 # The base class of typer's usage errors (exit status 2), which typer does not export.
