@@ -296,6 +296,24 @@ def test_pages_of_configured_origins_may_call(served: GatewayProcess) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+@pytest.mark.parametrize("origin", [ORIGIN, "https://evil.example"])
+def test_pages_may_use_openais_client(served: GatewayProcess, origin: str) -> None:
+    """Its headers are many, and other clients have others."""
+    headers = "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-runtime"
+    asked = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": headers,
+    }
+    answer = httpx.options(f"{served.url}/v1/chat/completions", headers=asked)
+    if origin == ORIGIN:
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-headers"] == headers
+    else:
+        assert answer.status_code == 400
+        assert "access-control-allow-origin" not in answer.headers
+
+
 def test_a_page_can_read_the_headers_of_a_refusal() -> None:
     with gateway("127.0.0.1:1", cors_origins=ORIGIN, max_open_requests=1) as process:
         asyncio.run(_refused_page(process))
