@@ -42,8 +42,10 @@ def quantiles(metric: str) -> dict[str, str]:
 
 ROWS: dict[str, list[Panel]] = {
     "What clients see": [
-        Panel(
-            "Requests by outcome", "reqps", {"{{outcome}}": rate(f"{G}_requests_total", "outcome")}
+        Panel(  # of clients, without probes of readiness and scrapes
+            "Requests by outcome",
+            "reqps",
+            {"{{outcome}}": rate(f'{G}_requests_total{{route=~"/v1/.+"}}', "outcome")},
         ),
         Panel("Time to first token", "s", quantiles(f"{G}_time_to_first_token_seconds")),
         Panel("Time per output token", "s", quantiles(f"{G}_time_per_output_token_seconds")),

@@ -1,5 +1,6 @@
 """The `pagewire` command."""
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -12,10 +13,14 @@ from pagewire.cli.commands.bench import group as bench
 from pagewire.cli.errors import CommandError
 from pagewire.cli.help.command import explain
 from pagewire.cli.help.commands import HelpCommand, HelpGroup
-from pagewire.parent_process import end_with_supervisor
+from pagewire.cli.variables import without_effect
+from pagewire.parent_process import PARENT_VARIABLE, end_with_supervisor
 
 # The base class of typer's usage errors (exit status 2), which typer does not export.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+# The commands whose flags are settings, and may come from the environment.
+_SETTINGS = ("run", "gateway", "scheduler", "worker", "simulated-worker")
 
 
 def make_app() -> typer.Typer:
@@ -57,9 +62,10 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """Runs the command line. An error is printed as one message and sets the exit status."""
+    supervised = PARENT_VARIABLE in os.environ
     end_with_supervisor()
     try:
-        status = make_app()(standalone_mode=False, prog_name="pagewire")
+        status = make_app()(standalone_mode=False, prog_name="pagewire", obj=supervised)
     except _UsageError as error:
         _fail(error, 2)
     except CommandError as error:
@@ -87,6 +93,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -94,7 +101,12 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    pass
+    command = context.invoked_subcommand
+    # A supervisor says it once for its services.
+    if command in _SETTINGS and not context.obj:
+        ignored = without_effect(os.environ, command, context.command)
+        if ignored is not None:
+            print(f"pagewire {command}: {ignored}", file=sys.stderr)
 
 
 if __name__ == "__main__":

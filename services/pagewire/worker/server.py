@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -86,11 +87,13 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             gc.freeze()
             phases.end("warm-up")
     except Exception as error:
+        await server.stop(None)  # or its end, after that of the loop, prints a traceback
         _refuse_to_start(error)
     finally:
         watchdog.close()
     if loaded is None or stop.is_set():
         await server.stop(None)
+        _end_while_starting(config)
         return
     if loaded.uses_triton:
         _watch_compilations(metrics)
@@ -143,6 +146,14 @@ def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases)
     from pagewire.worker.startup.loading import load_worker
 
     return load_worker(config, pool, phases)
+
+
+def _end_while_starting(config: WorkerConfig) -> None:
+    """Ends the process without the interpreter's own end, which aborts a thread inside torch."""
+    log.info("stopped before it was ready")
+    if config.backend == "torch":  # a program is ended at the interpreter's end
+        logging.shutdown()
+        os._exit(0)
 
 
 async def _unless(stop: asyncio.Event, work: asyncio.Future[T]) -> T | None:

@@ -97,16 +97,23 @@ def read_keys(file: str | None, environment: str) -> KeyRing | None:
     """The keys of a file and of the value of an environment variable; None if neither is given.
 
     The file is a YAML or JSON list of entries as `entry_of` writes them. The variable holds keys
-    without limits, separated by commas, each as KEY or NAME=KEY. OSError or ValueError say what is
-    wrong, without quoting a key.
+    without limits, separated by commas, each as KEY or NAME=KEY. ValueError says what is wrong,
+    without quoting a key.
     """
     if not file and not environment.strip():
         return None
-    of_file = keys_in(Path(file).read_text(), file) if file else []
+    of_file = keys_in(_content(file), file) if file else []
     keys = [*of_file, *_of_environment(environment)]
     if not keys:
         raise ValueError(f"{file} has no keys; make one with `pagewire keys new NAME`")
     return KeyRing(keys)
+
+
+def _content(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except OSError as error:
+        raise ValueError(f"--api-keys-file {file} cannot be read: {error.strerror}") from error
 
 
 def keys_in(text: str, path: str) -> list[ApiKey]:

@@ -79,10 +79,13 @@ NO_CREDENTIALS = Credentials()
 def read_token(file: str | None, variable: str) -> str | None:
     """The token in a file, else in an environment variable; None if neither is given.
 
-    OSError or ValueError if the file cannot be read or the token cannot be used.
+    ValueError if the file cannot be read or the token cannot be used.
     """
     where = file or variable
-    token = Path(file).read_text() if file else os.environ.get(variable, "")
+    try:
+        token = Path(file).read_text() if file else os.environ.get(variable, "")
+    except OSError as error:
+        raise ValueError(f"the token file {file} cannot be read: {error.strerror}") from error
     token = token.strip()
     if not token and not file:
         return None

@@ -51,7 +51,9 @@ def test_a_chat(stack: RunningStack, reference: tuple[Any, Any]) -> None:
 def test_what_is_refused(stack: RunningStack) -> None:
     refused = httpx.post(f"{stack.url}/detokenize", json={"tokens": [10**6]})
     assert refused.status_code == 400
-    assert "token id 1000000 is outside" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert "token id 1000000 is outside" in error["message"]
+    assert error["param"] == "tokens"
 
 
 def test_a_large_text_does_not_hold_up_others(

@@ -1,6 +1,7 @@
 """Limits on heads, bodies and connections, and which web pages may call the gateway."""
 
 import asyncio
+import gzip
 import json
 import socket
 import ssl
@@ -226,6 +227,25 @@ def test_the_bytes_of_all_bodies_are_bounded() -> None:
         until(lambda: post_large() == 503)  # a large body fits again; there is no scheduler
 
 
+def test_a_body_that_is_announced_as_too_large_is_not_asked_for(served: GatewayProcess) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    status, body = exchange(
+        served, head + b"expect: 100-continue\r\ncontent-length: 999999999\r\n\r\n"
+    )
+    assert status == 413
+    assert body["error"]["code"] == "request_too_large"  # type: ignore[index]
+
+
+def test_compressed_bodies_are_refused_by_name(served: GatewayProcess) -> None:
+    answer = httpx.post(
+        f"{served.url}/v1/completions",
+        content=gzip.compress(b'{"prompt": "x"}'),
+        headers={"content-type": "application/json", "content-encoding": "gzip"},
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("the content encoding is 'gzip'; send ")
+
+
 def test_a_body_may_be_larger_than_a_head(served: GatewayProcess) -> None:
     assert HIGH_WATER_LIMIT <= HEAD_BYTES
     body = {"prompt": "x" * (4 * HEAD_BYTES)}
@@ -276,6 +296,24 @@ def test_pages_of_configured_origins_may_call(served: GatewayProcess) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+@pytest.mark.parametrize("origin", [ORIGIN, "https://evil.example"])
+def test_pages_may_use_openais_client(served: GatewayProcess, origin: str) -> None:
+    """Its headers are many, and other clients have others."""
+    headers = "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-runtime"
+    asked = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": headers,
+    }
+    answer = httpx.options(f"{served.url}/v1/chat/completions", headers=asked)
+    if origin == ORIGIN:
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-headers"] == headers
+    else:
+        assert answer.status_code == 400
+        assert "access-control-allow-origin" not in answer.headers
+
+
 def test_a_page_can_read_the_headers_of_a_refusal() -> None:
     with gateway("127.0.0.1:1", cors_origins=ORIGIN, max_open_requests=1) as process:
         asyncio.run(_refused_page(process))
@@ -308,17 +346,61 @@ def test_no_page_may_call_by_default() -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_bodies_that_arrive_together_are_kept_apart() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
-        length = str(len(body)).encode()
-        start = {"type": "http.response.start", "status": 200}
-        await send({**start, "headers": [(b"content-length", length)]})
-        await send({"type": "http.response.body", "body": body})
+async def _echo(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers with the body that it gets."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message.get("more_body", False)
+    length = str(len(body)).encode()
+    start = {"type": "http.response.start", "status": 200}
+    await send({**start, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": body})
 
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000], ids="{} bytes a read".format)
+async def test_an_offer_of_another_protocol_is_ignored(pieces: int) -> None:
+    """Java's HTTP client offers HTTP/2 with every request; its bodies were taken for empty."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAM\r\n"
+    post = b"POST /x HTTP/1.1\r\nhost: x\r\n"
+    requests = (
+        post + offer + b"content-length: 3\r\n\r\none"
+        b"GET /y HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+        + post + offer + b"transfer-encoding: chunked\r\n\r\n5\r\nthree\r\n0\r\n\r\n"
+        + post + b"content-length: 4\r\n\r\nfour"
+    )  # fmt: skip
+    async with _served(HttpProtocol, _echo) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for start in range(0, len(requests), pieces):
+            writer.write(requests[start : start + pieces])
+            await writer.drain()
+            await asyncio.sleep(0)
+        for body in (b"one", b"", b"three", b"four"):
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"content-length: %d\r\n" % len(body) in answer
+            assert await asyncio.wait_for(reader.readexactly(len(body)), 10) == body
+        writer.close()
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_old_clients_get_no_chunks(method: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one, ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async with _served(HttpProtocol, app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(method + b" / HTTP/1.0\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        writer.close()
+    assert b"connection: close" in head
+    assert b"transfer-encoding" not in head
+    assert body == (b"one, two" if method == b"GET" else b"")
+
+
+async def test_bodies_that_arrive_together_are_kept_apart() -> None:
     head = b"POST / HTTP/1.1\r\nhost: pagewire\r\n"
     bodies = [b"one", b"", b"three" * 20_000]
     requests = b"".join(
@@ -328,7 +410,7 @@ async def test_bodies_that_arrive_together_are_kept_apart() -> None:
         + b"0\r\n\r\n"
         for body in bodies
     )
-    async with _served(HttpProtocol, app) as address:
+    async with _served(HttpProtocol, _echo) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(requests)
         for body in bodies:

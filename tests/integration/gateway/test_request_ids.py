@@ -63,6 +63,16 @@ async def test_a_given_id_is_answered_and_sent_on(
     assert len(set(sent)) == 4, "the same id may be used again"
 
 
+@pytest.mark.parametrize("max_tokens", [1, 0], ids=["answered", "refused"])
+async def test_anthropics_clients_find_the_id_by_their_name(
+    client: httpx.AsyncClient, max_tokens: int
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
+    answer = await client.post("/v1/messages", json=body, headers={"X-Request-Id": "trace-1"})
+    assert answer.status_code == (200 if max_tokens else 400)
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] == "trace-1"
+
+
 async def test_an_answer_without_a_given_id_has_one(client: httpx.AsyncClient) -> None:
     answers = [await post(client), await post(client, stream=True), await post(client, n=99)]
     ids = [answer.headers["x-request-id"] for answer in answers]

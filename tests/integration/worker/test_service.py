@@ -29,6 +29,7 @@ from support.processes.worker_process import (
     serving_worker,
     worker_process,
 )
+from support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,31 @@ async def test_drain_timeout_ends_a_stream_that_stays(tmp_path: Path) -> None:
         assert "still open after 0.2 s" in worker.log
 
 
+# The thread that loads is inside torch when the process is told to end.
+_LOADS_FOR_EVER = """
+import sys
+import torch
+from pagewire.worker.startup import loading
+
+def load(*_):
+    print("loading", file=sys.stderr, flush=True)
+    while True:
+        torch.ones(256, 256) @ torch.ones(256, 256)
+
+loading.load_worker = load
+"""
+
+
+async def test_sigterm_while_the_model_is_loading_ends_the_process_cleanly(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    with worker_process(tmp_path, tmp_path / "tiny", _LOADS_FOR_EVER) as worker:
+        await eventually(lambda: "loading" in worker.log, 60)
+        worker.terminate()
+        assert await worker.exit_status() == 0
+        assert "stopped before it was ready" in worker.log
+        assert "terminate called" not in worker.log
+
+
 async def test_failure_to_load_ends_the_process_with_one_line(tmp_path: Path) -> None:
     save_model(tmp_path / "tiny", "llama")
     (tmp_path / "tiny" / "model.safetensors").unlink()
@@ -247,6 +273,15 @@ async def test_failure_to_load_ends_the_process_with_one_line(tmp_path: Path) ->
         assert await worker.exit_status() == 1
         assert "cannot start: " in worker.log
         assert "has neither model.safetensors" in worker.log
+        assert "Traceback" not in worker.log
+
+
+async def test_failure_to_find_the_tokenizer_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    absent = str(tmp_path / "absent")
+    with worker_process(tmp_path, tmp_path / "tiny", tokenizer=absent) as worker:
+        assert await worker.exit_status() == 1
+        assert f"cannot start: model '{absent}': no folder" in worker.log
         assert "Traceback" not in worker.log
 
 

@@ -132,3 +132,25 @@ def test_bad_values_end_with_status_2_and_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert all(word in lines[0] for word in words), lines[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("PAGEWIRE_NUM_SLOT", "PAGEWIRE_NUM_SLOT (did you mean PAGEWIRE_NUM_SLOTS?)"),
+        ("PAGEWIRE_WORKERS", "PAGEWIRE_WORKERS (did you mean PAGEWIRE_NUM_WORKERS?)"),
+        ("PAGEWIRE_CONFIG", "PAGEWIRE_CONFIG"),
+        ("PAGEWIRE_OTHER_THINGS", "PAGEWIRE_OTHER_THINGS"),
+    ],
+)
+def test_a_variable_without_effect_is_named(
+    variable: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ("PAGEWIRE_MODEL", "PAGEWIRE_API_KEYS", "PAGEWIRE_SCHEDULERS", "PAGEWIRE_WORKER_TOKEN")
+    for name in (*known, variable):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr("sys.argv", ["pagewire", "run", "--port", "x"])
+    with pytest.raises(SystemExit):
+        main.main()
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"pagewire run: not a setting, so it has no effect: {said}"

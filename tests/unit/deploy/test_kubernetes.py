@@ -198,6 +198,7 @@ def test_a_pod_has_probes_and_no_rights(workload: Manifest) -> None:
     pod = workload["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
     assert not pod["automountServiceAccountToken"]
+    assert not pod["enableServiceLinks"], "a Service named pagewire would set PAGEWIRE_PORT"
 
 
 def test_every_variable_is_a_setting() -> None:

@@ -1,8 +1,11 @@
-"""API keys of the environment."""
+"""API keys and tokens of the environment and of files."""
+
+from pathlib import Path
 
 import pytest
 
 from pagewire.auth.keys import KEYS_VARIABLE, new_key, read_keys
+from pagewire.rpc.credentials import read_token
 
 
 def test_a_key_may_have_a_name() -> None:
@@ -20,3 +23,11 @@ def test_a_key_with_an_empty_or_unprintable_name_is_refused(name: str) -> None:
     ) as e:
         read_keys(None, f"ada={new_key()},{name}={key}")
     assert key not in str(e.value)
+
+
+def test_files_that_cannot_be_read_are_named_with_what_they_are(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    with pytest.raises(ValueError, match=f"^--api-keys-file {absent} cannot be read: No such file"):
+        read_keys(absent, "")
+    with pytest.raises(ValueError, match=f"^the token file {absent} cannot be read: No such file"):
+        read_token(absent, "UNSET")

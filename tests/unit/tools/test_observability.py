@@ -64,6 +64,19 @@ def test_each_alert_says_what_it_means_and_what_to_do() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
+@pytest.mark.parametrize("expression", [e for e in EXPRESSIONS if "gateway_requests" in e])
+def test_requests_are_those_of_clients(expression: str) -> None:
+    """Probes and scrapes are requests, too: their successes would hide the failures of others."""
+    counts = expression.count("pagewire_gateway_requests_total")
+    assert expression.count('pagewire_gateway_requests_total{route=~"/v1/.+"') == counts
+
+
+def test_no_scheduler_at_all_is_no_worker() -> None:
+    """Addresses come from DNS: of a service without containers there are no series, not even up."""
+    [rule] = [rule for rule in RULES if rule["alert"] == "PagewireNoWorkers"]
+    assert "or vector(0)" in rule["expr"]
+
+
 def promtool(*arguments: str | Path) -> str:
     beside = Path(sys.executable).parent / "promtool"
     tool = str(beside) if beside.is_file() else shutil.which("promtool")

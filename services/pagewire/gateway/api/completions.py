@@ -210,10 +210,10 @@ def _input(
         raise invalid("prompt", f"prompt {index} is empty; give at least one token")
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if len(prompt) >= max_model_len:
-        raise context_length_exceeded(
-            f"{max_model_len} tokens", len(prompt), max_tokens, part=f"prompt at index {index}"
-        )
+    if len(prompt) >= max_model_len:  # also without output, a prompt leaves room for one token
+        part = f"prompt at index {index}"
+        length = f"{max_model_len} tokens"
+        raise context_length_exceeded(length, len(prompt), max(1, max_tokens), part=part)
     return {"prompt_token_ids": pb.TokenIds(ids=prompt)}
 
 

@@ -15,10 +15,14 @@ _BODY_SECONDS = 120.0
 async def read_body(request: Request, limit: int) -> bytes:
     """The JSON body.
 
-    ApiError 400 for another content type, 413 above `limit` bytes, 408 if it takes minutes to
-    arrive.
+    ApiError 400 for another content type or encoding, 413 above `limit` bytes, 408 if it takes
+    minutes to arrive.
     """
     _check_content_type(request)
+    length = request.headers.get("content-length", "")
+    # The client has not begun to write the body yet: asking for it would say that it is welcome.
+    if "expect" in request.headers and length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -40,13 +44,17 @@ async def read_body(request: Request, limit: int) -> bytes:
             headers={"connection": "close"},
         ) from error
     if len(body) > limit:
-        raise ApiError(
-            413,
-            f"the request body is larger than {limit} bytes; send a shorter prompt",
-            code="request_too_large",
-            headers={"connection": "close"},
-        )
+        raise _too_large(limit)
     return bytes(body)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the request body is larger than {limit} bytes; send a shorter prompt",
+        code="request_too_large",
+        headers={"connection": "close"},
+    )
 
 
 def _check_content_type(request: Request) -> None:
@@ -56,4 +64,11 @@ def _check_content_type(request: Request) -> None:
             400,
             f"the content type is {given!r}; send `content-type: application/json`",
             code="unsupported_content_type",
+        )
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            400,
+            f"the content encoding is {encoding!r}; send the body without compression",
+            code="unsupported_content_encoding",
         )

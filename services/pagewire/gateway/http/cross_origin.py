@@ -8,16 +8,8 @@ from starlette.types import ASGIApp
 from pagewire.gateway import request_ids
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 
-# Those after `x-api-key` are what Anthropic's client sends.
-_ALLOWED = [
-    "authorization",
-    "content-type",
-    request_ids.HEADER,
-    "x-api-key",
-    "anthropic-version",
-    "anthropic-beta",
-    "anthropic-dangerous-direct-browser-access",
-]
+# What the answer to a question about no header says.
+_ALLOWED = ["authorization", "content-type", request_ids.HEADER, "x-api-key"]
 _EXPOSED = [
     "retry-after",
     IGNORED_HEADER,
@@ -34,7 +26,7 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """`app`, callable by pages of these origins; `*` allows any. Cookies are never allowed."""
     if not origins:
         return app
-    return CORSMiddleware(
+    middleware = CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
@@ -42,3 +34,6 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         expose_headers=_EXPOSED,
         max_age=600,
     )
+    # Clients have headers of their own, such as OpenAI's `x-stainless-os`.
+    middleware.allow_all_headers = True
+    return middleware

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.http.parser import RequestParser
 
 HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 30.0
@@ -32,6 +34,7 @@ class HttpProtocol(HttpToolsProtocol):
     head_bytes = HEAD_BYTES
     head_seconds = HEAD_SECONDS
     unread_seconds = UNREAD_SECONDS
+    parser: RequestParser
     _acknowledged = 0  # bytes, when the unread timer was started
     _unread_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
@@ -39,6 +42,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         # Body chunks of one read, joined before uvicorn gets them. There may be tens of thousands,
         # and for each uvicorn would copy all that it has so far.
         self._body_chunks: list[bytes] = []
@@ -87,7 +92,11 @@ class HttpProtocol(HttpToolsProtocol):
         if size > self.head_bytes:
             self._refuse(_too_large(self.head_bytes))
             raise ValueError("the head is too large")  # ends the parsing of this connection
+        if self.parser.offers_upgrade:
+            return
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Keeps a chunk of a body until the end of the read."""
@@ -95,8 +104,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Ends a request; another one may follow in the same read."""
-        self._flush_body()
-        super().on_message_complete()
+        if not self.parser.offers_upgrade:
+            self._flush_body()
+            super().on_message_complete()
 
     def _flush_body(self) -> None:
         if self._body_chunks:
@@ -154,6 +164,19 @@ class HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Ends the answer by closing the connection: HTTP/1.0 has no chunks (RFC 9112, 6.1)."""
+    send = cycle.send
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def _too_large(limit: int) -> ApiError:

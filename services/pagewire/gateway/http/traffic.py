@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api.messages.errors import error_response
+from pagewire.gateway.api.messages.errors import ROOT, error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.http.model_shares import ModelShares
 from pagewire.gateway.http.request_log import log_request
@@ -75,7 +75,11 @@ class Traffic:
             async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     state.setdefault("outcome", str(message["status"]))
-                    message["headers"] = [*message.get("headers", ()), answered_header(state)]
+                    name, value = answered_header(state)
+                    answered = [*message.get("headers", ()), (name, value)]
+                    if scope["path"].startswith(ROOT):  # by this name to Anthropic's clients
+                        answered.append((b"request-id", value))
+                    message["headers"] = answered
                 await send(message)
 
             body_bytes = 0

@@ -13,6 +13,7 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.rpc.checksums import MULTIPLEX, StreamError, open_stream, receive
 from pagewire.rpc.credentials import Credentials
+from pagewire.rpc.interceptors import FIELD_TRAILER, REASON_TRAILER
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, SILENT_HEARTBEATS
 from pagewire.rpc.transport import end_call, open_channel, was_cancelled
 from pagewire.v1 import inference_pb2 as pb
@@ -174,4 +175,10 @@ def _call_error(error: grpc.aio.AioRpcError) -> RequestError:
         return invalid("", f"the answer is too large: {details}; send a shorter text")
     number = code.value[0]
     known = number in Code._value2member_map_
-    return RequestError(Code(number) if known else Code.INTERNAL, details or code.name)
+    trailers = {str(name): str(value) for name, value in error.trailing_metadata() or ()}
+    return RequestError(
+        Code(number) if known else Code.INTERNAL,
+        details or code.name,
+        trailers.get(FIELD_TRAILER, ""),
+        reason=trailers.get(REASON_TRAILER, ""),
+    )

@@ -196,7 +196,7 @@ def _text_stream(
         detokenizer = tokenizer.detokenizer(
             default_true(message, "skip_special_tokens"), message.visible_special_tokens
         )
-        return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output)
+        return TextStream(detokenizer, stop.stop, stop.include_stop_str_in_output, stop.min_tokens)
     if stop.stop:
         raise invalid("stop", "stop strings need the text; leave detokenize on or remove stop")
     return None

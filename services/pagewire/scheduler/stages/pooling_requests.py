@@ -5,7 +5,12 @@ from pagewire.limits import MAX_NAME_LENGTH
 from pagewire.scheduler.core.pooling import ModelPooling
 from pagewire.scheduler.core.sequence import Sampling
 from pagewire.scheduler.requests.parsing import ParsedRequest
-from pagewire.scheduler.requests.prompt import ModelLimits, RequestTokens, tokenize_request
+from pagewire.scheduler.requests.prompt import (
+    ModelLimits,
+    RequestTokens,
+    no_room,
+    tokenize_request,
+)
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.worker_info import PROTO_TASKS
 from pagewire.v1 import inference_pb2 as pb
@@ -73,6 +78,8 @@ def parse_pooling_request(
     _check_dimensions(message.pooling, limits.pooling)
     if tokens is None:
         tokens = tokenize_request(message, tokenizer, limits)
+    if len(tokens.prompt) > limits.max_tokens:  # truncate_prompt_tokens may keep too many
+        raise no_room(message, len(tokens.prompt), limits)
     return ParsedRequest(
         tokens=tokens,
         sampling=Sampling(seed=0, min_tokens=0, temperature=0.0),

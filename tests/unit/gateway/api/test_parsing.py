@@ -173,3 +173,13 @@ def test_every_json_value_is_counted(value: Any) -> None:
     limits = BodyLimits(max_json_nodes=nodes - 1)
     with pytest.raises(RequestError, match=f"at most {nodes - 1} are allowed"):
         JobParser(limits).parse("completions", body, MODELS)
+
+
+@pytest.mark.parametrize(("max_tokens", "requested"), [(0, 11), (1, 11), (5, 15)])
+def test_a_prompt_as_long_as_the_context_is_too_long_by_its_own_message(
+    max_tokens: int, requested: int
+) -> None:
+    """Without output, too, a prompt leaves room for one token."""
+    body = json.dumps({"prompt": [1] * 10, "echo": True, "max_tokens": max_tokens}).encode()
+    with pytest.raises(RequestError, match=f"length is 10 .* you requested {requested} tokens"):
+        JobParser(BodyLimits()).parse("completions", body, {"m": ServedModel(10)})

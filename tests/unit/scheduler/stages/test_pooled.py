@@ -64,6 +64,10 @@ def test_a_prompt_may_fill_the_context(byte_level: Tokenizer) -> None:
         parse_pooling_request(request, byte_level, limits)
     request.truncate_prompt_tokens = -1
     assert len(parse_pooling_request(request, byte_level, limits).tokens.prompt) == 4
+    request.prompt_token_ids.ids.append(1)
+    request.truncate_prompt_tokens = 5
+    with pytest.raises(RequestError, match=r"requested 5 tokens \(5 in the prompt, 0 in"):
+        parse_pooling_request(request, byte_level, limits)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,30 @@ def test_of_stop_strings_complete_at_one_place_the_earlier_begun_wins(
     assert text_stream.stop_string == "bcd"
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "sent", "found"),
+    [
+        (0, ["x"], "ab"),
+        (1, ["xa", "", ""], "bcd"),  # "ab" is complete too early; "bcd" only begins there
+        (2, ["xa", "", ""], "bcd"),
+        (3, ["xa", "", "bcd", ""], "ab"),
+        (4, ["xa", "", "bcd", "a", "by", ""], None),
+    ],
+)
+def test_a_stop_string_among_the_first_tokens_is_text(
+    min_tokens: int, sent: list[str], found: str | None
+) -> None:
+    text_stream = TextStream(Pieces("xab", "c", "d", "ab", "y"), ("ab", "bcd"), False, min_tokens)
+    assert run_until_stop(text_stream, list(range(5))) == sent
+    assert text_stream.stop_string == found
+
+
+def test_a_stop_string_that_the_flush_completes_among_the_first_tokens_is_text() -> None:
+    text_stream = TextStream(Pieces("a", rest="b"), ("b",), False, 1)
+    assert text_stream.feed(0) + text_stream.flush() == "ab"
+    assert text_stream.stop_string is None
+
+
 @pytest.mark.parametrize(("include", "rest"), [(False, "x"), (True, "x end")])
 def test_a_stop_string_that_only_the_flush_completes(include: bool, rest: str) -> None:
     text_stream = TextStream(Pieces("some x", " e", rest="nd of it"), (" end",), include)

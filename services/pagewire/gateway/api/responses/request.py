@@ -167,7 +167,10 @@ class ResponsesRequest(GenerationFields):
             self.parallel_tool_calls is not False,
             self.max_tool_calls,
         )
-        return Conversation(turns_of(self.instructions, self.input), options, reasoning)
+        turns = turns_of(self.instructions, self.input)
+        if not turns:
+            raise invalid("input", "input is empty; give at least one item")
+        return Conversation(turns, options, reasoning)
 
     def repeated(self, model: str) -> str:
         """The fields of the response that repeat the request, as JSON without braces."""

@@ -188,6 +188,7 @@ def test_the_response_repeats_the_request() -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"messages": []}, "messages"),
         ({"input": 3}, "input"),
+        ({"input": []}, "input"),
         ({"input": [3]}, "input[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
