@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api.messages.errors import ROOT, error_response
+from pagewire.gateway.api.messages.errors import error_response, is_messages_path
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.http.model_shares import ModelShares
 from pagewire.gateway.http.request_log import log_request
@@ -77,7 +77,7 @@ class Traffic:
                     state.setdefault("outcome", str(message["status"]))
                     name, value = answered_header(state)
                     answered = [*message.get("headers", ()), (name, value)]
-                    if scope["path"].startswith(ROOT):  # by this name to Anthropic's clients
+                    if is_messages_path(scope["path"]):  # Anthropic's clients read this name
                         answered.append((b"request-id", value))
                     message["headers"] = answered
                 await send(message)

@@ -35,8 +35,13 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": detail, "request_id": None}
 
 
+def is_messages_path(path: str) -> bool:
+    """Whether a path belongs to this API."""
+    return path == ROOT or path.startswith(f"{ROOT}/")
+
+
 def error_response(error: ApiError, path: str) -> JSONResponse:
     """The answer to a request that has failed, in the form of the API that its path belongs to."""
-    if path == ROOT or path.startswith(f"{ROOT}/"):
+    if is_messages_path(path):
         return JSONResponse(error_body(error), status_of(error), headers=error.headers)
     return error.response()
