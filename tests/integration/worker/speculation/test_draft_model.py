@@ -13,11 +13,9 @@ from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.kv_cache import KVCache
-from pagewire.worker.protocol.speculation import draft_length
 from pagewire.worker.protocol.steps.device_plan import BlockCopies, DevicePlan
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.startup import loading
 from pagewire.worker.startup.loading import check_speculation, load_worker
 from support.drafted_sequences import check_resumption, check_same, repetitive, sampling, sequences
 from support.eagle_heads import save_head
@@ -35,15 +33,6 @@ GREEDY = pb.SlotSampling(top_p=1)
 SAMPLED = pb.SlotSampling(top_p=1, temperature=1, seed=5)
 MODEL = pb.DRAFTER_DRAFT_MODEL
 Draft = tuple[str, Path]  # values of --speculate and --draft-model
-
-
-@pytest.fixture(autouse=True)
-def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts depend neither on times that are measured here nor on load, and pauses are short."""
-    monkeypatch.setattr(loading, "draft_cost", lambda *_: 0.05)
-    monkeypatch.setattr(draft_length, "FIXED_ROWS", 1000)
-    monkeypatch.setattr(draft_length, "FIRST_PAUSE", 2)
-    monkeypatch.setattr(draft_length, "LONGEST_PAUSE", 2)
 
 
 @pytest.fixture(scope="module", params=["itself", "first layers", "another", "head"])

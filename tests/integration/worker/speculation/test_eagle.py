@@ -20,7 +20,6 @@ from pagewire.worker.protocol.speculation import draft_length
 from pagewire.worker.protocol.speculation.sequence_drafts import SequenceDrafts
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.startup import loading
 from pagewire.worker.startup.loading import load_worker
 from support.drafted_sequences import check_same
 from support.eagle_heads import (
@@ -39,15 +38,6 @@ MODEL = pb.DRAFTER_DRAFT_MODEL
 GREEDY = pb.SlotSampling(top_p=1)
 INPUTS = (0, 1, 2)  # of models of three layers
 VARIANTS = ("llama", "granite", "olmo2", "cohere", "gemma2", "mistral-window", "deepseek-v3")
-
-
-@pytest.fixture(autouse=True)
-def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts depend neither on times that are measured here nor on load."""
-    monkeypatch.setattr(loading, "draft_cost", lambda *_: 0.05)
-    monkeypatch.setattr(draft_length, "FIXED_ROWS", 1000)
-    monkeypatch.setattr(draft_length, "FIRST_PAUSE", 2)
-    monkeypatch.setattr(draft_length, "LONGEST_PAUSE", 2)
 
 
 @dataclass
