@@ -1,5 +1,6 @@
 """What the gateway knows of one scheduler, and the generations that run there."""
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Protocol
 from pagewire.errors import Code, RequestError
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
-from pagewire.gateway.routing.connection import Connection
+from pagewire.gateway.routing.connection import LAST_BACK_OFF, Connection
 from pagewire.gateway.routing.delivery import MisplacedDelta, deliver, deliver_prompts
 from pagewire.lifecycle.logs import fields
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
@@ -16,6 +17,11 @@ from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
+
+# A generation that has lost so many schedulers waits for so long when one of them is back. By then
+# every gateway has tried to connect.
+SETTLED_LOSSES = 2
+SETTLE_SECONDS = 2 * LAST_BACK_OFF
 
 
 class LinkObserver(Protocol):
@@ -73,6 +79,8 @@ class Link:
         # Grows when a reservation begins and when it ends, so it is odd during one.
         self.reservation_changes = 0
         self.reserved_for_us = False
+        # Runs while a scheduler that was lost has just come back.
+        self._settling: asyncio.TimerHandle | None = None
         # The latest loss, until the scheduler answers again: its process may not have ended.
         self._unexplained_loss: Loss | None = None
         self._observer = observer
@@ -116,7 +124,13 @@ class Link:
         return await self._connection.call(method, request)
 
     def accepts(self, generation: Generation) -> bool:
-        """Whether a generation may be sent to run there among others."""
+        """Whether a generation may be sent to run there among others.
+
+        One with which several schedulers were lost waits after each loss until other gateways have
+        connected, too. Otherwise it could end the process before they do, again and again.
+        """
+        if self._settling is not None and generation.losses >= SETTLED_LOSSES:
+            return False
         return not self.reserved and self.serves(generation)
 
     def has(self, generation: Generation) -> bool:
@@ -158,6 +172,7 @@ class Link:
 
     async def close(self) -> None:
         """Ends the stream, which aborts what is open on it."""
+        self._stop_settling()
         await self._connection.close()
 
     def submit(self, generation: Generation) -> None:
@@ -229,6 +244,7 @@ class Link:
         else:
             log.debug("scheduler %s not reached: %s", self.target, reason)
         self.connected = self.draining = self.reserved_for_us = False
+        self._stop_settling()
         self.load = pb.Load()
         self._requests_elsewhere = 0
         unfinished = self.generations()
@@ -281,9 +297,20 @@ class Link:
         self.instance = instance
         self.free_of_suspects_since = time.monotonic()
         if self._unexplained_loss is not None:
+            loop = asyncio.get_running_loop()
+            self._settling = loop.call_later(SETTLE_SECONDS, self._settled)
             self._unexplained_loss.resolve(instance or "unknown")
             self._unexplained_loss = None
             self._observer.loss_explained(self)
+
+    def _settled(self) -> None:
+        self._settling = None
+        self._observer.link_changed(self)
+
+    def _stop_settling(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
 
     def _note_load(self, response: pb.MultiplexResponse) -> None:
         self.capacity_changes += response.load.ready_workers > self.load.ready_workers

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from pagewire.errors import Code
+from pagewire.gateway.routing.link import SETTLE_SECONDS
 from support.scripted.routing import (
     Connect,
     all_ended,
@@ -113,6 +114,27 @@ async def test_harmless_requests_complete_though_schedulers_keep_failing(
         await peer.start(peer._address)
     await all_ended(runs, 30)
     assert_complete(runs)
+
+
+async def test_a_request_that_lost_two_schedulers_lets_others_run_first(
+    connect: Connect, peers: list[ScriptedScheduler]
+) -> None:
+    """Otherwise a scheduler could end each time before other gateways have connected."""
+    peers[0].deadly = "poison"
+    schedulers = await connect(await peers[0].start())
+    (link,) = schedulers.links.values()
+    poison, clock = scripted_generation("poison"), asyncio.get_running_loop().time
+    schedulers.submit([poison])
+    await eventually(lambda: poison.losses == 2)
+    assert peers[0].deaths == 2
+    await eventually(lambda: link.ready)
+    connected_at, harmless = clock(), scripted_generation()
+    schedulers.submit([harmless])
+    await all_ended([harmless])
+    assert_complete([harmless])
+    assert peers[0].deaths == 2
+    await eventually(lambda: peers[0].deaths == 3)
+    assert clock() - connected_at > 0.8 * SETTLE_SECONDS
 
 
 async def test_a_broken_connection_is_not_a_loss(
