@@ -238,7 +238,8 @@ class HelperPool:
 
         def abandon(answer: asyncio.Future[bytes]) -> None:
             nonlocal abandoned
-            if answer.cancelled():
+            # It may be called after the task has ended here: then the helper has another one.
+            if answer.cancelled() and helper.task is task:
                 abandoned = loop.call_later(GRACE_SECONDS, kill)
 
         task.answer.add_done_callback(abandon)

@@ -246,6 +246,18 @@ async def test_a_task_cancelled_before_it_began_keeps_its_helper() -> None:
             assert await pool.run(b"pid") == pid
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_task_cancelled_as_it_begins_does_not_end_the_next_one(turns: int) -> None:
+    async with running() as pool:
+        await pool.run(b"echo first")
+        unwanted = asyncio.create_task(pool.run(b"echo unwanted"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        unwanted.cancel()
+        next_one = f"sleep {2 * GRACE_SECONDS}".encode()
+        assert await pool.run(next_one)
+
+
 async def test_without_descriptors_it_tries_again_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
