@@ -98,6 +98,7 @@ CASES: dict[str, Case] = {
     "decode of many rows": (decode, 400, 16, 8, 128),
     "decode of small heads": (decode, 64, 14, 2, 64),
     "decode of large heads": (decode, 64, 8, 4, 256),
+    "decode of the smallest heads": (decode, 64, 20, 1, 16),
     "decode with a window and a soft cap": (decode_with_options, 64, 32, 8, 128),
     "decode in one order": (decode_invariant, 64, 32, 8, 128),
     "decode of small heads in one order": (decode_invariant, 64, 14, 2, 64),
@@ -144,6 +145,7 @@ def compile_cases() -> dict[str, list[dict]]:
             "from_fp8": launch.count("cvt.rn.f16x2.e4m3x2"),
             "singly": launch.count("cvt.rn.bf16.f16") + launch.count("cvt.bf16.f16"),
             "resident": launch.resident,
+            "neighbours": launch.neighbours,
         }
 
     return counts_of_cases(CASES, count)
@@ -183,6 +185,13 @@ def test_no_number_is_converted_by_itself(case, launches):
     """From float16 to bfloat16 Hopper converts one number at a time, slowly."""
     for launch in launches[case]:
         assert launch["singly"] == 0, launch
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "order" in case])
+def test_both_kinds_of_matrix_instructions_add_the_same_columns(case, launches):
+    """With four columns side by side, mma.sync takes other ones at a time than wgmma."""
+    for launch in launches[case]:
+        assert set(launch["neighbours"]) <= {2}, launch
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "order" not in case])

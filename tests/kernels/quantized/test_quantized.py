@@ -22,6 +22,7 @@ from pagewire.worker.ops.triton.rowwise.activation import silu_mul
 from support.kernels.comparison import (
     CUDA,
     DTYPES,
+    FP8_SUM,
     FULL_SIZE,
     TOLERANCE,
     assert_near,
@@ -32,8 +33,6 @@ EPS = 1e-5
 FUSED_TOLERANCE = 0.01  # single inputs fall one step apart, which is 6 % of an input
 EIGHT_BITS = [torch.float8_e4m3fn, torch.int8]
 SMALL = Tiles(rows=64, tokens=16, warps=4, stages=2)
-# Hopper's tensor cores keep 13 bits behind the point of a sum of products in FP8.
-FP8_SUM = 2**-12 if CUDA else 1e-6
 # tokens, k, features
 SHAPES = [(1, 128, 64), (3, 256, 100), (17, 200, 70)]
 if FULL_SIZE:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -39,6 +40,7 @@ class Launch:
     registers: int
     spilled: int
     serialized: bool  # the assembler lets no instructions of the tensor cores overlap
+    neighbours: tuple[int, ...]  # columns side by side that a thread holds of operands, each number
 
     @property
     def resident(self) -> int:
@@ -104,7 +106,11 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
     json.dumps([None if isinstance(value, dtype) else value for value in constexprs.values()])
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(kernel, signature, constexprs, attributes)
-    with patch.object(knobs.runtime, "add_stages_inspection_hook", keep_report):
+    # Kernels without a report may be in the usual cache: Triton 3.6 does not tell them apart.
+    with (
+        patch.object(knobs.cache, "dir", str(Path(knobs.cache.dir) / "reports")),
+        patch.object(knobs.runtime, "add_stages_inspection_hook", keep_report),
+    ):
         compiled = triton.compile(source, target=HOPPER, options=options)
     report = compiled.metadata.assembler_report
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
@@ -117,6 +123,9 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         registers=registers,
         spilled=spilled,
         serialized="instructions are serialized" in report,
+        neighbours=tuple(
+            sorted({int(n) for n in re.findall(r"kWidth = (\d+)", compiled.asm["ttgir"])})
+        ),
     )
 
 

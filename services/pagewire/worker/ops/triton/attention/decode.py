@@ -119,7 +119,8 @@ def decode_attention(
         plan = DecodePlan(lengths, lengths, lengths, lengths, lengths)
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
-    paired = scales is not None and q.dtype != torch.float32
+    # Halves of smaller heads are too short for an operand of the tensor cores.
+    paired = scales is not None and q.dtype != torch.float32 and head_dim >= 32
     decode_kernel[(programs,)](
         out,
         pieces,

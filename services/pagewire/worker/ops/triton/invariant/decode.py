@@ -133,6 +133,7 @@ def decode_attention(
         TILE=TILE,
         FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        INTERPRETED=q.device.type == "cpu",
         num_warps=config.warps,
         num_stages=config.stages,
         **common,
@@ -228,6 +229,7 @@ def _segment_decode_kernel(
     RANGES: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend from the query heads of each KV head of each row to the segments of one share.
@@ -314,6 +316,7 @@ def _segment_decode_kernel(
             True,
             FP8,
             PRECISION,
+            INTERPRETED,
         )
         if ended:
             if whole:

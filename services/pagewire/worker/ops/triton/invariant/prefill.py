@@ -102,6 +102,7 @@ def prefill_attention(
         PADDED_CHUNKS=padded_chunks(chunks + 1),
         FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        INTERPRETED=q.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
@@ -139,6 +140,7 @@ def _attend_tiles(
     MASKED: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Attend to KV tiles `begin` to `end`, and fold each segment that ends there.
 
@@ -175,6 +177,7 @@ def _attend_tiles(
             MASKED,
             FP8,
             PRECISION,
+            INTERPRETED,
         )
         if tile % TILES == TILES - 1:
             all_highest, all_norm, all_out = fold(
@@ -212,6 +215,7 @@ def _segment_prefill_kernel(
     PADDED_CHUNKS: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend from one tile of query rows to the KV positions that they see.
@@ -263,13 +267,13 @@ def _segment_prefill_kernel(
         highest, norm, out, all_highest, all_norm, all_out,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length, 0, diagonal,
         k_scales_ptr, v_scales_ptr,
-        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, False, FP8, PRECISION,
+        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, False, FP8, PRECISION, INTERPRETED,
     )  # fmt: skip
     highest, norm, out, all_highest, all_norm, all_out = _attend_tiles(
         highest, norm, out, all_highest, all_norm, all_out,
         q, k_ptr, v_ptr, table_ptr, head, positions, scale_log2, length, diagonal, tiles,
         k_scales_ptr, v_scales_ptr,
-        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, True, FP8, PRECISION,
+        HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, True, FP8, PRECISION, INTERPRETED,
     )  # fmt: skip
     # The last segment, or one without positions, which changes nothing.
     all_highest, all_norm, all_out = fold(all_highest, all_norm, all_out, highest, norm, out)

@@ -47,6 +47,21 @@ def check_options(
 
 
 @triton.jit
+def without_origin(numbers, INTERPRETED: tl.constexpr):
+    """Return `numbers`, for which the compiler cannot tell that they were loaded as FP8.
+
+    If it can, a thread that uses mma.sync holds four neighbouring columns of an operand instead of
+    two. So an instruction adds other columns than wgmma does, and sums are rounded otherwise.
+    """
+    if INTERPRETED or numbers.dtype == tl.float32:
+        return numbers
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [numbers], dtype=numbers.dtype, is_pure=False, pack=2
+        )
+
+
+@triton.jit
 def attend_tile(
     highest,  # [ROWS], largest score of the segment so far
     norm,  # [ROWS], sum of its weights so far
@@ -61,11 +76,13 @@ def attend_tile(
     MASKED: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     """Add a tile to its segment; return `highest, norm, out`. Without MASKED every row sees all."""
     if FP8:
-        k = in_type_of(k, q)
+        k = without_origin(in_type_of(k, q), INTERPRETED)
         v, v_scales = widened(v, v_scales, q)
+        v = without_origin(v, INTERPRETED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
     if FP8:
         scores *= k_scales[None, :]

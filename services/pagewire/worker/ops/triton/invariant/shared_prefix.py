@@ -85,6 +85,7 @@ def attend_shared_segments(
         FIELDS=ITEM_FIELDS,
         FP8=scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        INTERPRETED=q.device.type == "cpu",
         PDL=pdl,
         num_warps=4 if head_dim <= 128 else 8,
         num_stages=1 if q.dtype == torch.float32 or (scales is not None and head_dim > 128) else 2,
@@ -120,6 +121,7 @@ def _shared_segment_kernel(
     FIELDS: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend from the rows of an item to its segment, which all of them see whole.
@@ -166,7 +168,7 @@ def _shared_segment_kernel(
                 v_scales = tl.load(v_scales_ptr + of_line)
             highest, norm, out = attend_tile(
                 highest, norm, out, q, k, v, k_scales, v_scales, present[:, None], scale_log2,
-                False, FP8, PRECISION,
+                False, FP8, PRECISION, INTERPRETED,
             )  # fmt: skip
 
         piece = (row.to(tl.int64) * RANGES + ordinal) * HEADS

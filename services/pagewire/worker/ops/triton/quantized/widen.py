@@ -56,7 +56,21 @@ def widened_at(
     ZEROS: tl.constexpr,
     FLOAT4: tl.constexpr,
 ):
-    """Return the weights of some columns, rounded to `dtype`."""
+    """Return the weights of some columns, rounded to `dtype`.
+
+    Of groups shorter than WIDTH a scale is loaded for each group. With one for each weight, Triton
+    3.6 took scales through shared memory, and sums were wrong on an H100.
+    """
+    if GROUP < WIDTH and WIDTH % GROUP == 0:
+        ROWS: tl.constexpr = values.shape[0]
+        PARTS: tl.constexpr = WIDTH // GROUP
+        at = tl.min(column, 1, keep_dims=True) // GROUP + tl.arange(0, PARTS)[None, :]
+        at = tl.minimum(at, groups - 1)
+        scale = tl.load(scales + at)[:, :, None]
+        zero = tl.load(zeros + at)[:, :, None] if ZEROS else scale
+        of_groups = tl.reshape(values, (ROWS, PARTS, GROUP))
+        of_groups = widened(of_groups, scale, zero, dtype, MIDDLE, ZEROS, FLOAT4)
+        return tl.reshape(of_groups, (ROWS, WIDTH))
     first = tl.min(column, 1, keep_dims=True) if GROUP % WIDTH == 0 else column
     scale, zero = scales_of(scales, zeros, first, 0, groups, GROUP, WIDTH, ZEROS)
     return widened(values, scale, zero, dtype, MIDDLE, ZEROS, FLOAT4)
